@@ -1,0 +1,217 @@
+"""From YAML to a checked `RunConfig` or `ModelConfig`, and back.
+
+A run file may build on others and is then overridden from the command line; later layers win:
+
+    extends: base.yaml        # or a list; relative to this file, or the bare name of a packaged run
+    model: demo               # a preset, a file, a directory with config.json; or a mapping of fields
+    model:                    # ... or one of those with changes
+      preset: demo
+      num_hidden_layers: 6
+
+    load_config("run.yaml", ["optim.lr=3e-4", "phases.0.steps=10"])
+
+Mappings merge key by key. Lists and scalars replace, and so does a `model` that names a preset. Only
+`extends` is relative to the file it stands in; model, data and output paths are relative to the working
+directory of the run.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from glmforge.config.explain import explain
+from glmforge.config.hf import model_fields_from_hf
+from glmforge.config.model import ModelConfig, Strict
+from glmforge.config.presets import is_preset_name, preset_names, preset_path
+from glmforge.config.schema import RunConfig
+from glmforge.config.tree import (
+    OVERRIDE,
+    Node,
+    as_mapping,
+    assign,
+    child,
+    dump,
+    from_value,
+    merge,
+    parse,
+    to_value,
+    where,
+    without_child,
+)
+from glmforge.errors import ConfigError
+
+_Config = TypeVar("_Config", bound=Strict)
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Load a run from a file, the name of a packaged run, or YAML text (a `str` of more than one line).
+
+    `overrides` are `dotted.key=value` with the value in YAML: `phases.0.steps=10`, `optim.grad_clip=null`.
+    Raises `ConfigError`, one line per mistake, each with file, line, key and what to write instead.
+    """
+    if isinstance(source, str) and "\n" in source:
+        tree = _resolve_extends(as_mapping(parse(source, "configuration")), Path(), ())
+    else:
+        tree = _read_run(_find(source, "run"), ())
+    for override in overrides:
+        tree = _override(tree, override)
+    return _validate(RunConfig, _resolve_model(tree))
+
+
+def load_model_config(source: str | Path) -> ModelConfig:
+    """Load an architecture: a preset's name, a YAML file, a `config.json` or the directory that holds it.
+
+    A run's file, or its directory with `config.yaml`, gives the model of that run. Raises `ConfigError`.
+    """
+    return _validate(ModelConfig, _read_model(source))
+
+
+def dump_config(config: Strict) -> str:
+    """A configuration as YAML with every field explicit; `load_config` of it gives an equal one."""
+    return dump(config.model_dump(mode="json"))
+
+
+def _validate(cls: type[_Config], tree: Node) -> _Config:
+    try:
+        return cls.model_validate(to_value(tree))
+    except ValidationError as error:
+        raise ConfigError(explain(error, cls, tree)) from None
+
+
+def _find(source: str | Path, kind: str) -> Path:
+    """The file or directory that `source` means; a bare name that is no path is a preset."""
+    if isinstance(source, str) and source in preset_names(kind):
+        return preset_path(source, kind)
+    path = Path(source)
+    if path.exists():
+        return path
+    if isinstance(source, str) and is_preset_name(source):
+        return preset_path(source, kind)  # raises, with the nearest name
+    raise ConfigError(f"{path}: no such file. {kind.capitalize()} presets: {', '.join(preset_names(kind))}")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+
+
+def _read_run(path: Path, ancestors: tuple[Path, ...]) -> yaml.MappingNode:
+    """The tree of a run file with its `extends` resolved, `model` still by name."""
+    if path.resolve() in ancestors:
+        chain = " -> ".join(str(file) for file in (*ancestors, path.resolve()))
+        raise ConfigError(f"{path}: extends itself: {chain}")
+    tree = as_mapping(parse(_read_text(path), str(path)))
+    return _resolve_extends(tree, path.parent, (*ancestors, path.resolve()))
+
+
+def _resolve_extends(
+    tree: yaml.MappingNode, directory: Path, ancestors: tuple[Path, ...]
+) -> yaml.MappingNode:
+    tree = _normalise_model(tree)
+    extends = child(tree, "extends")
+    if extends is None:
+        return tree
+    tree = without_child(tree, "extends")
+    names = to_value(extends)
+    names = names if isinstance(names, list) else [names]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"{where(extends)}: extends: must be a file, a packaged run's name, or a list of them"
+        )
+    bases = [_read_run(_find_base(name, directory, where(extends)), ancestors) for name in names]
+    base = bases[0]
+    for above in bases[1:]:
+        base = _merge_runs(base, above)
+    return _merge_runs(base, tree)
+
+
+def _find_base(name: str, directory: Path, place: str) -> Path:
+    if is_preset_name(name):
+        return preset_path(name, "run")
+    path = directory / name
+    if not path.is_file():
+        raise ConfigError(f"{place}: extends: {path}: no such file")
+    return path
+
+
+def _merge_runs(base: yaml.MappingNode, top: yaml.MappingNode) -> yaml.MappingNode:
+    """Merge, except that a `model` which names a preset starts afresh."""
+    if child(child(top, "model"), "preset") is not None:
+        base = without_child(base, "model")
+    return as_mapping(merge(base, top))
+
+
+def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
+    """Write `model: name` as `model: {preset: name}`, the form that fields can be added to."""
+    model = child(tree, "model")
+    if isinstance(model, yaml.ScalarNode):
+        tree = without_child(tree, "model")
+        return as_mapping(assign(tree, ["model", "preset"], model, where(model)))
+    return tree
+
+
+def _override(tree: yaml.MappingNode, override: str) -> yaml.MappingNode:
+    """Apply one `dotted.key=value`."""
+    key, equals, text = override.partition("=")
+    source = f"{OVERRIDE}'{override}'"
+    if not (equals and all(key.split("."))):
+        raise ConfigError(f"{source}: must have the form dotted.key=value, such as optim.lr=3e-4")
+    if not text.strip():
+        raise ConfigError(f"{source}: has no value; write {key}=null to unset it")
+    return _normalise_model(as_mapping(assign(tree, key.split("."), parse(text, source), source)))
+
+
+def _resolve_model(tree: yaml.MappingNode) -> Node:
+    """Replace the model's name by its fields."""
+    model = child(tree, "model")
+    return tree if model is None else assign(tree, ["model"], _model_fields(model, ()), where(model))
+
+
+def _model_fields(model: Node, ancestors: tuple[Path, ...]) -> Node:
+    """`{preset: name, ...}` as the fields of the preset with the rest laid over them."""
+    preset = child(model, "preset")
+    if preset is None:
+        return model
+    name = to_value(preset)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where(preset)}: model.preset: must be a name or a path, not {name!r}")
+    try:
+        fields = _read_model(name, ancestors)
+    except ConfigError as error:
+        raise ConfigError(f"{where(preset)}: model: {error}") from None
+    return merge(fields, without_child(as_mapping(model), "preset"))
+
+
+def _read_model(source: str | Path, ancestors: tuple[Path, ...] = ()) -> Node:
+    """The tree of a model's fields from any of the sources that `load_model_config` takes."""
+    path = _find(source, "model")
+    if path.is_dir():
+        path = _config_in(path)
+    if path.suffix == ".json":
+        return from_value(_read_hf(path))
+    tree = _read_run(path, ancestors)
+    return _model_fields(child(tree, "model") or tree, (*ancestors, path.resolve()))
+
+
+def _config_in(directory: Path) -> Path:
+    for name in ("config.json", "config.yaml"):
+        if (directory / name).is_file():
+            return directory / name
+    raise ConfigError(f"{directory}: holds neither config.json (a model) nor config.yaml (a run)")
+
+
+def _read_hf(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold one JSON object")
+    return model_fields_from_hf(content, str(path))

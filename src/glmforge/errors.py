@@ -1,0 +1,21 @@
+"""Errors that are the user's to mend.
+
+Every error of this family carries one line that names the thing (a file, a field, a value) and the fix. The
+command line prints that line and exits with status 1; everything else is a defect and keeps its traceback.
+"""
+
+
+class GlmforgeError(ValueError):
+    """Base of all errors that a user can mend; `str(error)` is one line naming the thing and the fix."""
+
+
+class ConfigError(GlmforgeError):
+    """A run configuration that cannot be: unknown key, wrong value or an impossible combination."""
+
+
+class DataError(GlmforgeError):
+    """A corpus, tokenizer or token shard that cannot be used."""
+
+
+class CheckpointError(GlmforgeError):
+    """A checkpoint that is missing, not whole, or does not fit the run that wants to load it."""

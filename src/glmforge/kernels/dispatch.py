@@ -1,0 +1,102 @@
+"""Routed tokens into expert order and back.
+
+A router sends each of T tokens to K experts: N = T * K rows of work. Grouped matrix multiplication wants the rows
+of one expert next to each other, so the rows are sorted by expert, computed, and summed back per token with the
+router's weights. Every step is a gather with a known inverse, also in the backward pass: no atomic adds, and the
+same input gives the same bits on every run.
+
+Shapes: T tokens, K experts per token, N = T * K rows, E experts, D features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The order in which N = T * K rows are handed to the experts.
+
+    Slot t * K + k is the k-th choice of token t. Row n of the sorted order computes slot `order_N[n]`, and slot s
+    is computed in row `inverse_N[s]`.
+
+    Attributes:
+        order_N: int64, slots sorted by expert; slots of one expert keep their order.
+        inverse_N: int64, the inverse permutation.
+        tokens_N: int64, the token of each sorted row.
+        counts_E: int64, rows per expert.
+        num_choices: K.
+    """
+
+    order_N: Tensor
+    inverse_N: Tensor
+    tokens_N: Tensor
+    counts_E: Tensor
+    num_choices: int
+
+
+def sort_by_expert(experts_TK: Tensor, num_experts: int) -> Routing:
+    """The stable order of all (token, choice) slots by their expert. Does not synchronise with the device.
+
+    Args:
+        experts_TK: int64, the experts chosen for each token, each in [0, num_experts).
+    """
+    experts_N = experts_TK.reshape(-1)
+    order_N = torch.argsort(experts_N, stable=True)
+    inverse_N = torch.empty_like(order_N)
+    inverse_N[order_N] = torch.arange(len(order_N), device=order_N.device)
+    # One comparison per expert instead of bincount, which synchronises on CUDA to learn its output's size.
+    expert_ids_E = torch.arange(num_experts, device=experts_N.device)
+    counts_E = torch.searchsorted(experts_N[order_N], expert_ids_E, right=True).diff(prepend=expert_ids_E.new_zeros(1))
+    num_choices = experts_TK.shape[1]
+    return Routing(order_N, inverse_N, order_N // num_choices, counts_E, num_choices)
+
+
+def permute(x_TD: Tensor, routing: Routing) -> Tensor:
+    """x_ND: each token's features once per chosen expert, in expert order."""
+    return _Permute.apply(x_TD, routing.tokens_N, routing.inverse_N, routing.num_choices)
+
+
+def combine(y_ND: Tensor, weights_TK: Tensor, routing: Routing) -> Tensor:
+    """y_TD: sum over k of weights_TK times the expert's output, in the dtype of y_ND and summed in float32 or better.
+
+    Differentiable in y_ND and weights_TK (usually float32, straight from the router).
+    """
+    return _Combine.apply(y_ND, weights_TK, routing.order_N, routing.inverse_N)
+
+
+class _Permute(torch.autograd.Function):
+    """index_select whose backward gathers and sums K rows per token instead of scattering with atomic adds."""
+
+    @staticmethod
+    def forward(ctx, x_TD, tokens_N, inverse_N, num_choices):
+        ctx.save_for_backward(inverse_N)
+        ctx.num_choices = num_choices
+        return x_TD.index_select(0, tokens_N)
+
+    @staticmethod
+    def backward(ctx, grad_ND):
+        (inverse_N,) = ctx.saved_tensors
+        grad_TKD = grad_ND.index_select(0, inverse_N).view(-1, ctx.num_choices, grad_ND.shape[-1])
+        return grad_TKD.sum(1), None, None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y_ND, weights_TK, order_N, inverse_N):
+        ctx.save_for_backward(y_ND, weights_TK, order_N, inverse_N)
+        num_tokens, num_choices = weights_TK.shape
+        y_TKD = y_ND.index_select(0, inverse_N).view(num_tokens, num_choices, -1)
+        dtype = torch.promote_types(y_ND.dtype, torch.float32)
+        return torch.bmm(weights_TK.to(dtype).unsqueeze(1), y_TKD.to(dtype)).squeeze(1).to(y_ND.dtype)
+
+    @staticmethod
+    def backward(ctx, grad_TD):
+        y_ND, weights_TK, order_N, inverse_N = ctx.saved_tensors
+        grad_ND = grad_TD.index_select(0, order_N // weights_TK.shape[1])
+        dtype = torch.promote_types(y_ND.dtype, torch.float32)
+        weights_grad_N = (grad_ND.to(dtype) * y_ND.to(dtype)).sum(-1)
+        weights_N = weights_TK.reshape(-1)[order_N]
+        y_grad_ND = (grad_ND.to(dtype) * weights_N.to(dtype).unsqueeze(-1)).to(y_ND.dtype)
+        return y_grad_ND, weights_grad_N[inverse_N].view_as(weights_TK).to(weights_TK.dtype), None, None

@@ -1,0 +1,60 @@
+"""Where the documents of a packed batch begin and end.
+
+Training packs documents of different lengths into rows, and attention must not look across a border. Every
+attention backend needs the borders in its own form: as lengths on the host (to slice or batch documents on the
+CPU), as cumulative offsets on the device (variable-length kernels), as an id per token (a block mask). They are
+made once per batch here, so that no layer of the model has to ask the device for a number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of T flattened tokens, in order and without gaps. Padding is a document like any other.
+
+    Attributes:
+        cu_seqlens: int32 [n + 1], document i holds tokens [cu_seqlens[i], cu_seqlens[i + 1]).
+        lengths: the n document lengths, on the host.
+        positions_T: int64 [T], each token's position inside its document, what RoPE rotates by.
+    """
+
+    cu_seqlens: Tensor
+    lengths: tuple[int, ...]
+    positions_T: Tensor
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int], device: torch.device | str | None = None) -> "Documents":
+        """Documents of the given lengths (each at least 1), with their tensors on `device`."""
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"documents need one length or more, each at least 1; got {list(lengths)}")
+        lengths_n = torch.tensor(lengths, dtype=torch.int64)
+        ends_n = lengths_n.cumsum(0)
+        starts_T = (ends_n - lengths_n).repeat_interleave(lengths_n)
+        positions_T = torch.arange(len(starts_T)) - starts_T
+        cu_seqlens = torch.nn.functional.pad(ends_n, (1, 0)).to(torch.int32)
+        return cls(cu_seqlens.to(device), tuple(lengths), positions_T.to(device))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths)
+
+    def ids_T(self) -> Tensor:
+        """int64 [T]: which document each token belongs to."""
+        starts_T = (self.positions_T == 0).to(torch.int64)
+        return starts_T.cumsum(0) - 1
+
+    def continues_T(self, offset: int) -> Tensor:
+        """bool [T]: whether the token `offset` places later belongs to the same document."""
+        ids_T = self.ids_T()
+        later_T = ids_T.roll(-offset)
+        later_T[-offset:] = -1
+        return later_T == ids_T

@@ -1,0 +1,47 @@
+"""Grouped-query self-attention with q/k/v bias, optional per-head QK-norm and partial RoPE.
+
+The module owns projections only. How queries meet keys (packed documents in training, a KV cache in generation,
+a sequence split over ranks) is the caller's `attend` function, so the same weights serve every stage.
+
+Shapes: T tokens, D hidden_size, H query heads, G key/value heads, P head_dim.
+"""
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from glmforge.config.model import ModelConfig
+from glmforge.model.layers import Linear, RMSNorm
+from glmforge.model.rope import Rope
+
+
+class Attend(Protocol):
+    """Causal attention of one layer; the scale is `P ** -0.5`."""
+
+    def __call__(self, layer: int, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor: ...
+
+
+class Attention(nn.Module):
+    """Projections, norms and rotation of one layer; H * P may differ from D (96 x 128 for D = 5120)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.head_dim = config.head_dim
+        q_features = config.num_attention_heads * config.head_dim
+        kv_features = config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.hidden_size, q_features, bias=config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, kv_features, bias=config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, kv_features, bias=config.attention_bias)
+        self.o_proj = Linear(q_features, config.hidden_size)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+
+    def forward(self, x_TD: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        q_THP = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        k_TGP = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
+        o_THP = attend(self.layer, rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP)
+        return self.o_proj(o_THP.flatten(-2))

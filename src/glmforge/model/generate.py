@@ -1,0 +1,126 @@
+"""Text generation: greedy, temperature and top-p sampling over a batch of prompts of different length.
+
+One prefill for all prompts (padded on the right), then one token per row and step from the KV cache. A row stops at
+any of its stop tokens or at `max_new_tokens`; finished rows ride along until all are done.
+
+Shapes: B prompts, S tokens, V vocab_size.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from glmforge.model.cache import KVCache
+
+if TYPE_CHECKING:
+    from glmforge.model.transformer import GlmMoe
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. `temperature = 0` is greedy; `top_p` keeps the smallest set of tokens whose
+    probability reaches it; `vocab_size` bars ids from there on (an embedding padded past its tokenizer)."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature: {self.temperature} is negative; 0 is greedy, 1 samples as trained")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: {self.top_p} is not in (0, 1]; 1 keeps every token")
+
+    def choose(self, logits_BV: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Next token ids `[B]`."""
+        logits_BV = logits_BV.float()
+        if self.vocab_size is not None:
+            logits_BV = logits_BV[:, : self.vocab_size]
+        if self.temperature == 0:
+            return logits_BV.argmax(dim=-1)
+        probabilities_BV = (logits_BV / self.temperature).softmax(dim=-1)
+        if self.top_p < 1:
+            probabilities_BV = _nucleus(probabilities_BV, self.top_p)
+        return torch.multinomial(probabilities_BV, 1, generator=generator).squeeze(1)
+
+
+def _nucleus(probabilities_BV: Tensor, top_p: float) -> Tensor:
+    """Zero all tokens outside the smallest set with total probability >= top_p; `multinomial` renormalises."""
+    sorted_BV, order_BV = probabilities_BV.sort(dim=-1, descending=True)
+    before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV
+    kept_BV = sorted_BV.masked_fill(before_BV >= top_p, 0.0)
+    return torch.zeros_like(probabilities_BV).scatter_(1, order_BV, kept_BV)
+
+
+@torch.no_grad()
+def generate(
+    model: "GlmMoe",
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
+    stop_ids: Sequence[int] = (),
+    seed: int | None = None,
+    on_token: Callable[[list[int | None]], None] | None = None,
+) -> list[list[int]]:
+    """New tokens of every prompt, without the prompt; a stop token that ended a row is its last one.
+
+    `on_token` is called after every step with the new token of each row (None for finished rows), for streaming.
+    """
+    _check_prompts(model, prompts, max_new_tokens)
+    device = model.lm_head.weight.device
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    lengths = [len(prompt) for prompt in prompts]
+    ids_BS = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+    for row, prompt in enumerate(prompts):
+        ids_BS[row, : len(prompt)] = torch.tensor(prompt)
+    lengths_B = torch.tensor(lengths, device=device)
+    cache = KVCache(model.config, len(prompts), max(lengths) + max_new_tokens, model.compute_dtype, device)
+
+    next_B = sampling.choose(_decode(model, ids_BS.to(device), lengths_B, cache), generator)
+    rows: list[list[int]] = [[] for _ in prompts]
+    stopped = [False] * len(prompts)
+    ones_B = torch.ones_like(lengths_B)
+    for step in range(max_new_tokens):
+        fresh = [None if done else token for token, done in zip(next_B.tolist(), stopped, strict=True)]
+        for row, token in enumerate(fresh):
+            if token is not None:
+                rows[row].append(token)
+                stopped[row] = token in stop_ids
+        if on_token is not None:
+            on_token(fresh)
+        if all(stopped) or step == max_new_tokens - 1:
+            break
+        next_B = sampling.choose(_decode(model, next_B[:, None], ones_B, cache), generator)
+    return rows
+
+
+def _decode(model: "GlmMoe", ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
+    """Logits `[B, V]` after the last valid token of every row; the cache grows by the valid tokens."""
+    num_rows, num_new = ids_BS.shape
+    rope = model.rope(cache.positions_BS(num_new).flatten())
+    h_TD = model.run_trunk(model.embed(ids_BS.flatten()), rope, cache)
+    cache.advance(num_valid_B, num_new)
+    last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
+    return model.lm_head(model.model.norm(last_BD))
+
+
+def _check_prompts(model: "GlmMoe", prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: {max_new_tokens}; at least 1")
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ValueError("prompts: every prompt needs at least one token; start with [gMASK]<sop> or end-of-text")
+    vocab_size = model.config.vocab_size
+    for row, prompt in enumerate(prompts):
+        worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
+        if not 0 <= worst < vocab_size:
+            raise ValueError(f"prompts[{row}]: token {worst} lies outside the vocabulary of {vocab_size}")
+    longest, limit = max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings
+    if longest > limit:
+        raise ValueError(
+            f"prompts: the longest with max_new_tokens = {max_new_tokens} needs {longest} positions, the model has "
+            f"{limit} (max_position_embeddings)"
+        )
