@@ -2,7 +2,9 @@
 
 Each mistake becomes one line: where it was written, the dotted key, what is wrong, and the nearest valid key.
 
-    configs/run.yaml:12: optim.learning_rate: unknown key; did you mean 'lr'?
+    configs/run.yaml:12: optim.schedul: unknown key; did you mean 'schedule'?
+
+Keys that are missing from one section share a line.
 """
 
 import difflib
@@ -14,33 +16,34 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from glmforge.config.model import Strict
-from glmforge.config.tree import Node, Path, child, locate
+from glmforge.config.model import ModelConfig, Strict
+from glmforge.config.schema import RunConfig
+from glmforge.config.tree import KeyPath, Node, child, locate
 
-_WHOLE_PATH_ERRORS = {"missing", "extra_forbidden", "combination"}
+# Keys that the loader has consumed before pydantic looks: never unknown, but what a misspelled one may mean.
+_LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"]}
 
 
 def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
     """One line per mistake that pydantic found in `tree` when reading it as `cls`."""
-    problems: dict[tuple[str | int, ...], list[str]] = {}
-    inputs: dict[tuple[str | int, ...], object] = {}
+    problems: dict[tuple[tuple[str | int, ...], str], list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         if details["type"] == "default_factory_not_called":  # a consequence of another error in the list
             continue
-        path = _path(details, tree)
-        problems.setdefault(path, []).append(_describe(details, cls, path))
-        inputs[path] = details["input"]
-    return "\n".join(_line(tree, path, messages, inputs[path]) for path, messages in problems.items())
+        kind = "missing" if details["type"] == "missing" else "wrong"
+        problems.setdefault((_path(details, tree), kind), []).append(details)
+    return "\n".join(_line(cls, tree, path, same) for (path, _), same in problems.items())
 
 
 def _path(details: ErrorDetails, tree: Node) -> tuple[str | int, ...]:
-    """The key an error is about: pydantic appends names of union branches, `refuse` names a field beside."""
-    path: list[str | int] = list(details["loc"])
+    """The key an error is about; for a missing key, its section.
+
+    pydantic appends the names of union branches to a path, and `refuse` names the field it blames beside it.
+    """
+    path = details["loc"]
     if details["type"] == "combination":
         blamed = details["ctx"]["field"].split(".")
         return (*path, *(int(part) if part.isdecimal() else part for part in blamed))
-    if details["type"] in _WHOLE_PATH_ERRORS:
-        return tuple(path)
     known: list[str | int] = []
     for part in path:
         below = child(tree, part)
@@ -50,19 +53,20 @@ def _path(details: ErrorDetails, tree: Node) -> tuple[str | int, ...]:
     return tuple(known)
 
 
-def _line(tree: Node, path: Path, messages: list[str], value: object) -> str:
-    first, *others = dict.fromkeys(messages)
-    message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
+def _line(cls: type[Strict], tree: Node, path: KeyPath, same: list[ErrorDetails]) -> str:
+    """The mistakes at one key in one line; there are several if a value fits no branch of a union."""
+    if same[0]["type"] == "missing":
+        message = f"missing, without a default: {', '.join(str(details['loc'][-1]) for details in same)}"
+    else:
+        first, *others = dict.fromkeys(_describe(details, cls, path) for details in same)
+        message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     if message.startswith("should "):
-        message += f", not {reprlib.repr(value)}"
-    parts = [locate(tree, path), ".".join(map(str, path)), message]
-    return ": ".join(part for part in parts if part)
+        message += f", not {reprlib.repr(same[0]['input'])}"
+    return ": ".join(part for part in (locate(tree, path), ".".join(map(str, path)), message) if part)
 
 
-def _describe(details: ErrorDetails, cls: type[Strict], path: Path) -> str:
+def _describe(details: ErrorDetails, cls: type[Strict], path: KeyPath) -> str:
     match details["type"]:
-        case "missing":
-            return "missing, and it has no default"
         case "extra_forbidden":
             return _unknown_key(cls, path)
         case "combination":
@@ -76,10 +80,11 @@ def _describe(details: ErrorDetails, cls: type[Strict], path: Path) -> str:
     return details["msg"].removeprefix("Input ").removeprefix("String ")
 
 
-def _unknown_key(cls: type[Strict], path: Path) -> str:
+def _unknown_key(cls: type[Strict], path: KeyPath) -> str:
     """Suggest the nearest key of the same section, else the same name in another section."""
     *section, name = path
-    keys = list(_section(cls, section).model_fields)
+    owner = _section(cls, section)
+    keys = [*owner.model_fields, *_LOADER_KEYS.get(owner, [])]
     nearest = difflib.get_close_matches(str(name), keys, n=1, cutoff=0.6)
     if not nearest:
         nearest = [key for key in _dotted_keys(cls, "") if key.split(".")[-1] == name][:1]
@@ -88,7 +93,7 @@ def _unknown_key(cls: type[Strict], path: Path) -> str:
     return f"unknown key; valid here: {', '.join(keys)}"
 
 
-def _section(cls: type[Strict], path: Path) -> type[Strict]:
+def _section(cls: type[Strict], path: KeyPath) -> type[Strict]:
     """The class that reads the section at `path`."""
     for part in path:
         if isinstance(part, str):

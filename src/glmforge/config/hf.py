@@ -27,9 +27,7 @@ def model_fields_from_hf(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
     fields = {**hf, **_rope_fields(hf, source), **_token_fields(hf)}
     missing = [name for name in ModelConfig.model_fields if name not in fields and name not in _TOKEN_FIELDS]
     if missing:
-        raise ConfigError(
-            f"{source}: {', '.join(missing)} missing; published GLM configurations have every field"
-        )
+        raise ConfigError(f"{source}: {', '.join(missing)} missing; published GLM configurations have every field")
     return {name: fields[name] for name in ModelConfig.model_fields if name in fields}
 
 
@@ -38,9 +36,7 @@ def _rope_fields(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
     nested = hf.get("rope_parameters") or {}
     kind = nested.get("rope_type", "default")
     if kind != "default" or hf.get("rope_scaling"):
-        raise ConfigError(
-            f"{source}: scaled RoPE ({hf.get('rope_scaling') or kind}) is not part of GLM-4.5/4.6"
-        )
+        raise ConfigError(f"{source}: scaled RoPE ({hf.get('rope_scaling') or kind}) is not part of GLM-4.5/4.6")
     return {name: nested[name] for name in ("rope_theta", "partial_rotary_factor") if name in nested}
 
 

@@ -29,7 +29,6 @@ from glmforge.config.model import ModelConfig, Strict
 from glmforge.config.presets import is_preset_name, preset_names, preset_path
 from glmforge.config.schema import RunConfig
 from glmforge.config.tree import (
-    OVERRIDE,
     Node,
     as_mapping,
     assign,
@@ -48,7 +47,7 @@ _Config = TypeVar("_Config", bound=Strict)
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Load a run from a file, the name of a packaged run, or YAML text (a `str` of more than one line).
+    """Load a run from a file, a run's directory, the name of a packaged run, or YAML text of several lines.
 
     `overrides` are `dotted.key=value` with the value in YAML: `phases.0.steps=10`, `optim.grad_clip=null`.
     Raises `ConfigError`, one line per mistake, each with file, line, key and what to write instead.
@@ -56,7 +55,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     if isinstance(source, str) and "\n" in source:
         tree = _resolve_extends(as_mapping(parse(source, "configuration")), Path(), ())
     else:
-        tree = _read_run(_find(source, "run"), ())
+        path = _find(source, "run")
+        tree = _read_run(path / "config.yaml" if path.is_dir() else path, ())
     for override in overrides:
         tree = _override(tree, override)
     return _validate(RunConfig, _resolve_model(tree))
@@ -111,9 +111,7 @@ def _read_run(path: Path, ancestors: tuple[Path, ...]) -> yaml.MappingNode:
     return _resolve_extends(tree, path.parent, (*ancestors, path.resolve()))
 
 
-def _resolve_extends(
-    tree: yaml.MappingNode, directory: Path, ancestors: tuple[Path, ...]
-) -> yaml.MappingNode:
+def _resolve_extends(tree: yaml.MappingNode, directory: Path, ancestors: tuple[Path, ...]) -> yaml.MappingNode:
     tree = _normalise_model(tree)
     extends = child(tree, "extends")
     if extends is None:
@@ -122,9 +120,7 @@ def _resolve_extends(
     names = to_value(extends)
     names = names if isinstance(names, list) else [names]
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"{where(extends)}: extends: must be a file, a packaged run's name, or a list of them"
-        )
+        raise ConfigError(f"{where(extends)}: extends: must be a file, a packaged run's name, or a list of them")
     bases = [_read_run(_find_base(name, directory, where(extends)), ancestors) for name in names]
     base = bases[0]
     for above in bases[1:]:
@@ -160,12 +156,13 @@ def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
 def _override(tree: yaml.MappingNode, override: str) -> yaml.MappingNode:
     """Apply one `dotted.key=value`."""
     key, equals, text = override.partition("=")
-    source = f"{OVERRIDE}'{override}'"
+    source = f"override '{override}'"
     if not (equals and all(key.split("."))):
         raise ConfigError(f"{source}: must have the form dotted.key=value, such as optim.lr=3e-4")
     if not text.strip():
         raise ConfigError(f"{source}: has no value; write {key}=null to unset it")
-    return _normalise_model(as_mapping(assign(tree, key.split("."), parse(text, source), source)))
+    value = from_value(to_value(parse(text, source)), source)
+    return _normalise_model(as_mapping(assign(tree, key.split("."), value, source)))
 
 
 def _resolve_model(tree: yaml.MappingNode) -> Node:
@@ -195,7 +192,7 @@ def _read_model(source: str | Path, ancestors: tuple[Path, ...] = ()) -> Node:
     if path.is_dir():
         path = _config_in(path)
     if path.suffix == ".json":
-        return from_value(_read_hf(path))
+        return from_value(_read_hf(path), str(path))
     tree = _read_run(path, ancestors)
     return _model_fields(child(tree, "model") or tree, (*ancestors, path.resolve()))
 

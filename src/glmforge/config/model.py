@@ -16,9 +16,7 @@ from pydantic_core import PydanticCustomError
 class Strict(BaseModel):
     """Base of every configuration section: unknown keys and sloppy types are errors, values never change."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 def refuse(field: str, message: str) -> NoReturn:

@@ -27,9 +27,7 @@ class SourceConfig(Strict):
 
     name: str = Field(min_length=1)
     path: YamlPath = Field(description="prefix of the .bin and .idx files")
-    weight: PositiveFloat = Field(
-        default=1.0, description="share of the tokens, relative to the other sources"
-    )
+    weight: PositiveFloat = Field(default=1.0, description="share of the tokens, relative to the other sources")
 
 
 class DataConfig(Strict):
@@ -38,9 +36,7 @@ class DataConfig(Strict):
     tokenizer: YamlPath = Field(description="directory written by 'glmforge data tokenizer'")
     sources: list[SourceConfig] = Field(min_length=1)
     held_out: list[SourceConfig] = Field(default=[], description="never trained on; weights are not used")
-    num_workers: NonNegativeInt = Field(
-        default=0, description="reading processes; 0 reads in the trainer's own"
-    )
+    num_workers: NonNegativeInt = Field(default=0, description="reading processes; 0 reads in the trainer's own")
     prefetch: PositiveInt = Field(default=2, description="batches that each reading process prepares ahead")
 
     @model_validator(mode="after")
@@ -54,9 +50,7 @@ class PhaseConfig(Strict):
     """A stretch of training with one sequence length, batch size and mixture."""
 
     name: str = Field(min_length=1)
-    tokens: PositiveInt | None = Field(
-        default=None, description="length in tokens, rounded up to whole steps"
-    )
+    tokens: PositiveInt | None = Field(default=None, description="length in tokens, rounded up to whole steps")
     steps: PositiveInt | None = Field(default=None, description="length in optimizer steps")
     seq_len: PositiveInt
     batch_size: PositiveInt = Field(description="sequences per optimizer step, all ranks together")
@@ -65,9 +59,7 @@ class PhaseConfig(Strict):
         default=None, min_length=1, description="weights of this phase; a source not named is not drawn"
     )
     rope_theta: PositiveFloat | None = Field(default=None, description="None is the model's own")
-    router_bias_rate: NonNegativeFloat = Field(
-        default=1e-3, description="loss-free balance; 0 freezes the biases"
-    )
+    router_bias_rate: NonNegativeFloat = Field(default=1e-3, description="loss-free balance; 0 freezes the biases")
     aux_loss_weight: NonNegativeFloat = Field(default=1e-4, description="sequence-level balance loss")
     mtp_loss_weight: NonNegativeFloat = 0.3
 
@@ -99,18 +91,14 @@ class OptimConfig(Strict):
     """Muon for matrices, AdamW for the rest; one learning-rate schedule over all phases."""
 
     matrix_optimizer: Literal["muon", "adamw"] = "muon"
-    lm_head: Literal["muon", "adamw"] = Field(
-        default="muon", description="the report says Muon, others use AdamW"
-    )
+    lm_head: Literal["muon", "adamw"] = Field(default="muon", description="the report says Muon, others use AdamW")
     lr: PositiveFloat = 2.5e-4
     min_lr: NonNegativeFloat = 2.5e-5
     warmup_steps: NonNegativeInt | None = None
     warmup_tokens: NonNegativeInt | None = None
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     weight_decay: NonNegativeFloat = 0.1
-    grad_clip: PositiveFloat | None = Field(
-        default=1.0, description="global gradient norm; None does not clip"
-    )
+    grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None does not clip")
     betas: YamlPair = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     muon_momentum: float = Field(default=0.95, ge=0, lt=1)
@@ -144,9 +132,7 @@ class ParallelConfig(Strict):
     micro_batch_size: PositiveInt | None = Field(
         default=None, description="sequences per forward on a rank; None takes its whole share at once"
     )
-    reshard_after_forward: bool = Field(
-        default=True, description="free gathered weights between forward and backward"
-    )
+    reshard_after_forward: bool = Field(default=True, description="free gathered weights between forward and backward")
     compile: bool = Field(default=False, description="torch.compile each decoder layer")
     process_group_timeout_s: PositiveInt = 600
 
@@ -172,9 +158,7 @@ class ObserveConfig(Strict):
     log_every: PositiveInt = 1
     tensorboard: bool = True
     progress: bool = True
-    evaluate_every: PositiveInt | None = Field(
-        default=None, description="None does not evaluate while training"
-    )
+    evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
 
 
@@ -219,9 +203,7 @@ class RunConfig(Strict):
     def source_weights(self, phase: PhaseConfig) -> dict[str, float]:
         """Name -> weight of the sources that `phase` draws from, in the order of `data.sources`."""
         weights = {source.name: source.weight for source in self.data.sources}
-        return (
-            weights if phase.sources is None else {n: phase.sources[n] for n in weights if n in phase.sources}
-        )
+        return weights if phase.sources is None else {n: phase.sources[n] for n in weights if n in phase.sources}
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:

@@ -20,18 +20,18 @@ import yaml
 from glmforge.errors import ConfigError
 
 Node: TypeAlias = yaml.Node
-Path: TypeAlias = Sequence[str | int]
-
-# Begins the source name of a command-line value: it has a text but no line.
-OVERRIDE = "override "
+KeyPath: TypeAlias = Sequence[str | int]
 
 _TAG = "tag:yaml.org,2002:"
+_COLLECTIONS = {_TAG + "map", _TAG + "seq"}
 _SCALARS = {
     _TAG + "bool": re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),
     _TAG + "null": re.compile(r"^(?:~|null|Null|NULL|)$"),
     _TAG + "int": re.compile(r"^[-+]?[0-9][0-9_]*$"),
     _TAG + "float": re.compile(r"^[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
 }
+
+_NO_LINE = -1
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,9 +62,9 @@ _Loader.add_constructor(_TAG + "float", _construct_float)
 
 def parse(text: str, source: str) -> Node:
     """Parse one YAML document; `source` is the name that errors call it by. Raises `ConfigError`."""
-    loader = _Loader(text)
-    loader.name = source
     try:
+        loader = _Loader(text)
+        loader.name = source
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
@@ -73,46 +73,67 @@ def parse(text: str, source: str) -> Node:
         raise ConfigError(f"{source}: not valid YAML: {error.reason} at position {error.position}") from None
     if node is None:
         raise ConfigError(f"{source}: is empty")
-    _check_keys(node, ())
+    _check(node, ())
     return node
 
 
-def _check_keys(node: Node, ancestors: tuple[int, ...]) -> None:
-    """Refuse what means nothing in a configuration: keys that are no names, duplicate keys, alias loops."""
+def _check(node: Node, ancestors: tuple[int, ...]) -> None:
+    """Refuse what YAML allows but has no meaning in a configuration: foreign types and alias loops."""
     if id(node) in ancestors:
         raise ConfigError(f"{where(node)}: an alias refers to a value that contains it")
     ancestors = (*ancestors, id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_keys(item, ancestors)
+    if isinstance(node, yaml.ScalarNode):
+        pattern = _SCALARS.get(node.tag)
+        if node.tag != _TAG + "str" and not (pattern and pattern.match(node.value)):
+            raise ConfigError(f"{where(node)}: {node.value!r} cannot be read as {node.tag}; leave the tag out")
+    elif node.tag not in _COLLECTIONS:
+        raise ConfigError(f"{where(node)}: {node.tag} is no type of a configuration; leave the tag out")
     elif isinstance(node, yaml.MappingNode):
-        seen = set[str]()
-        for key, value in node.value:
-            if key.tag != _TAG + "str":
-                written = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
-                raise ConfigError(f"{where(key)}: a key must be a name, not {written}: quote it")
-            if key.value in seen:
-                raise ConfigError(f"{where(key)}: the key '{key.value}' is given twice")
-            seen.add(key.value)
-            _check_keys(value, ancestors)
+        _check_keys(node)
+    for item in _children(node):
+        _check(item, ancestors)
 
 
-def from_value(value: object) -> Node:
-    """Plain values as a tree (without places)."""
-    return _Dumper("").represent_data(value)  # type: ignore[arg-type]
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, yaml.ScalarNode):
+        return []
+    return [item[1] if isinstance(item, tuple) else item for item in node.value]
+
+
+def _check_keys(mapping: yaml.MappingNode) -> None:
+    """Refuse keys that are no names, and duplicate ones."""
+    seen = set[str]()
+    for key, _ in mapping.value:
+        if key.tag != _TAG + "str":
+            written = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
+            raise ConfigError(f"{where(key)}: a key must be a name, not {written}: quote it")
+        if key.value in seen:
+            raise ConfigError(f"{where(key)}: the key '{key.value}' is given twice")
+        seen.add(key.value)
+
+
+def from_value(value: object, source: str) -> Node:
+    """Plain values as a tree; errors call their place `source`, without a line."""
+    node: Node = _Dumper("").represent_data(value)  # type: ignore[arg-type]
+    _mark(node, yaml.Mark(source, 0, _NO_LINE, 0, None, 0))
+    return node
+
+
+def _mark(node: Node, mark: yaml.Mark) -> None:
+    node.start_mark = node.end_mark = mark
+    for item in node.value if not isinstance(node, yaml.ScalarNode) else ():
+        for part in item if isinstance(item, tuple) else (item,):
+            _mark(part, mark)
 
 
 def to_value(node: Node) -> Any:
-    """The tree as plain dictionaries, lists and scalars. Raises `ConfigError` for foreign tags."""
-    try:
-        return _Loader("").construct_document(node)
-    except yaml.constructor.ConstructorError as error:
-        raise ConfigError(f"{where(node)}: {error.problem}") from None
+    """The tree as plain dictionaries, lists and scalars."""
+    return _Loader("").construct_document(node)
 
 
 def dump(value: object) -> str:
     """Plain values as YAML that `parse` and `to_value` read back equal, keys in the given order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=110)
 
 
 def as_mapping(node: Node) -> yaml.MappingNode:
@@ -164,12 +185,8 @@ def assign(node: Node, path: Sequence[str], value: Node, source: str) -> Node:
     if isinstance(node, yaml.SequenceNode):
         index = int(part) if part.isdecimal() else -1
         if not 0 <= index < len(node.value):
-            raise ConfigError(
-                f"{source}: '{part}' is no item of a list of {len(node.value)}: they count from 0"
-            )
-        items = [
-            assign(item, rest, value, source) if i == index else item for i, item in enumerate(node.value)
-        ]
+            raise ConfigError(f"{source}: '{part}' is no item of a list of {len(node.value)}: they count from 0")
+        items = [assign(item, rest, value, source) if i == index else item for i, item in enumerate(node.value)]
         return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
     empty = yaml.MappingNode(_TAG + "map", [], value.start_mark, value.end_mark)
     if not isinstance(node, yaml.MappingNode):
@@ -179,14 +196,12 @@ def assign(node: Node, path: Sequence[str], value: Node, source: str) -> Node:
 
 
 def where(node: Node) -> str:
-    """Where a node was written: `file:line`, the override itself, or nothing for a tree made from values."""
+    """Where a node was written, as `file:line` or a source without lines."""
     mark = node.start_mark
-    if mark is None:
-        return ""
-    return str(mark.name) if mark.name.startswith(OVERRIDE) else f"{mark.name}:{mark.line + 1}"
+    return str(mark.name) if mark.line == _NO_LINE else f"{mark.name}:{mark.line + 1}"
 
 
-def locate(tree: Node, path: Path) -> str:
+def locate(tree: Node, path: KeyPath) -> str:
     """Where the key at `path` was written, or the innermost section on the way to it if it was not."""
     place = where(tree)
     for part in path:
@@ -194,6 +209,6 @@ def locate(tree: Node, path: Path) -> str:
         if below is None:
             break
         keys = tree.value if isinstance(tree, yaml.MappingNode) else []
-        place = next((where(key) for key, _ in keys if key.value == part), where(below)) or place
+        place = next((where(key) for key, _ in keys if key.value == part), where(below))
         tree = below
     return place

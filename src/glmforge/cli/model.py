@@ -1,0 +1,79 @@
+"""`glmforge model`: what a model is and what it costs, from its configuration alone."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, help="Look at model configurations.")
+
+
+@app.callback()
+def _group() -> None:
+    """Look at model configurations."""
+
+
+@app.command()
+def show(
+    model: Annotated[
+        str,
+        typer.Argument(help="A preset, the YAML file of a model or run, or a directory with a config.json."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Print a model's parameters, training FLOPs per token and memory, without allocating it.
+
+    Examples:
+
+        glmforge model show glm46_355b
+
+        glmforge model show runs/demo --json
+    """
+    from glmforge.config import load_model_config
+    from glmforge.plan.summary import flop_rows, memory_rows, parameter_rows, summarise
+
+    config = load_model_config(model)
+    if as_json:
+        typer.echo(json.dumps(summarise(config), indent=2))
+        return
+    parameters = _table("Parameters", "part", "count", "")
+    for name, count in parameter_rows(config):
+        parameters.add_row(name, f"{count:,}", _count(count))
+    flops = _table("Training FLOPs per token", "sequence length", "without MTP", "with MTP")
+    for length, without, with_mtp in flop_rows(config):
+        flops.add_row(f"{length:,}", _flops(without), _flops(with_mtp))
+    memory = _table("Memory of the whole model, before sharding", "what", "bytes", "")
+    for name, size in memory_rows(config):
+        memory.add_row(name, f"{size:,}", _bytes(size))
+    Console().print(parameters, flops, memory)
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _count(number: float) -> str:
+    return _scale(number, 1000, ["", "K", "M", "B", "T"])
+
+
+def _flops(number: float) -> str:
+    return _scale(number, 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"])
+
+
+def _bytes(size: float) -> str:
+    return _scale(size, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+
+
+def _scale(number: float, base: int, units: list[str]) -> str:
+    """Four significant digits and the unit that fits: 356.8 B, 232.3 GFLOP, 664.6 GiB."""
+    power = 0
+    while number >= base and power < len(units) - 1:
+        number, power = number / base, power + 1
+    return f"{number:.4g} {units[power]}".strip()

@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.errors import ConfigError
+
+
+def test_defaults_are_the_report_s() -> None:
+    text = "\n".join(
+        [
+            "name: r",
+            "model: tiny",
+            "data: {tokenizer: t, sources: [{name: a, path: d/a}]}",
+            "phases: [{name: p, steps: 2, seq_len: 32, batch_size: 4}]",
+        ]
+    )
+    config = load_config(text)
+    assert config.output_dir == Path("runs/r")
+    phase, optim = config.phases[0], config.optim
+    assert (phase.router_bias_rate, phase.aux_loss_weight, phase.mtp_loss_weight) == (1e-3, 1e-4, 0.3)
+    assert (optim.matrix_optimizer, optim.lm_head, optim.schedule) == ("muon", "muon", "cosine")
+    assert (optim.lr, optim.min_lr, optim.weight_decay) == (2.5e-4, 2.5e-5, 0.1)
+    assert (optim.muon_momentum, optim.muon_update_rms, optim.newton_schulz_steps) == (0.95, 0.2, 5)
+    assert config.precision.compute == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("length", "num_steps"),
+    [({"steps": 7}, 7), ({"tokens": 4096}, 1), ({"tokens": 4097}, 2), ({"tokens": 40_960}, 10)],
+)
+def test_length_of_a_phase(run_yaml: str, length: dict[str, int], num_steps: int) -> None:
+    config = load_config(run_yaml, ["phases.0.steps=null", *(f"phases.0.{k}={v}" for k, v in length.items())])
+    (phase,) = config.phases
+    assert phase.tokens_per_step == 16 * 256
+    assert phase.num_steps == config.num_steps == num_steps
+    assert phase.num_samples == 16 * num_steps
+    assert config.num_tokens == 4096 * num_steps
+
+
+def test_a_phase_weights_its_sources(run_yaml: str) -> None:
+    sources = "data.sources=[{name: a, path: a}, {name: b, path: b, weight: 3}, {name: c, path: c}]"
+    config = load_config(run_yaml, [sources, "phases.0.sources={c: 0.5, b: 2}"])
+    assert config.source_weights(config.phases[0]) == {"b": 2.0, "c": 0.5}
+    everything = load_config(run_yaml, [sources])
+    assert everything.source_weights(everything.phases[0]) == {"a": 1.0, "b": 3.0, "c": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["phases.0.steps=null"],
+            "phases.0.tokens: give exactly one of .* neither is set in phase 'pretrain'",
+        ),
+        (["phases.0.tokens=5"], "both are set in phase 'pretrain'"),
+        (["phases=[]"], "phases: should not be empty"),
+        (
+            ["phases.0.seq_len=4096"],
+            "phases.0.seq_len: 4096 is more than model.max_position_embeddings = 256",
+        ),
+        (["phases.0.sources={trian: 1.0}"], "phases.0.sources.trian: no such source; data.sources has train"),
+        (["phases.0.sources={train: 0}"], "phases.0.sources.train: should be greater than 0, not 0"),
+        (
+            ["data.sources=[{name: a, path: a}, {name: a, path: b}]"],
+            "data.sources: the name 'a' is used 2 times",
+        ),
+        (["data.held_out=[]"], "observe.evaluate_every: needs a token shard in data.held_out"),
+        (["optim.warmup_tokens=5"], "optim.warmup_tokens: give 'warmup_steps' or 'warmup_tokens', not both"),
+        (["optim.lr=1e-5"], "optim.min_lr: 0.0002 is more than lr = 1e-05"),
+        (["optim.betas=[0.9, 1.0]"], r"optim.betas: \[0.9, 1.0\]: both must lie in \[0, 1\)"),
+        (["optim.schedule=wsd"], "optim.schedule: should be 'cosine', 'linear' or 'constant', not 'wsd'"),
+        (["parallel.dp_shard=all"], "parallel.dp_shard: should be a valid integer or 'auto', not 'all'"),
+        (["name=a/b"], "name: should match pattern"),
+        (["output_dir=null"], "output_dir: should be a path, not None"),
+        (["optim=muon"], "optim: should be a mapping of keys to values, not 'muon'"),
+        (["parallel.compile=yes"], "parallel.compile: should be a valid boolean, not 'yes'"),
+        (["seed=1.5"], "seed: should be a valid integer, not 1.5"),
+    ],
+)
+def test_impossible_runs_are_refused(run_yaml: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(run_yaml, overrides)
+
+
+def test_every_mistake_has_its_own_line(run_yaml: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(run_yaml, ["seed=-1", "optim.eps=0", "observe.log_every=0"])
+    assert len(str(caught.value).splitlines()) == 3

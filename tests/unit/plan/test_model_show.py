@@ -1,0 +1,55 @@
+"""The `glmforge model show` command."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from glmforge.cli.model import app
+from glmforge.errors import ConfigError
+
+
+def show(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["show", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def show_json(model: str) -> Any:
+    return json.loads(show(model, "--json"))
+
+
+def test_tables() -> None:
+    text = show("glm46_355b")
+    for cell in ("356,785,898,816", "32,856,319,904", "232.3 GFLOP", "1.103 TFLOP", "664.6 GiB", "376,832"):
+        assert cell in text
+
+
+def test_json_has_the_same_figures() -> None:
+    summary = show_json("glm45_air_106b")
+    assert summary["config"]["hidden_size"] == 4096
+    assert summary["parameters"]["trunk + embedding + head"] == 106_852_251_264
+    assert [row["seq_len"] for row in summary["train_flops_per_token"]] == [4096, 8192, 32768, 131072]
+    assert summary["bytes"]["KV cache per token, bf16"] == 188_416
+
+
+def test_sequences_are_as_long_as_the_model_s_positions() -> None:
+    assert [row["seq_len"] for row in show_json("demo")["train_flops_per_token"]] == [2048]
+
+
+def test_an_unknown_model_is_the_user_s_error() -> None:
+    result = CliRunner().invoke(app, ["show", "glm47"])
+    assert isinstance(result.exception, ConfigError)
+
+
+@pytest.mark.parametrize("model", ["glm46_355b", "demo"])
+def test_torch_is_not_imported(model: str) -> None:
+    code = (
+        "import sys; from glmforge.cli.model import app; "
+        f"app(['show', '{model}'], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"
