@@ -1,0 +1,195 @@
+"""The directory of a run: what lies where, how it begins, and how it is read back.
+
+    config.yaml        the effective configuration
+    run.json           name, code revision, library versions, machine, start
+    metrics.jsonl      one record per logging step
+    evaluation.jsonl   one record per evaluation and source
+    events.jsonl       what happened to the run: started, resumed, killed, rolled back
+    checkpoints/       step-*, one directory per checkpoint
+    tensorboard/       a view of the metrics
+    report.html        the report
+
+`run.json` tells the first start. A later start appends a `resumed` event saying what differs from it (another
+torch, another machine, another revision), which is where one looks first when a resumed loss is not the
+expected one.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import glmforge
+from glmforge.observe.environment import describe_machine, git_revision, library_versions
+from glmforge.observe.metrics import Record
+from glmforge.observe.sinks import JsonlSink, RunFileError, read_jsonl
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names of a run's files."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def info(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.root / "evaluation.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """All that a run has recorded: at least one record of metrics; evaluations and events may be empty."""
+
+    directory: RunDirectory
+    info: dict[str, Any]
+    config_text: str
+    config: dict[str, Any]
+    metrics: list[Record]
+    evaluations: list[Record]
+    events: list[Record]
+
+
+def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
+    """Write `run.json` and a `started` event; on a later start a `resumed` event with what has changed since.
+
+    Args:
+        root: the run directory; made if missing.
+        name: the run's name.
+        step: optimizer steps done so far; 0 for a new run.
+    """
+    directory = RunDirectory(Path(root))
+    present = {
+        "name": name,
+        "started": _utc_now(),
+        "git_revision": git_revision(Path(glmforge.__file__).parent),
+        "versions": library_versions(),
+        "machine": describe_machine(),
+    }
+    if directory.info.exists():
+        changes = _differences(_read_json(directory.info), present)
+        record_event(root, "resumed", step=step, detail="; ".join(changes) or "same code, libraries and machine")
+    else:
+        write_text(directory.info, json.dumps(present, indent=2, ensure_ascii=False) + "\n")
+        record_event(root, "started", step=step)
+
+
+def record_event(root: str | os.PathLike[str], event: str, *, step: int, detail: str = "") -> None:
+    """Append a line to `events.jsonl`: what happened to the run after which step. Time is UTC, ISO 8601."""
+    with JsonlSink(RunDirectory(Path(root)).events) as sink:
+        sink.write({"time": _utc_now(), "step": step, "event": event, "detail": detail})
+
+
+def read_run(root: str | os.PathLike[str]) -> RunLog:
+    """Read a run directory.
+
+    Raises:
+        RunFileError: config.yaml, run.json or metrics.jsonl is missing, damaged or without a record.
+    """
+    directory = RunDirectory(Path(root))
+    config_text = _read_text(directory.config)
+    metrics = read_jsonl(directory.metrics)
+    if not metrics:
+        raise RunFileError(f"{directory.metrics}: no step is recorded yet; train at least one logging step")
+    return RunLog(
+        directory=directory,
+        info=_read_json(directory.info),
+        config_text=config_text,
+        config=_parse_yaml(directory.config, config_text),
+        metrics=metrics,
+        evaluations=read_jsonl(directory.evaluation) if directory.evaluation.exists() else [],
+        events=read_jsonl(directory.events) if directory.events.exists() else [],
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, making its folder; a reader finds the old text or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunFileError(f"{path}: cannot be written ({error.strerror}); free space or permissions") from error
+
+
+def _utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """'torch 2.12.0 -> 2.13.0' for each leaf that differs, times of start aside."""
+    old, new = _leaves(before), _leaves(now)
+    return [f"{key} {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _leaves(info: Mapping[str, Any]) -> dict[str, Any]:
+    groups = [info, info.get("versions", {}), info.get("machine", {})]
+    return {
+        key: value for group in groups for key, value in group.items() if key not in {"started", "versions", "machine"}
+    }
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise RunFileError(
+            f"{path}: is not JSON ({error}); restore it, or delete it and start the run again"
+        ) from error
+    return _mapping(path, content)
+
+
+def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise RunFileError(f"{path}: is not YAML ({reason}); restore the run's effective configuration") from error
+    return _mapping(path, content)
+
+
+def _mapping(path: Path, content: object) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise RunFileError(f"{path}: holds no mapping; restore the file the run wrote")
+    return content

@@ -1,0 +1,196 @@
+"""Where records go: a JSONL file, which is the run's memory, and TensorBoard, which is a view of it.
+
+`metrics.jsonl` has one JSON object per line, written unbuffered, so a killed process loses at most the
+line it was writing. Opening the file again repairs that: the cut line goes. A run resumed from its checkpoint
+of step k also drops everything from the first record past step k on, because these steps are trained again;
+the file always tells one story. Records come in the order of their steps, so both repairs are one truncation,
+which is atomic by itself and costs no second copy of the file.
+
+JSON knows neither NaN nor infinity, but a diverging run is when metrics matter most: such numbers are written
+as the strings "NaN", "Infinity" and "-Infinity" (the convention of protobuf's JSON form), and `read_jsonl`
+turns them back.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+from glmforge.errors import GlmforgeError
+from glmforge.observe.metrics import METRICS, Record
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class RunFileError(GlmforgeError):
+    """A file of a run directory that is missing, damaged or cannot be written."""
+
+
+class Sink(Protocol):
+    """Takes the records of a run; only rank 0 has sinks."""
+
+    def write(self, record: Mapping[str, object]) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """Appends records to a JSONL file, one unbuffered line each.
+
+    Args:
+        path: the file; missing folders are made, an existing file is repaired and continued.
+        resume_step: the step the run resumes after; records past it are dropped. None keeps every whole one.
+
+    Raises:
+        RunFileError: a line other than the last is damaged, or the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                _repair(self.path, resume_step)
+            # Unbuffered: after a failed write nothing is left that close() would try again.
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Append one record and hand it to the operating system: it survives the end of this process."""
+        plain = {name: _encode(value) for name, value in record.items()}
+        unwritten = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
+        try:
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]  # short when a disk is filling up
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TensorBoardSink:
+    """Writes each number of a record as a TensorBoard scalar under the tag its metric has in `METRICS`.
+
+    Evaluation records add their source to the tag. Each record is flushed, so that a kill leaves no gap.
+
+    Args:
+        directory: TensorBoard's log directory of this run.
+        resume_step: the step the run resumes after; TensorBoard hides what was logged past it.
+
+    Raises:
+        GlmforgeError: the package `tensorboard` is not installed.
+        RunFileError: the directory cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+        purge_step = None if resume_step is None else resume_step + 1
+        self.directory = Path(directory)
+        try:
+            self._writer = _summary_writer_class()(os.fspath(directory), purge_step=purge_step)
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Write the numbers of a record at its `step`; text and lists are left to the JSONL file."""
+        step = record["step"]
+        source = f"/{record['source']}" if "source" in record else ""
+        try:
+            for name, value in record.items():
+                if isinstance(value, (int, float)) and name != "step":
+                    self._writer.add_scalar(METRICS[name].tag + source, value, step)
+            self._writer.flush()
+        except OSError as error:
+            raise _unwritable(self.directory, error) from error
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
+    """The records of a JSONL file in order; a cut last line, as a killed run leaves it, is passed over.
+
+    Raises:
+        RunFileError: the file is missing, or a line other than the last is damaged.
+    """
+    return [record for _, record in _whole_lines(Path(path))]
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
+    """Every line with its record, up to a cut last line."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+    with file:
+        number, following = 1, file.readline()
+        while following:
+            line, following = following, file.readline()
+            record = _decode_line(line)
+            if record is not None:
+                yield line, record
+            elif following:
+                raise RunFileError(f"{path}: line {number} is not a JSON object; delete that line, the rest is usable")
+            number += 1
+
+
+def _repair(path: Path, resume_step: int | None) -> None:
+    """Truncate the file after its last whole record of a step that the run keeps."""
+    kept, last_line = 0, b"\n"
+    for line, record in _whole_lines(path):
+        if resume_step is not None and record.get("step", 0) > resume_step:
+            break
+        kept, last_line = kept + len(line), line
+    if kept < path.stat().st_size:
+        os.truncate(path, kept)
+    if not last_line.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _decode_line(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except ValueError:  # JSONDecodeError or UnicodeDecodeError: the line was cut
+        return None
+    if not isinstance(record, dict):
+        return None
+    return {k: _NON_FINITE.get(v, v) if isinstance(v, str) else v for k, v in record.items()}
+
+
+def _unwritable(path: Path, error: OSError) -> RunFileError:
+    return RunFileError(f"{path}: cannot be written ({error.strerror}); free space or permissions, then resume the run")
+
+
+def _summary_writer_class() -> "type[SummaryWriter]":
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ModuleNotFoundError as error:
+        raise GlmforgeError(
+            f"observe.tensorboard: the package {error.name!r} is not installed; "
+            "run \"pip install 'glmforge[observe]'\" or set observe.tensorboard=false"
+        ) from error
+    return SummaryWriter

@@ -1,0 +1,42 @@
+"""Numbers for people: counts, bytes and durations in the few digits that a line or a table has room for."""
+
+
+def format_count(value: float, *, trim: bool = False) -> str:
+    """12 345 678 -> '12.3M': three significant digits from 1,000 on; `trim` drops closing zeros ('2M')."""
+    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * factor:
+            digits = _three_digits(value / factor)
+            return (f"{float(digits):g}" if trim else digits) + suffix
+    return f"{value:.0f}" if float(value).is_integer() else _three_digits(value)
+
+
+def format_bytes(value: float) -> str:
+    """1 536 -> '1.50 KiB'."""
+    if value < 1024:
+        return f"{value:.0f} B"
+    for power, suffix in enumerate(("KiB", "MiB", "GiB", "TiB", "PiB"), start=1):
+        scaled = value / 1024**power
+        if scaled < 999.5 or suffix == "PiB":
+            return f"{_three_digits(scaled)} {suffix}"
+    raise AssertionError("unreachable: the last suffix takes every value")
+
+
+def format_duration(seconds: float) -> str:
+    """3 725 -> '1h 02m', 200 -> '3m 20s', 4.2 -> '4.2s'."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    total = round(seconds)
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m {total % 60:02d}s"
+    if total < 86400:
+        return f"{total // 3600}h {total % 3600 // 60:02d}m"
+    return f"{total // 86400}d {total % 86400 // 3600:02d}h"
+
+
+def _three_digits(value: float) -> str:
+    magnitude = abs(value)
+    if magnitude >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if magnitude >= 9.995 else f"{value:.2f}"

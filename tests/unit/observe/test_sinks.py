@@ -1,0 +1,193 @@
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glmforge.errors import GlmforgeError
+from glmforge.observe.sinks import JsonlSink, RunFileError, TensorBoardSink, read_jsonl
+
+
+def _write(path: Path, steps: range, **more: object) -> None:
+    with JsonlSink(path) as sink:
+        for step in steps:
+            sink.write({"step": step, **more})
+
+
+def _steps(path: Path) -> list[int]:
+    return [record["step"] for record in read_jsonl(path)]
+
+
+def test_records_come_back_as_written(tmp_path: Path) -> None:
+    records = [{"step": 1, "loss": 0.1 + 0.2, "phase": "général"}, {"step": 2, "expert_load": [[0.5, 0.5]]}]
+    with JsonlSink(tmp_path / "new" / "metrics.jsonl") as sink:
+        for record in records:
+            sink.write(record)
+    assert read_jsonl(tmp_path / "new" / "metrics.jsonl") == records
+
+
+def test_every_line_is_strict_json_even_for_a_diverged_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with JsonlSink(path) as sink:
+        sink.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "loss_mtp": -math.inf})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    (record,) = read_jsonl(path)
+    assert math.isnan(record["loss"])
+    assert (record["grad_norm"], record["loss_mtp"]) == (math.inf, -math.inf)
+
+
+def test_each_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
+    with JsonlSink(tmp_path / "m.jsonl") as sink:
+        sink.write({"step": 1})
+        assert _steps(tmp_path / "m.jsonl") == [1]
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 4, "lo', b'{"step": 4, "phase": "g\xc3', b"\0\0\0\n", b"4", b"{"])
+def test_a_cut_last_line_is_passed_over_and_repaired(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "m.jsonl"
+    _write(path, range(1, 4))
+    with path.open("ab") as file:
+        file.write(tail)
+    assert _steps(path) == [1, 2, 3]
+    _write(path, range(4, 6))
+    assert _steps(path) == [1, 2, 3, 4, 5]
+    assert path.read_bytes().count(b"\n") == 5
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}')
+    _write(path, range(3, 4))
+    assert _steps(path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("resume_step", "kept"), [(0, []), (2, [1, 2]), (4, [1, 2, 3, 4]), (9, [1, 2, 3, 4])])
+def test_resume_drops_the_steps_that_are_trained_again(tmp_path: Path, resume_step: int, kept: list[int]) -> None:
+    path = tmp_path / "m.jsonl"
+    _write(path, range(1, 5))
+    with path.open("ab") as file:
+        file.write(b'{"step": 5, "lo')
+    with JsonlSink(path, resume_step=resume_step) as sink:
+        assert _steps(path) == kept
+        sink.write({"step": 99})
+    assert _steps(path) == [*kept, 99]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_naming_it(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(RunFileError, match=r"m\.jsonl: line 2 is not a JSON object"):
+        read_jsonl(path)
+    with pytest.raises(RunFileError, match="line 2"):
+        JsonlSink(path, resume_step=1)
+    assert path.read_text().count("\n") == 3  # nothing was lost
+
+
+def test_a_missing_file_is_an_error_naming_it(tmp_path: Path) -> None:
+    with pytest.raises(RunFileError, match=r"absent\.jsonl: no such file"):
+        read_jsonl(tmp_path / "absent.jsonl")
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file of this process may pass 100 bytes: a longer write fails after a part, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_a_full_disk_is_an_error_naming_the_file_and_loses_only_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    with pytest.raises(RunFileError, match=r"m\.jsonl: cannot be written \(File too large\); free space"):
+        _write(path, range(1, 4), text="x" * 20)  # 44 bytes a line: two fit
+    assert path.stat().st_size == 100
+    assert _steps(path) == [1, 2]
+
+
+_WRITER = """
+import sys
+from glmforge.observe.sinks import JsonlSink
+sink = JsonlSink(sys.argv[1])
+step = 0
+while True:
+    step += 1
+    sink.write({"step": step, "text": "x" * 3000})
+    if step == 50:
+        print("running", flush=True)
+"""
+
+
+def test_a_killed_writer_loses_no_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # at least 50 records are written
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    survived = len(read_jsonl(path))
+    assert survived >= 50
+    with JsonlSink(path, resume_step=40) as sink:
+        sink.write({"step": 41})
+    assert _steps(path) == list(range(1, 42))
+
+
+def _scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(tag)]
+
+
+def test_tensorboard_takes_numbers_under_the_tables_tags(tmp_path: Path) -> None:
+    with TensorBoardSink(tmp_path) as sink:
+        sink.write({"step": 1, "phase": "general", "loss": 2.5, "expert_load": [[1.0]]})
+        sink.write({"step": 1, "source": "code", "bits_per_byte": 1.25})
+    assert _scalars(tmp_path, "loss/loss") == [(1, 2.5)]
+    assert _scalars(tmp_path, "evaluation/bits_per_byte/code") == [(1, 1.25)]
+
+
+_TENSORBOARD_WRITER = """
+import os, signal, sys
+from glmforge.observe.sinks import TensorBoardSink
+sink = TensorBoardSink(sys.argv[1])
+for step in range(1, 5):
+    sink.write({"step": step, "loss": float(step)})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_tensorboard_survives_a_kill_and_hides_what_is_trained_again(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _TENSORBOARD_WRITER, str(tmp_path)], check=False)
+    assert _scalars(tmp_path, "loss/loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+    (killed,) = tmp_path.iterdir()
+    # TensorBoard reads files by name, which holds the second of creation: let the kill be in an earlier one.
+    killed.rename(tmp_path / "events.out.tfevents.1000000000.host.1.0")
+    with TensorBoardSink(tmp_path, resume_step=2) as resumed:
+        resumed.write({"step": 3, "loss": 30.0})
+    assert _scalars(tmp_path, "loss/loss") == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_tensorboards_directory_that_cannot_be_made_is_an_error_naming_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFileError, match=r"file/tensorboard: cannot be written \(Not a directory\)"):
+        TensorBoardSink(tmp_path / "file" / "tensorboard")
+
+
+def test_without_tensorboard_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(GlmforgeError, match=r"pip install 'glmforge\[observe\]'"):
+        TensorBoardSink(tmp_path)
