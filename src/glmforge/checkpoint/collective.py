@@ -1,0 +1,81 @@
+"""Let every rank see the same outcome of a step, good or bad.
+
+Saving and loading are steps that all ranks take together. If one of them fails (a full disk, a missing
+permission) and the others do not hear of it, they wait in the next collective until its timeout. So each step
+gathers what became of it: either every rank goes on, or every rank raises the same `CheckpointError`. Without
+a process group the same code runs with one rank and no communication.
+
+Only failures that a user can mend travel this way. A defect (a `TypeError`, say) is raised where it happens;
+the launcher then ends the other ranks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from glmforge.checkpoint.wording import describe_os_error
+from glmforge.errors import CheckpointError
+
+T = TypeVar("T")
+
+_NAMED_RANKS = 3  # an error message names so many failed ranks and counts the others
+
+
+@dataclass(frozen=True)
+class _Failure:
+    message: str
+
+
+def rank() -> int:
+    """This process's rank in the default process group; 0 without one."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of ranks of the default process group; 1 without one."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def run_together(action: Callable[[], T]) -> list[T]:
+    """Call `action` on every rank and return all ranks' (picklable) results, rank 0 first.
+
+    If it raises `OSError` or `CheckpointError` on any rank, every rank raises one and the same
+    `CheckpointError`.
+    """
+    outcome: T | _Failure
+    try:
+        outcome = action()
+    except OSError as error:
+        outcome = _Failure(describe_os_error(error))
+    except CheckpointError as error:
+        outcome = _Failure(str(error))
+    outcomes = _all_gather(outcome)
+    raise_failures({r: o.message for r, o in enumerate(outcomes) if isinstance(o, _Failure)})
+    return [o for o in outcomes if not isinstance(o, _Failure)]
+
+
+def run_on_rank_zero(action: Callable[[], T]) -> T:
+    """Call `action` on rank 0 only; every rank returns its result or raises its `CheckpointError`."""
+    result = run_together(lambda: action() if rank() == 0 else None)[0]
+    return result  # type: ignore[return-value]  # the result of rank 0, which did call it
+
+
+def raise_failures(message_of_rank: Mapping[int, str]) -> None:
+    """Raise one `CheckpointError` for what the given ranks report; do nothing if there are none."""
+    if not message_of_rank:
+        return
+    if world_size() == 1 or (len(message_of_rank) == world_size() and len(set(message_of_rank.values())) == 1):
+        raise CheckpointError(message_of_rank[0])
+    named = [f"rank {r}: {message}" for r, message in sorted(message_of_rank.items())]
+    others = len(named) - _NAMED_RANKS
+    raise CheckpointError("; ".join(named[:_NAMED_RANKS]) + (f"; and {others} more ranks" if others > 0 else ""))
+
+
+def _all_gather(outcome: T) -> list[T]:
+    if not dist.is_initialized():
+        return [outcome]
+    outcomes: list[T | None] = [None] * world_size()
+    dist.all_gather_object(outcomes, outcome)
+    return outcomes  # type: ignore[return-value]  # every place has been filled

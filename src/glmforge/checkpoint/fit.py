@@ -1,0 +1,85 @@
+"""Does a checkpoint fit the run that wants to load it? Names, shapes and types are compared beforehand.
+
+DCP itself would load what it finds and convert types silently. A run that goes on from tensors it did not
+mean is worse than one that does not start, so every difference is refused here, with its likely cause: the
+fields in which the stored configuration and the run's own differ.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from glmforge.checkpoint.meta import CheckpointMeta
+from glmforge.checkpoint.wording import list_some
+from glmforge.errors import CheckpointError
+
+_SECTIONS = ("model", "optim")  # parts of a run's configuration that decide which tensors there are
+
+
+def check_fit(
+    path: Path,
+    stored: Mapping[str, TensorStorageMetadata],
+    wanted: Mapping[str, Tensor],
+    meta: CheckpointMeta,
+    config: Mapping[str, Any] | None,
+) -> None:
+    """Raise `CheckpointError` unless `stored` and `wanted` have the same names with the same shapes and
+    types.
+
+    `config` is the loading run's configuration as a mapping like `meta.config`; without it no cause is named.
+    """
+    differences = list(_differences(stored, wanted))
+    if differences:
+        cause = _likely_cause(meta, config) if config is not None else ""
+        raise CheckpointError(f"{path} does not fit this run: {'; '.join(differences)}{cause}")
+
+
+def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+    if missing := sorted(wanted.keys() - stored.keys()):
+        yield f"it lacks {_count(missing)}: {list_some(missing)}"
+    if unexpected := sorted(stored.keys() - wanted.keys()):
+        yield f"this run has no place for {_count(unexpected)}: {list_some(unexpected)}"
+    both = sorted(stored.keys() & wanted.keys())
+    shapes = [
+        f"{name} is {list(stored[name].size)} there and {list(wanted[name].shape)} here"
+        for name in both
+        if stored[name].size != wanted[name].shape
+    ]
+    if shapes:
+        yield f"{_count(shapes)} of another shape: {list_some(shapes)}"
+    types = [
+        f"{name} is {stored[name].properties.dtype} there and {wanted[name].dtype} here"
+        for name in both
+        if stored[name].properties.dtype != wanted[name].dtype
+    ]
+    if types:
+        yield f"{_count(types)} of another type: {list_some(types)}"
+
+
+def _count(names: list[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+
+
+def _likely_cause(meta: CheckpointMeta, config: Mapping[str, Any]) -> str:
+    there, here = ({s: c[s] for s in _SECTIONS if s in c} for c in (meta.config, config))
+    flat_there, flat_here = dict(_flatten(there)), dict(_flatten(here))
+    changed = [
+        f"{key} was {flat_there.get(key)} and is {flat_here.get(key)}"
+        for key in sorted(flat_there.keys() | flat_here.keys())
+        if flat_there.get(key) != flat_here.get(key)
+    ]
+    if changed:
+        return f". The configurations differ: {list_some(changed)}; undo that, or start in another output_dir"
+    written_by = f"glmforge {meta.versions.get('glmforge', 'unknown')}, revision {meta.git_revision or 'unknown'}"
+    return f". The configurations agree, so the code differs: it was written by {written_by}"
+
+
+def _flatten(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flatten(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

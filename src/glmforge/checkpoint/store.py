@@ -1,0 +1,154 @@
+"""Where checkpoints lie, which of them is the newest whole one, and how a directory appears all at once.
+
+    <run>/checkpoints/step-00000120/                     a checkpoint
+    <run>/checkpoints/.step-00000140.partial-host-4711/  being written (or left behind by a dead run)
+
+A directory is written beside its final name and renamed when all its files are on the disk, so under a final
+name there is never half a checkpoint. There is no pointer file to `latest`: it could disagree with the disk
+after a crash. The newest checkpoint is the one with the highest step whose manifest agrees with its files.
+"""
+
+import logging
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import NoReturn
+
+from glmforge.checkpoint.durable import fsync_directory
+from glmforge.checkpoint.manifest import find_problems, summarize_problems
+from glmforge.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+# A replaced checkpoint still counts until the one that takes its place has its name: see `publish`.
+_CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})(\.replaced)?")
+_LEFTOVER = re.compile(r"\.(?P<final>.+)\.(partial|deleted)-(?P<host>.+)-(?P<pid>\d+)")
+_REPLACED = ".replaced"
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Directory of the checkpoint after `step` optimizer steps."""
+    return root / f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in a checkpoint directory's name."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    assert match, f"{path} is not named as a checkpoint"
+    return int(match["step"])
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """All checkpoint directories under `root`, whole or not, newest first."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: (-step_of(path), path.name.endswith(_REPLACED)))
+
+
+def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
+    """The newest whole checkpoint under `root`, or None if there is none at all.
+
+    Broken ones that are newer are named in a warning. `checksums=True` also reads and compares all contents.
+    Raises `CheckpointError` if there are checkpoints but none is whole: starting anew must be the user's
+    decision.
+    """
+    broken = []
+    for path in list_checkpoints(root):
+        problems = find_problems(path, checksums=checksums)
+        if not problems:
+            return path
+        warn_broken(path, problems)
+        broken += problems
+    if broken:
+        raise_none_whole(root, broken)
+    return None
+
+
+def warn_broken(path: Path, problems: list[str]) -> None:
+    """Say in the log that `path` is passed over, and why."""
+    logger.warning("%s is not whole and is passed over: %s", path, summarize_problems(problems))
+
+
+def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
+    """Refuse to go on as if there had never been a checkpoint under `root`."""
+    raise CheckpointError(
+        f"{root}: no checkpoint there is whole: {summarize_problems(problems)}; "
+        "restore one from a copy, or move the directory away to start anew"
+    )
+
+
+def make_partial(final: Path) -> Path:
+    """Create the directory in which `final` is put together, and clear what dead runs left beside it."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    fsync_directory(final.parent.parent)
+    _remove_leftovers(final)
+    partial = partial_path(final)
+    partial.mkdir()
+    return partial
+
+
+def partial_path(final: Path) -> Path:
+    """Where this process puts `final` together."""
+    return _hidden(final, "partial")
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Give the finished directory `partial` its name; what bears it already is replaced.
+
+    All files of `partial` must have been forced to the disk. A replaced directory is moved aside first and
+    deleted last: whenever the power fails, the old or the new one is there to be found.
+    """
+    fsync_directory(partial)
+    replaced = final.with_name(final.name + _REPLACED)
+    if final.exists():
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        final.rename(replaced)
+    partial.rename(final)
+    fsync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)  # mostly not there; what stays is removed by the next save
+
+
+def delete_checkpoint(path: Path) -> None:
+    """Delete a checkpoint such that, if this is interrupted, no half of it is left under its name."""
+    doomed = _hidden(path, "deleted")
+    path.rename(doomed)
+    fsync_directory(path.parent)
+    shutil.rmtree(doomed)
+
+
+def _remove_leftovers(final: Path) -> None:
+    """Remove what runs that are no longer alive were still writing, replacing or deleting beside `final`.
+
+    That is their `final`, or any step where `final` is a checkpoint. A directory of a live process of this
+    machine is left alone. Whether a process of another machine lives cannot be told; two runs must not share
+    a directory anyway, and after a node has failed its leftovers must go.
+    """
+    mine = _CHECKPOINT if _CHECKPOINT.fullmatch(final.name) else re.compile(re.escape(final.name))
+    for path in final.parent.iterdir():
+        leftover = _LEFTOVER.fullmatch(path.name)
+        dead = leftover and not _is_other_live_process(leftover["host"], int(leftover["pid"]))
+        name = path.name.removesuffix(_REPLACED)
+        superseded = name != path.name and path.with_name(name).exists()
+        if (leftover and dead and mine.fullmatch(leftover["final"])) or (superseded and mine.fullmatch(name)):
+            logger.info("removing %s, left behind by an interrupted run", path)
+            shutil.rmtree(path)
+
+
+def _hidden(final: Path, purpose: str) -> Path:
+    return final.with_name(f".{final.name}.{purpose}-{socket.gethostname()}-{os.getpid()}")
+
+
+def _is_other_live_process(host: str, pid: int) -> bool:
+    if host != socket.gethostname() or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # alive, and of another user
+        return True
+    return True

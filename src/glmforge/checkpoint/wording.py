@@ -1,0 +1,40 @@
+"""How checkpoint errors are put into words: sizes, lists of names, and what the operating system refused."""
+
+import errno
+import os
+from collections.abc import Sequence
+
+_NAMED = 3  # messages name so many items of a list and count the others
+
+_FIXES = {
+    errno.ENOSPC: "free space there or set another output_dir",
+    errno.EDQUOT: "free space within your quota or set another output_dir",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or set another output_dir",
+    errno.EACCES: "make it accessible to this user or set another output_dir",
+    errno.EPERM: "make it accessible to this user or set another output_dir",
+    errno.EROFS: "mount it writable or set another output_dir",
+    errno.ENOENT: "all nodes must see the same directory, and nothing else may remove files from it",
+}
+
+
+def describe_os_error(error: OSError, doing: str = "") -> str:
+    """One line: what was refused, while `doing` what ("writing <file>"), and what helps."""
+    code = error.errno or 0
+    reason = os.strerror(code) if code else str(error)
+    doing = doing or (f"using {error.filename}" if error.filename else "")
+    what = f"{reason[:1].lower()}{reason[1:]} {doing}".rstrip()
+    return f"{what}; {_FIXES[code]}" if code in _FIXES else what
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Decimal units, as disks are sold and `df -H` counts: 1,234,567 -> '1.23 MB'."""
+    value, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.3g} {units[0]}"
+
+
+def list_some(items: Sequence[str], separator: str = ", ") -> str:
+    """The first few items; how many more there are."""
+    more = len(items) - _NAMED
+    return separator.join(items[:_NAMED]) + (f" and {more} more" if more > 0 else "")

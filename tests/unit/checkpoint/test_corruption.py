@@ -1,0 +1,142 @@
+"""Every way in which a copy goes wrong is found, named, and answered with the next older checkpoint."""
+
+import re
+import shutil
+
+import pytest
+
+from glmforge.checkpoint import latest_checkpoint, load_checkpoint, load_latest, verify_checkpoint
+from glmforge.checkpoint.store import checkpoint_path
+from glmforge.errors import CheckpointError
+from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
+
+FILES = ["__0_0.distcp", ".metadata", "meta.json", "manifest.json"]
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def extend(file):
+    file.write_bytes(file.read_bytes() + b"\0\0\0")
+
+
+def delete(file):
+    file.unlink()
+
+
+def garble(file):
+    file.write_bytes(b"\xff\xfe{{ not what it was")
+
+
+DAMAGES = [flip_a_bit, truncate, extend, delete, garble]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    root = tmp_path_factory.mktemp("template")
+    save_steps(root, 10, 20)
+    return root
+
+
+@pytest.fixture
+def pair(template, tmp_path):
+    """An older and the newest checkpoint, copied: forcing every case to the disk anew would take long."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    return checkpoint_path(tmp_path, 10), checkpoint_path(tmp_path, 20)
+
+
+@pytest.fixture
+def damaged(pair, request):
+    file, damage = request.param
+    older, newest = pair
+    damage(newest / file)
+    return older, newest, newest / file
+
+
+CASES = pytest.mark.parametrize(
+    "damaged",
+    [pytest.param((f, d), id=f"{d.__name__}-{f}") for f in FILES for d in DAMAGES],
+    indirect=True,
+)
+
+
+@CASES
+def test_verify_names_the_file(damaged):
+    older, newest, file = damaged
+    assert verify_checkpoint(older) == []
+    (problem,) = verify_checkpoint(newest)
+    assert str(newest) in problem
+    assert file.name in problem
+
+
+@CASES
+def test_load_refuses(damaged):
+    _, newest, _ = damaged
+    tensors = blank_tensors()
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is not whole"):
+        load_checkpoint(newest, tensors)
+    assert all((t == -1).all() for t in tensors.values() if t.numel())
+
+
+@CASES
+def test_load_latest_takes_the_older_one_and_says_why(damaged, caplog):
+    older, newest, file = damaged
+    tensors = blank_tensors()
+    path, meta = load_latest(older.parent, tensors)
+    assert (path, meta.step) == (older, 10)
+    assert_holds_step(tensors, 10)
+    assert f"{newest} is not whole and is passed over" in caplog.text
+    assert file.name in caplog.text
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", [truncate, extend, delete, garble])
+def test_latest_needs_no_checksums_to_see_what_sizes_show(pair, tmp_path, caplog, file, damage):
+    older, newest = pair
+    damage(newest / file)
+    assert latest_checkpoint(tmp_path) == older
+    assert file in caplog.text
+
+
+def test_latest_with_checksums_sees_a_flipped_bit(pair, tmp_path):
+    older, newest = pair
+    flip_a_bit(newest / "__0_0.distcp")
+    assert latest_checkpoint(tmp_path) == newest
+    assert latest_checkpoint(tmp_path, checksums=True) == older
+
+
+def test_none_whole_is_an_error_and_not_a_fresh_start(pair, tmp_path):
+    for path in pair:
+        delete(path / ".metadata")
+    for find in (latest_checkpoint, lambda root: load_latest(root, blank_tensors())):
+        with pytest.raises(CheckpointError, match=r"no checkpoint there is whole: .*\.metadata: missing"):
+            find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (truncate, "10 bytes shorter than manifest.json says"),
+        (extend, "3 bytes longer than manifest.json says"),
+        (delete, "missing"),
+        (flip_a_bit, "SHA-256 differs from manifest.json: it is damaged"),
+    ],
+)
+def test_the_words_for_each_damage(pair, damage, words):
+    path, _ = pair
+    damage(path / "__0_0.distcp")
+    assert verify_checkpoint(path) == [f"{path / '__0_0.distcp'}: {words}"]
+
+
+def test_a_manifest_of_a_newer_format_asks_for_a_newer_glmforge(pair):
+    path, _ = pair
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
+    assert "use a newer one" in verify_checkpoint(path)[0]
