@@ -9,8 +9,8 @@ processes are forked from a server which imported torch once, so that a run of f
 second rather than four imports of torch. A rank that fails fails the call with that rank's traceback, and no
 process outlives the call, nor the test run: each rank watches its parent and takes its own children with it.
 
-The environment is torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Code that
-makes its own process group is run with `init_group=False`.
+The environment is torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+Code that makes its own process group is run with `init_group=False`.
 """
 
 import importlib.util

@@ -5,48 +5,28 @@ on, and where the run came from (config, code, libraries). The tensors are in th
 """
 
 import functools
-import platform
-import subprocess
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
-import glmforge
 from glmforge.checkpoint.collective import world_size
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
+from glmforge.observe.environment import git_revision, library_versions
 
 META_FILE = "meta.json"
 FORMAT_VERSION = 1
 
-_LIBRARIES = ("torch", "numpy", "tokenizers", "safetensors")
+@functools.cache
+def _versions() -> dict[str, str]:
+    return library_versions()
 
 
 @functools.cache
-def library_versions() -> dict[str, str]:
-    """Versions of glmforge, Python and the libraries that can change results."""
-    versions = {"glmforge": glmforge.__version__, "python": platform.python_version()}
-    return versions | {library: metadata.version(library) for library in _LIBRARIES}
-
-
-@functools.cache
-def git_revision() -> str | None:
-    """Commit of the repository that tracks this package, '+dirty' if files differ; None outside of one."""
-    tracked = _git("ls-files", "--error-unmatch", Path(__file__).name)
-    commit = _git("rev-parse", "HEAD") if tracked else None
-    return commit and commit + ("+dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
-
-
-def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # no git on this machine
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+def _revision() -> str | None:
+    return git_revision(Path(__file__).parent)
 
 
 def _now() -> str:
@@ -69,8 +49,8 @@ class CheckpointMeta(Strict):
     hooks: dict[str, Any] = Field(default={}, description="hook name -> its JSON state")
     world_size: PositiveInt = Field(default_factory=world_size)
     created: str = Field(default_factory=_now, description="UTC, ISO 8601")
-    git_revision: str | None = Field(default_factory=git_revision)
-    versions: dict[str, str] = Field(default_factory=library_versions)
+    git_revision: str | None = Field(default_factory=_revision)
+    versions: dict[str, str] = Field(default_factory=_versions)
 
 
 def read_meta(path: Path) -> CheckpointMeta:

@@ -42,8 +42,9 @@ from glmforge.checkpoint.manifest import (
 )
 from glmforge.checkpoint.meta import META_FILE, CheckpointMeta
 from glmforge.checkpoint.store import checkpoint_path, list_checkpoints, make_partial, partial_path, publish
-from glmforge.checkpoint.wording import describe_os_error, format_bytes
+from glmforge.checkpoint.wording import describe_os_error
 from glmforge.errors import CheckpointError
+from glmforge.observe.units import format_bytes
 
 RNG_PREFIX = "rng."  # generator states are stored among the tensors, one for each rank
 

@@ -1,4 +1,4 @@
-"""How checkpoint errors are put into words: sizes, lists of names, and what the operating system refused."""
+"""How checkpoint errors are put into words: lists of names and what the operating system refused."""
 
 import errno
 import os
@@ -24,14 +24,6 @@ def describe_os_error(error: OSError, doing: str = "") -> str:
     doing = doing or (f"using {error.filename}" if error.filename else "")
     what = f"{reason[:1].lower()}{reason[1:]} {doing}".rstrip()
     return f"{what}; {_FIXES[code]}" if code in _FIXES else what
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Decimal units, as disks are sold and `df -H` counts: 1,234,567 -> '1.23 MB'."""
-    value, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.3g} {units[0]}"
 
 
 def list_some(items: Sequence[str], separator: str = ", ") -> str:

@@ -1,0 +1,124 @@
+"""One optimizer step of a 20-million-parameter GLM-shaped model, against torch's own Muon.
+
+    python benchmarks/optimizer.py               # under a minute; writes benchmarks/results/optimizer.json
+
+Both sides train the model of `benchmarks/train_step.py` from random gradients: Muon for every matrix but
+the embedding, fused AdamW for the rest, the same settings. `torch.optim.Muon` takes 2-D parameters only, so
+that it is given each expert's gate, up and down matrix as a parameter of its own. The variants take turns,
+one step each, so that whatever else the machine does falls on all of them alike; `cpu_ms` is the median
+processor time over all threads, which other work disturbs less than the time on the clock.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch.nn import Parameter
+from train_step import MODEL, ROPE
+
+from glmforge.config.model import ModelConfig
+from glmforge.config.schema import OptimConfig
+from glmforge.model import GlmMoe
+from glmforge.optim import build_optimizer
+from glmforge.optim.groups import treatment
+
+RESULTS = Path(__file__).parent / "results" / "optimizer.json"
+CONFIG = OptimConfig()
+NUM_WARMUP = 2
+
+
+def named_parameters() -> dict[str, Parameter]:
+    model = GlmMoe.create(ModelConfig(**MODEL, **ROPE, num_nextn_predict_layers=0))
+    parameters = dict(model.named_parameters())
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(parameter.shape)
+    return parameters
+
+
+def ours(dtype: torch.dtype) -> Callable[[], None]:
+    return build_optimizer(named_parameters().items(), CONFIG, newton_schulz_dtype=dtype).step
+
+
+def torchs() -> Callable[[], None]:
+    matrices, decayed, others = [], [], []
+    for name, parameter in named_parameters().items():
+        how = treatment(name, parameter.shape, CONFIG)
+        if how.method == "muon":
+            matrices += _separate(parameter, how.num_fused)
+        else:
+            (decayed if how.weight_decay else others).append(parameter)
+    muon = torch.optim.Muon(matrices, lr=CONFIG.lr, weight_decay=CONFIG.weight_decay, adjust_lr_fn="match_rms_adamw")
+    groups = [
+        {"params": decayed, "weight_decay": CONFIG.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=CONFIG.lr, betas=CONFIG.betas, eps=CONFIG.eps, fused=True)
+
+    def step() -> None:
+        muon.step()
+        adamw.step()
+
+    return step
+
+
+def _separate(packed: Parameter, num_fused: int) -> list[Parameter]:
+    """The 2-D matrices of a parameter, each as a parameter with its gradient."""
+    shape = (-1, packed.shape[-2] // num_fused, packed.shape[-1])
+    matrices = [Parameter(matrix) for matrix in packed.detach().view(shape)]
+    for matrix, gradient in zip(matrices, packed.grad.view(shape), strict=True):
+        matrix.grad = gradient
+    return matrices
+
+
+def measure(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict[str, float]]:
+    wall: dict[str, list[float]] = {name: [] for name in steps}
+    processor: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(NUM_WARMUP + rounds):
+        for name, step in steps.items():
+            start, processor_start = time.perf_counter(), time.process_time()
+            step()
+            wall[name].append(1e3 * (time.perf_counter() - start))
+            processor[name].append(1e3 * (time.process_time() - processor_start))
+    return {
+        name: {
+            "median_ms": round(statistics.median(wall[name][NUM_WARMUP:]), 1),
+            "min_ms": round(min(wall[name][NUM_WARMUP:]), 1),
+            "cpu_ms": round(statistics.median(processor[name][NUM_WARMUP:]), 1),
+        }
+        for name in steps
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    steps = {
+        "glmforge, bf16 iteration": ours(torch.bfloat16),
+        "glmforge, fp32 iteration": ours(torch.float32),
+        "torch.optim.Muon + AdamW (bf16 iteration)": torchs(),
+    }
+    result = {
+        "num_parameters": sum(parameter.numel() for parameter in named_parameters().values()),
+        "step": measure(steps, arguments.rounds),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": arguments.threads,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(RESULTS.read_text())
+
+
+if __name__ == "__main__":
+    main()

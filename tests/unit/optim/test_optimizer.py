@@ -1,0 +1,218 @@
+import copy
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from glmforge.config.schema import OptimConfig
+from glmforge.errors import CheckpointError
+from glmforge.optim import Optimizer, build_optimizer
+from glmforge.optim import muon as muon_module
+from glmforge.optim.muon import MuonParameter, plan_batches
+
+NUM_EXPERTS, INNER, HIDDEN = 3, 5, 8
+SHAPES = {
+    "model.embed_tokens.weight": (13, HIDDEN),
+    "model.layers.0.self_attn.q_proj.weight": (12, HIDDEN),
+    "model.layers.0.self_attn.q_proj.bias": (12,),
+    "model.layers.0.self_attn.o_proj.weight": (HIDDEN, 12),
+    "model.layers.0.input_layernorm.weight": (HIDDEN,),
+    "model.layers.1.self_attn.q_proj.weight": (12, HIDDEN),
+    "model.layers.1.mlp.gate.weight": (NUM_EXPERTS, HIDDEN),
+    "model.layers.1.mlp.experts.gate_up_proj": (NUM_EXPERTS, 2 * INNER, HIDDEN),
+    "model.layers.1.mlp.experts.down_proj": (NUM_EXPERTS, HIDDEN, INNER),
+    "lm_head.weight": (13, HIDDEN),
+}
+CONFIG = OptimConfig(lr=0.02, weight_decay=0.1)
+
+
+def random_like(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def parameters_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, Parameter]:
+    return {name: Parameter(value) for name, value in random_like(shapes, seed=0).items()}
+
+
+def train(optimizer: Optimizer, parameters: dict[str, Parameter], steps: range) -> None:
+    for step in steps:
+        gradients = random_like({name: tuple(p.shape) for name, p in parameters.items()}, seed=100 + step)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        optimizer.set_lr(0.02 / (1 + step))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", [(12, 8), (8, 12), (8, 8)])
+def test_a_matrix_is_trained_as_by_torchs_muon(shape, nesterov):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    ours, theirs = parameters_of({name: shape}), parameters_of({name: shape})
+    config = OptimConfig(lr=0.02, weight_decay=0.1, muon_nesterov=nesterov)
+    reference = torch.optim.Muon(
+        theirs.values(), lr=0.02, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+    )
+    train(build_optimizer(ours.items(), config), ours, range(4))
+    for step in range(4):
+        theirs[name].grad = random_like({name: shape}, seed=100 + step)[name]
+        reference.param_groups[0]["lr"] = 0.02 / (1 + step)
+        reference.step()
+    # Both iterate in bf16 and normalise differently, so that single roundings differ: 2^-8 of an update of
+    # at most 0.2 * sqrt(12) * 1.2 per element, over steps of 0.02 * (1 + 1/2 + 1/3 + 1/4), and amplified by
+    # the iteration
+    torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=2e-3)
+    moved = (theirs[name] - parameters_of({name: shape})[name]).abs().max()
+    assert moved > 0.02
+
+
+def test_vectors_and_embeddings_are_trained_as_by_torchs_adamw():
+    shapes = {
+        "model.embed_tokens.weight": (13, HIDDEN),
+        "model.layers.0.self_attn.q_proj.bias": (12,),
+        "model.norm.weight": (HIDDEN,),
+    }
+    ours, theirs = parameters_of(shapes), parameters_of(shapes)
+    embedding, *vectors = theirs.values()
+    groups = [
+        {"params": [embedding], "weight_decay": 0.1},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    train(build_optimizer(ours.items(), CONFIG), ours, range(1))
+    for name, gradient in random_like(shapes, seed=100).items():
+        theirs[name].grad = gradient
+    reference.step()
+    for name in shapes:
+        assert torch.equal(ours[name], theirs[name])
+
+
+def test_packed_experts_are_trained_as_separate_matrices():
+    packed = parameters_of({name: shape for name, shape in SHAPES.items() if "experts" in name})
+    separate = {}
+    for expert in range(NUM_EXPERTS):
+        gate_up, down = (parameter[expert].detach().clone() for parameter in packed.values())
+        separate[f"{expert}.gate"] = Parameter(gate_up[:INNER])
+        separate[f"{expert}.up"] = Parameter(gate_up[INNER:])
+        separate[f"{expert}.down"] = Parameter(down)
+    optimizers = [
+        build_optimizer(parameters.items(), CONFIG, newton_schulz_dtype=torch.float32)
+        for parameters in (packed, separate)
+    ]
+    for step in range(3):
+        gate_up, down = random_like({name: tuple(p.shape) for name, p in packed.items()}, seed=step).values()
+        for parameter, gradient in zip(packed.values(), (gate_up, down), strict=True):
+            parameter.grad = gradient
+        for expert in range(NUM_EXPERTS):
+            separate[f"{expert}.gate"].grad = gate_up[expert, :INNER]
+            separate[f"{expert}.up"].grad = gate_up[expert, INNER:]
+            separate[f"{expert}.down"].grad = down[expert]
+        for optimizer in optimizers:
+            optimizer.step()
+    gate_up, down = packed.values()
+    # The order of batches differs, nothing else: fp32 rounding
+    for expert in range(NUM_EXPERTS):
+        rejoined = torch.cat([separate[f"{expert}.gate"], separate[f"{expert}.up"]])
+        torch.testing.assert_close(gate_up[expert], rejoined, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(down[expert], separate[f"{expert}.down"], rtol=1e-5, atol=1e-5)
+
+
+def test_batch_size_changes_no_numbers(monkeypatch):
+    results = []
+    for size in (2**26, 2 * INNER * HIDDEN, 1):
+        monkeypatch.setattr(muon_module, "batch_elements", lambda device, size=size: size)
+        parameters = parameters_of(SHAPES)
+        train(
+            build_optimizer(parameters.items(), CONFIG, newton_schulz_dtype=torch.float32),
+            parameters,
+            range(3),
+        )
+        results.append(parameters)
+    for name in SHAPES:  # fp32 rounding
+        torch.testing.assert_close(results[1][name], results[0][name], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(results[2][name], results[0][name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_plan_holds_every_matrix_once_and_no_batch_is_too_large(monkeypatch, limit):
+    monkeypatch.setattr(muon_module, "batch_elements", lambda device: limit * INNER * HIDDEN)
+    gate_up = torch.zeros(SHAPES["model.layers.1.mlp.experts.gate_up_proj"])
+    parameters = [MuonParameter(gate_up, gate_up, 0.0, 2, None) for _ in range(3)]
+    batches = plan_batches(parameters)
+    slices = [piece for batch in batches for piece in batch.slices_by_owner[0]]
+    for parameter in parameters:
+        own = [range(piece.start, piece.stop) for piece in slices if piece.source is parameter]
+        assert [matrix for matrices in own for matrix in matrices] == list(range(2 * NUM_EXPERTS))
+    sizes = [sum(map(len, batch.slices_by_owner[0])) for batch in batches]
+    assert max(sizes) <= limit
+    assert all(size == limit for size in sizes[:-1])
+
+
+def test_frozen_parameters_and_those_without_gradient_stay():
+    parameters = parameters_of(SHAPES)
+    frozen, idle = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.input_layernorm.weight"
+    idle_matrix = "model.layers.1.mlp.experts.down_proj"
+    parameters[frozen].requires_grad_(False)
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    optimizer = build_optimizer(parameters.items(), CONFIG)
+    assert not any(name.endswith(frozen) for name in optimizer.state_dict())
+    for name, gradient in random_like(SHAPES, seed=1).items():
+        parameters[name].grad = None if name in (frozen, idle, idle_matrix) else gradient
+    optimizer.step()
+    for name in SHAPES:
+        assert torch.equal(parameters[name], before[name]) == (name in (frozen, idle, idle_matrix))
+    assert optimizer.state_dict()[f"step.{idle}"] == 0
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in parameters.values())
+
+
+def test_update_has_the_root_mean_square_of_adamws():
+    name, shape = "model.layers.0.self_attn.q_proj.weight", (64, 96)
+    parameters = parameters_of({name: shape})
+    before = parameters[name].detach().clone()
+    config = OptimConfig(lr=0.5, weight_decay=0.0, newton_schulz="polar_express", newton_schulz_steps=8)
+    optimizer = build_optimizer(parameters.items(), config, newton_schulz_dtype=torch.float32)
+    parameters[name].grad = torch.randn(shape)
+    optimizer.step()
+    rms = (parameters[name] - before).square().mean().sqrt() / 0.5
+    # An orthogonal [64, 96] matrix has RMS 1 / sqrt(96), exactly
+    assert rms.item() == pytest.approx(0.2, rel=1e-4)
+
+
+def test_training_goes_on_bit_equal_from_a_loaded_state():
+    straight = parameters_of(SHAPES)
+    train(build_optimizer(straight.items(), CONFIG), straight, range(6))
+
+    parameters = parameters_of(SHAPES)
+    optimizer = build_optimizer(parameters.items(), CONFIG)
+    train(optimizer, parameters, range(3))
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    resumed = {name: Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
+    fresh = build_optimizer(resumed.items(), CONFIG)
+    fresh.load_state_dict(saved)
+    train(fresh, resumed, range(3, 6))
+    for name in SHAPES:
+        assert torch.equal(resumed[name], straight[name])
+
+
+def test_state_is_whole_before_the_first_step_and_named_by_parameter():
+    parameters = parameters_of(SHAPES)
+    state = build_optimizer(parameters.items(), CONFIG).state_dict()
+    matrices = [name for name, shape in SHAPES.items() if len(shape) > 1 and "embed" not in name]
+    others = [name for name in SHAPES if name not in matrices]
+    kinds = ("exp_avg", "exp_avg_sq", "step")
+    expected = {f"momentum.{name}" for name in matrices} | {f"{kind}.{name}" for kind in kinds for name in others}
+    assert state.keys() == expected
+    assert not any(tensor.requires_grad for tensor in state.values())
+
+
+def test_a_state_that_does_not_fit_is_refused():
+    parameters = parameters_of(SHAPES)
+    optimizer = build_optimizer(parameters.items(), CONFIG)
+    other = build_optimizer(parameters.items(), OptimConfig(lm_head="adamw")).state_dict()
+    with pytest.raises(CheckpointError, match=r"1 tensors missing \['momentum.lm_head.weight'\], 3 unexpected"):
+        optimizer.load_state_dict(other)
+    state = optimizer.state_dict() | {"momentum.lm_head.weight": torch.zeros(7, HIDDEN)}
+    with pytest.raises(CheckpointError, match=r"'momentum.lm_head.weight' has shape \[7, 8\].* needs \[13, 8\]"):
+        optimizer.load_state_dict(state)
