@@ -18,7 +18,7 @@ def make_meta(step: int, **changes: Any) -> CheckpointMeta:
         "tokens_consumed": 1024 * step,
         "samples_consumed": {"main": 8 * step},
         "config": CONFIG,
-        "data_fingerprint": "data-1",
+        "data_fingerprint": {"main": {"seed": 0}},
         "tokenizer_fingerprint": "tokenizer-1",
     }
     return CheckpointMeta(**(fields | changes))

@@ -44,7 +44,7 @@ class CheckpointMeta(Strict):
     tokens_consumed: NonNegativeInt = Field(description="over all phases and ranks")
     samples_consumed: dict[str, int] = Field(description="phase name -> samples, the loader's whole state")
     config: dict[str, Any] = Field(description="the run's effective configuration")
-    data_fingerprint: str
+    data_fingerprint: dict[str, Any] = Field(description="phase name -> what its samples depend on")
     tokenizer_fingerprint: str
     hooks: dict[str, Any] = Field(default={}, description="hook name -> its JSON state")
     world_size: PositiveInt = Field(default_factory=world_size)

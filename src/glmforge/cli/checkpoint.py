@@ -72,7 +72,7 @@ def _checkpoints_of(path: Path) -> list[Path]:
 def _show_run(path: Path) -> None:
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.manifest import find_problems, read_manifest
-    from glmforge.checkpoint.wording import format_bytes
+    from glmforge.observe.units import format_bytes
 
     table = Table("checkpoint", "tokens", "phase", "saved (UTC)", "size", "state")
     problems_of = {checkpoint: find_problems(checkpoint, checksums=False) for checkpoint in _checkpoints_of(path)}
@@ -93,7 +93,7 @@ def _show_run(path: Path) -> None:
 def _show_checkpoint(path: Path) -> None:
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.manifest import find_problems, read_manifest
-    from glmforge.checkpoint.wording import format_bytes
+    from glmforge.observe.units import format_bytes
 
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
@@ -117,7 +117,7 @@ def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:
         ("samples", samples),
         ("run", str(meta.config.get("name", "?"))),
         ("model", ", ".join(f"{field} {model[field]}" for field in _MODEL_FIELDS if field in model)),
-        ("data", meta.data_fingerprint),
+        ("data", ", ".join(meta.data_fingerprint)),
         ("tokenizer", meta.tokenizer_fingerprint),
         ("ranks", str(meta.world_size)),
         ("saved (UTC)", meta.created),

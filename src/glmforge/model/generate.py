@@ -61,7 +61,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    sampling: Sampling = Sampling(),  # noqa: B008  (frozen)
+    sampling: Sampling = Sampling(),
     stop_ids: Sequence[int] = (),
     seed: int | None = None,
     on_token: Callable[[list[int | None]], None] | None = None,

@@ -7,6 +7,7 @@ Values are always drawn on the CPU in fp32: generators of other devices draw oth
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +15,14 @@ from torch import Tensor, nn
 BLOCK_ROWS = 256
 
 
-def initialize(model: nn.Module, seed: int) -> None:
-    """Fill every parameter and router bias of a whole (unsharded) `GlmMoe` in place."""
-    std = model.config.initializer_range  # type: ignore[union-attr]
+def initialize(model: nn.Module, seed: int, std: float) -> None:
+    """Fill every parameter and router bias of a whole (unsharded) model in place."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.copy_(initial_rows(name, tensor.shape, 0, tensor.shape[0], seed=seed, std=std))
 
 
-def initial_rows(name: str, shape: torch.Size, start: int, stop: int, *, seed: int, std: float) -> Tensor:
+def initial_rows(name: str, shape: Sequence[int], start: int, stop: int, *, seed: int, std: float) -> Tensor:
     """Rows `[start, stop)` along dim 0 of the named parameter's initial value, fp32 on the CPU.
 
     For a packed expert tensor `[E, rows, columns]` dim 0 is the expert.
@@ -37,7 +37,7 @@ def initial_rows(name: str, shape: torch.Size, start: int, stop: int, *, seed: i
     return _normal_rows(name, shape, start, stop, seed, std)
 
 
-def _normal_rows(name: str, shape: torch.Size, start: int, stop: int, seed: int, std: float) -> Tensor:
+def _normal_rows(name: str, shape: Sequence[int], start: int, stop: int, seed: int, std: float) -> Tensor:
     num_rows, num_columns = shape
     rows = torch.empty(stop - start, num_columns)
     for block_start in range(start - start % BLOCK_ROWS, stop, BLOCK_ROWS):

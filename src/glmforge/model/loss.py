@@ -6,7 +6,6 @@ the global number. No function here makes [T, V] logits at once.
 Shapes: B rows, S tokens per row, T = B * S tokens, D hidden_size, V vocab_size.
 """
 
-import torch
 from torch import Tensor
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy_sum

@@ -35,9 +35,7 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
-        self.register_buffer(
-            "e_score_correction_bias", torch.empty(config.n_routed_experts, dtype=torch.float32)
-        )
+        self.register_buffer("e_score_correction_bias", torch.empty(config.n_routed_experts, dtype=torch.float32))
 
     def forward(self, x_TD: Tensor) -> Routes:
         config = self.config

@@ -12,7 +12,7 @@ Shapes: B rows, S tokens per row, T = B * S, D hidden_size, V vocab_size, L MoE 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -96,23 +96,23 @@ class GlmMoe(nn.Module):
     def create(cls, config: ModelConfig, seed: int = 0) -> Self:
         """A freshly initialised fp32 model; the weights depend on `seed` and names only."""
         model = cls(config)
-        initialize(model, seed)
+        initialize(model, seed, config.initializer_range)
         return model
 
     @property
     def trunk_layers(self) -> Sequence[DecoderLayer]:
-        return list(self.model.layers)[: self.config.num_hidden_layers]  # type: ignore[arg-type]
+        return cast(list[DecoderLayer], list(self.model.layers)[: self.config.num_hidden_layers])
 
     @property
     def mtp_layers(self) -> Sequence[MTPLayer]:
-        return list(self.model.layers)[self.config.num_hidden_layers :]  # type: ignore[arg-type]
+        return cast(list[MTPLayer], list(self.model.layers)[self.config.num_hidden_layers :])
 
     def forward(
         self,
         ids_BS: Tensor,
         documents: Documents | None = None,
         *,
-        head: Head[T] = logits_head,
+        head: Head[T] = logits_head,  # type: ignore[assignment]
         with_mtp: bool = True,
         with_aux_loss: bool = False,
     ) -> ForwardOutput[T]:

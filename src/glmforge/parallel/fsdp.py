@@ -15,22 +15,21 @@ from glmforge.model.moe import MoE
 from glmforge.model.transformer import GlmMoe
 
 
-def apply_fsdp(
-    model: GlmMoe, mesh: DeviceMesh, *, compute_dtype: torch.dtype, reshard_after_forward: bool
-) -> None:
+def apply_fsdp(model: GlmMoe, mesh: DeviceMesh, *, compute_dtype: torch.dtype, reshard_after_forward: bool) -> None:
     """Shard `model` in place over `dp_shard`, with copies over `dp_replicate` where that axis is longer than 1."""
     if mesh["dp_replicate"].size() == 1:
         mesh = mesh["dp_shard"]
-    policy = MixedPrecisionPolicy(
-        param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
-    )
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     router_policy = MixedPrecisionPolicy(
         param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     for layer in model.model.layers:
         if isinstance(layer.mlp, MoE):
             fully_shard(
-                layer.mlp.gate, mesh=mesh, mp_policy=router_policy, reshard_after_forward=reshard_after_forward
+                layer.mlp.gate,
+                mesh=mesh,
+                mp_policy=router_policy,
+                reshard_after_forward=reshard_after_forward,
             )
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -97,9 +97,7 @@ def join_world(dp_replicate: int, dp_shard: int, timeout_s: int) -> Iterator[Wor
     if joined_here:
         _init_process_group(size, device, timeout_s)
     try:
-        mesh = init_device_mesh(
-            device.type, (dp_replicate, dp_shard), mesh_dim_names=("dp_replicate", "dp_shard")
-        )
+        mesh = init_device_mesh(device.type, (dp_replicate, dp_shard), mesh_dim_names=("dp_replicate", "dp_shard"))
         yield World(dist.get_rank(), size, device, mesh)
     finally:
         if joined_here:

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from helpers.distributed import run_ranks
-from helpers.models import run_config
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -11,6 +9,8 @@ from glmforge.kernels.documents import Documents
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World, join_world
+from helpers.distributed import run_ranks
+from helpers.models import run_config
 
 NUM_ROWS, SEQ_LEN = 8, 16
 
@@ -27,9 +27,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 def step(world: World, compute: str, compile_layers: bool = False) -> dict[str, Tensor]:
     """Summed loss, counts, whole weights and whole gradients after one backward pass on this rank's rows."""
-    config = run_config(
-        precision={"compute": compute}, parallel={"compile": compile_layers}, model=odd_model()
-    )
+    config = run_config(precision={"compute": compute}, parallel={"compile": compile_layers}, model=odd_model())
     model = build_model(config, world)
     results = {f"weight.{name}": whole(p) for name, p in model.named_parameters()}
     share = NUM_ROWS // world.size

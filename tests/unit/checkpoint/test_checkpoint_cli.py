@@ -24,7 +24,7 @@ def test_show_a_checkpoint(tmp_path):
         "1,228,800",  # tokens
         "main 9,600",  # samples
         "hidden_size 8",
-        "data-1",
+        "main",
         "tokenizer-1",
         "abc123",
         "torch 2.",

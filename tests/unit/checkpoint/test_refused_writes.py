@@ -38,8 +38,8 @@ def test_full_disk(small_disk):
         save_checkpoint(small_disk, 20, LARGE, make_meta(20))
     message = str(caught.value)
     assert message.startswith(f"{small_disk}/step-00000020 was not saved: no space left on device writing ")
-    assert "free space there or set another output_dir (the checkpoint takes 4 MB: at least " in message
-    assert message.endswith("MB more). The last whole checkpoint is step-00000010")
+    assert "free space there or set another output_dir (the checkpoint takes 3.81 MiB: at least " in message
+    assert message.endswith("MiB more). The last whole checkpoint is step-00000010")
     assert [path.name for path in small_disk.iterdir()] == [good.name]
     tensors = blank_tensors()
     load_latest(small_disk, tensors)

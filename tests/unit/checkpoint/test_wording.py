@@ -1,21 +1,6 @@
 import pytest
 
-from glmforge.checkpoint.wording import describe_os_error, format_bytes, list_some
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1234, "1.23 kB"),
-        (999_600, "1 MB"),
-        (5 * 10**9, "5 GB"),
-        (10**16, "1e+04 TB"),
-    ],
-)
-def test_format_bytes(num_bytes, text):
-    assert format_bytes(num_bytes) == text
+from glmforge.checkpoint.wording import describe_os_error, list_some
 
 
 def test_list_some():

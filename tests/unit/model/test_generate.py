@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers.models import randomize_, tiny_config
 
 from glmforge.model import GlmMoe, Sampling
 from glmforge.model.cache import KVCache
 from glmforge.model.generate import _decode
+from helpers.models import randomize_, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_sampling_is_reproducible_and_follows_the_distribution() -> None:
     assert torch.equal(draw, again)
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.5, {0}), (0.6, {0, 1}), (0.79, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.5, {0}), (0.6, {0, 1}), (0.79, {0, 1}), (0.81, {0, 1, 2}), (1.0, {0, 1, 2, 3})]
+)
 def test_top_p_keeps_the_smallest_sufficient_set(top_p: float, kept: set[int]) -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64).log().repeat(5_000, 1)
     draw = Sampling(temperature=1.0, top_p=top_p).choose(logits, torch.Generator().manual_seed(0))

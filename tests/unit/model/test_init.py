@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.models import tiny_config
 
 from glmforge.model import GlmMoe
 from glmforge.model.init import BLOCK_ROWS, initial_rows
+from helpers.models import tiny_config
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 7])

@@ -2,13 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from helpers.models import randomize_, tiny_config
 
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
 from glmforge.model.loss import CrossEntropyHead, labels_at_depth
 from glmforge.model.rope import Rope
 from glmforge.model.transformer import DocumentAttention
+from helpers.models import randomize_, tiny_config
 
 
 def make_model(**overrides: object) -> GlmMoe:
@@ -27,7 +27,16 @@ def test_labels_stop_at_document_ends() -> None:
 def test_rows_do_not_leak_into_each_other() -> None:
     """The roll of the flattened batch brings the next row's first token to a row's end; no label may ask for it."""
     labels_T = torch.arange(8)
-    assert labels_at_depth(labels_T, Documents.from_lengths([4, 4]), 1).tolist() == [1, 2, 3, -100, 5, 6, 7, -100]
+    assert labels_at_depth(labels_T, Documents.from_lengths([4, 4]), 1).tolist() == [
+        1,
+        2,
+        3,
+        -100,
+        5,
+        6,
+        7,
+        -100,
+    ]
 
 
 def test_forward_is_the_published_formula() -> None:
@@ -57,9 +66,7 @@ def test_a_later_document_changes_nothing_in_an_earlier_one() -> None:
     changed_BS = ids_BS.clone()
     changed_BS[0, 6:] = (changed_BS[0, 6:] + 1) % 512
     labels_BS[0, 6:] = -100
-    first, second = (
-        model(ids, documents, head=CrossEntropyHead(labels_BS, documents)) for ids in (ids_BS, changed_BS)
-    )
+    first, second = (model(ids, documents, head=CrossEntropyHead(labels_BS, documents)) for ids in (ids_BS, changed_BS))
     torch.testing.assert_close(first.mtp[0], second.mtp[0])
     torch.testing.assert_close(first.main, second.main)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.models import randomize_, tiny_config, transformers_model
 
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
+from helpers.models import randomize_, tiny_config, transformers_model
 
 VARIANTS = {
     "glm46": {},

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.models import randomize_, tiny_config
 
 from glmforge.model import GlmMoe
 from glmforge.model.router import Router, sequence_balance_loss
+from helpers.models import randomize_, tiny_config
 
 
 def test_balance_loss_is_the_formula_written_out() -> None:

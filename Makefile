@@ -1,0 +1,30 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`. Each installs what is missing by itself.
+
+BIN := .venv/bin
+
+.PHONY: help setup demo test lint format bench
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+setup: ## create .venv and install what is missing
+	@scripts/setup.sh
+
+demo: setup ## train a small model on this machine, from raw text to a chat (DEMO="--minutes 10" and other options)
+	@$(BIN)/glmforge demo $(DEMO)
+
+test: setup lint ## everything CI checks: lint, types, imports, all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --durations 15
+
+lint: setup ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## let ruff put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## training step against transformers: writes benchmarks/results/train_step.json
+	$(BIN)/python benchmarks/train_step.py

@@ -1,0 +1,61 @@
+"""The `glmforge` command: one file per group of commands; parse, call, print.
+
+Command modules import what is heavy (torch above all) inside their functions, so that `--help` answers at once.
+"""
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from glmforge import __version__
+from glmforge.cli import chat, checkpoint, data, demo, export, model, report, train
+from glmforge.errors import GlmforgeError
+
+app = typer.Typer(
+    name="glmforge",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train GLM-4.5/4.6-class Mixture-of-Experts models: from raw text to a model that talks.",
+    epilog="New here? 'glmforge demo' trains a small model on this machine in about five minutes.",
+)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("chat")(chat.chat)
+app.command("export")(export.export)
+app.command("report")(report.report)
+app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"glmforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    try:
+        app()
+    except GlmforgeError as error:
+        print(f"glmforge: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("glmforge: interrupted", file=sys.stderr)
+        sys.exit(130)

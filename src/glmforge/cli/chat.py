@@ -1,0 +1,69 @@
+"""`glmforge chat`: talk to a model in the terminal."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def chat(
+    model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")],
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Continue the text as it is, without the chat template.")
+    ] = False,
+    thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from this share of probability.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None,
+) -> None:
+    """Talk to a model. A model that has only been pre-trained continues text best: use --complete.
+
+    Examples:
+
+        glmforge chat runs/demo/export
+
+        glmforge chat runs/demo --complete -p "def main():" --temperature 0
+    """
+    from glmforge.serve.chat import ChatModel, Conversation
+
+    loaded = ChatModel.load(model, tokenizer_dir=tokenizer)
+    conversation = Conversation(loaded, thinking=thinking)
+
+    def answer(text: str) -> None:
+        speak = loaded.continue_text if complete else conversation.reply
+        if complete:
+            _write(text)
+        speak(
+            text,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            on_text=_write,
+        )
+        _write("\n")
+
+    if prompt is not None:
+        answer(prompt)
+        return
+    console = Console(stderr=True)
+    console.print("An empty line or Ctrl-D ends the conversation.", style="dim")
+    while line := _read_line(console):
+        answer(line)
+
+
+def _read_line(console: Console) -> str:
+    try:
+        return console.input("[bold]> [/bold]").strip()
+    except EOFError:
+        return ""
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

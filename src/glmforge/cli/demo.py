@@ -1,0 +1,36 @@
+"""`glmforge demo`: from raw text to a model that talks, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    minutes: Annotated[
+        float,
+        typer.Option(min=1.0, help="About how long it may take on two cores; more trains a better model."),
+    ] = 5.0,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Your own text: a file or a directory. Python's standard library by default."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where everything goes; an earlier demo there is replaced.")] = Path(
+        "runs/demo"
+    ),
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run to change: key.sub=value.")] = None,
+) -> None:
+    """Train a small GLM-4.6-shaped model on this machine and talk to it: corpus, tokenizer, shards, pre-training with
+    a crash and a resume, evaluation, export, report.
+
+    Examples:
+
+        glmforge demo
+
+        glmforge demo --minutes 15 --corpus ~/my_project --out runs/mine
+
+        glmforge demo model.n_routed_experts=32
+    """
+    from glmforge.recipes.demo import Demo, DemoOptions
+
+    Demo(DemoOptions(out, corpus, minutes, tuple(overrides or ()))).run()

@@ -1,0 +1,74 @@
+"""What one forward pass reads."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from glmforge.errors import DataError
+from glmforge.kernels.documents import Documents
+
+IGNORED_LABEL = -100
+"""Cross-entropy's mark for a token that has no target."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of S tokens, and the documents packed in each row. Legend: B batch, S sequence.
+
+    Attributes:
+        ids_BS: int64 token ids.
+        labels_BS: int64, the token after each; `IGNORED_LABEL` where there is none to predict.
+        document_lengths: per row, the lengths of its documents in order; they add up to S.
+        sample_indices: per row, its number in the phase's order.
+        source_B: per row, the index of its source.
+    """
+
+    ids_BS: Tensor
+    labels_BS: Tensor
+    document_lengths: tuple[tuple[int, ...], ...]
+    sample_indices: tuple[int, ...]
+    source_B: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.ids_BS.numel()
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Tokens that have a target: the loss's denominator. Waits for the device if the batch is on one."""
+        return int((self.labels_BS != IGNORED_LABEL).sum())
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, ids_BS=self.ids_BS.to(device), labels_BS=self.labels_BS.to(device))
+
+    def documents(self, device: torch.device | str | None = None) -> Documents:
+        """The documents of all B*S tokens, row after row; none crosses a row."""
+        lengths = [length for row in self.document_lengths for length in row]
+        return Documents.from_lengths(lengths, self.ids_BS.device if device is None else device)
+
+    def rows(self, start: int, stop: int) -> Self:
+        """The batch of rows [start, stop)."""
+        return replace(
+            self,
+            ids_BS=self.ids_BS[start:stop],
+            labels_BS=self.labels_BS[start:stop],
+            document_lengths=self.document_lengths[start:stop],
+            sample_indices=self.sample_indices[start:stop],
+            source_B=self.source_B[start:stop],
+        )
+
+    def micro_batches(self, size: int) -> list[Self]:
+        """The batch cut in batches of `size` rows.
+
+        Raises:
+            DataError: `size` does not divide the number of rows.
+        """
+        num_rows = len(self.ids_BS)
+        if size < 1 or num_rows % size:
+            raise DataError(
+                f"parallel.micro_batch_size {size}: does not divide the {num_rows} sequences of a rank's "
+                f"share; choose a divisor of {num_rows}"
+            )
+        return [self.rows(start, start + size) for start in range(0, num_rows, size)]

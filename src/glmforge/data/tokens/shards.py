@@ -1,0 +1,257 @@
+"""Token shards: the documents of a corpus as one long array of ids on disk, read through a memory map.
+
+The layout is Megatron's IndexedDataset, so Megatron-LM and the stacks built on it read our shards and we read
+theirs. `<prefix>.bin` is the ids of all sequences, back to back. `<prefix>.idx` is, little-endian:
+
+    9 bytes   b"MMIDIDX\\0\\0"
+    uint64    version, 1
+    uint8     dtype code of the ids (uint16 is 8, int32 is 4)
+    uint64    number of sequences n
+    uint64    number of document borders m (documents + 1)
+    int32[n]  length of each sequence in tokens
+    int64[n]  byte offset of each sequence in .bin
+    int64[m]  index of each document's first sequence, then n
+
+In our shards a sequence is a document and ends with `<|endoftext|>`; elsewhere a document may have several.
+`<prefix>.json` is ours: which tokenizer wrote the shard, counts, and a checksum. Other stacks ignore it; a
+shard without it can be read, and is then checked by looking at its ids.
+
+Nothing is read before it is asked for, and nothing is copied: a shard of any size costs no memory. The index
+is searched by bisection in the map itself, because its int64 arrays lie unaligned and numpy's searchsorted
+would copy all of them at every call.
+"""
+
+import hashlib
+import json
+import mmap
+import struct
+from bisect import bisect_left, bisect_right
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+INTEGER_TYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype("uint8"),
+    2: np.dtype("int8"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+"""Dtype code -> type of the ids. Megatron has codes for floats too; ids are none."""
+
+_WRITE_AGAIN = "write the shard again with 'glmforge data tokenize'"
+_VERIFY_CHUNK_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What a shard holds and where it came from: the contents of `<prefix>.json`.
+
+    Attributes:
+        tokenizer_fingerprint: SHA-256 of the tokenizer.json that encoded it.
+        vocab_size: number of ids of that tokenizer.
+        num_documents: documents.
+        num_tokens: tokens, the documents' final `<|endoftext|>` included.
+        num_text_bytes: UTF-8 bytes of the text that was encoded.
+        source: where the text came from, for people.
+        bin_sha256: SHA-256 of the .bin file.
+    """
+
+    tokenizer_fingerprint: str
+    vocab_size: int
+    num_documents: int
+    num_tokens: int
+    num_text_bytes: int
+    source: str
+    bin_sha256: str
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.num_text_bytes / self.num_tokens
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise DataError(f"{path}: not the description of a token shard ({error}): {_WRITE_AGAIN}") from error
+
+
+def shard_paths(prefix: str | Path) -> tuple[Path, Path, Path]:
+    """The (.bin, .idx, .json) files of a shard. A dot in the prefix is part of the name."""
+    bin_path, idx_path, json_path = (Path(f"{prefix}{suffix}") for suffix in (".bin", ".idx", ".json"))
+    return bin_path, idx_path, json_path
+
+
+class TokenShard:
+    """A memory-mapped token shard.
+
+    Attributes:
+        prefix: path of its files without their suffix.
+        info: its description, None for a shard that another program wrote.
+        num_tokens: tokens of all documents.
+        num_documents: documents.
+
+    Raises (on opening):
+        DataError: a file is missing, cut off or of another format. `verify` finds what only a full read can.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = Path(prefix)
+        self._bin_path, self._idx_path, json_path = shard_paths(prefix)
+        self._check_existence()
+        self.info = ShardInfo.load(json_path) if json_path.exists() else None
+        index = _map(self._idx_path)
+        dtype, num_sequences, num_borders = self._read_header(index)
+        self._lengths = np.frombuffer(index, "<i4", num_sequences, HEADER.size)
+        self._pointers = np.frombuffer(index, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
+        self._borders = np.frombuffer(index, "<i8", num_borders, HEADER.size + 12 * num_sequences)
+        self._check_sizes(dtype)
+        self._tokens = np.frombuffer(_map(self._bin_path), dtype)
+        self.num_tokens = len(self._tokens)
+        self.num_documents = num_borders - 1
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
+        """A reading process gets the name and maps the files itself."""
+        return type(self), (self.prefix,)
+
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
+        """Ids [start, stop) of the documents laid end to end; a view, [stop - start]."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(f"{self.prefix}: tokens [{start}, {stop}) of {self.num_tokens}")
+        return self._tokens[start:stop]
+
+    def document(self, index: int) -> NDArray[Any]:
+        """Ids of one document; a view."""
+        if not 0 <= index < self.num_documents:
+            raise IndexError(f"{self.prefix}: document {index} of {self.num_documents}")
+        return self.tokens(self._document_start(index), self._document_start(index + 1))
+
+    def document_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Lengths of the pieces into which document borders cut tokens [start, stop); they fill it."""
+        itemsize = self._tokens.itemsize
+        first = bisect_right(self._pointers, start * itemsize)  # sequences that begin inside (start, stop)
+        last = bisect_left(self._pointers, stop * itemsize, lo=first)
+        documents = self._borders[bisect_left(self._borders, first) : bisect_left(self._borders, last)]
+        inner = self._pointers[documents] // itemsize
+        lengths: NDArray[np.int64] = np.diff(inner, prepend=start, append=stop)
+        return lengths[lengths > 0]  # a shard from elsewhere may hold empty documents
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise unless `tokenizer` wrote the shard or, where no description says who did, has all its ids."""
+        if self.info is None:
+            self._check_ids(tokenizer.vocab_size)
+        elif self.info.tokenizer_fingerprint != tokenizer.fingerprint:
+            raise DataError(
+                f"{self.prefix}: written by another tokenizer ({self.info.vocab_size:,} ids, fingerprint "
+                f"{self.info.tokenizer_fingerprint[:12]}) than the one given ({tokenizer.vocab_size:,} ids, "
+                f"{tokenizer.fingerprint[:12]}): use the shard's own tokenizer, or {_WRITE_AGAIN}"
+            )
+
+    def verify(self) -> None:
+        """Read the whole shard and raise a DataError if anything in it is damaged."""
+        ends = np.cumsum(self._lengths, dtype=np.int64) * self._tokens.itemsize
+        gaps = np.flatnonzero(self._pointers[1:] != ends[:-1])
+        if len(gaps) or self._pointers[0] != 0 or np.any(np.diff(self._borders) < 0):
+            raise DataError(f"{self._idx_path}: sequences do not lie back to back: {_WRITE_AGAIN}")
+        if self.info is not None:
+            with self._bin_path.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            if checksum != self.info.bin_sha256:
+                raise DataError(f"{self._bin_path}: its checksum is not the one in its .json: {_WRITE_AGAIN}")
+            self._check_ids(self.info.vocab_size)
+
+    def identity(self) -> dict[str, int | str]:
+        """What tells this shard from others: size and checksum (of the index, without a description)."""
+        if self.info is not None:
+            return {"num_tokens": self.num_tokens, "sha256": self.info.bin_sha256}
+        return {
+            "num_tokens": self.num_tokens,
+            "idx_sha256": hashlib.sha256(self._idx_path.read_bytes()).hexdigest(),
+        }
+
+    def _document_start(self, index: int) -> int:
+        sequence = int(self._borders[index])
+        if sequence == len(self._pointers):
+            return self.num_tokens
+        return int(self._pointers[sequence]) // self._tokens.itemsize
+
+    def _check_existence(self) -> None:
+        missing = [path for path in (self._bin_path, self._idx_path) if not path.is_file()]
+        if len(missing) == 2:
+            raise DataError(f"{self.prefix}: no token shard (.bin and .idx): make it with 'glmforge data tokenize'")
+        if missing:
+            raise DataError(f"{missing[0]}: missing, a shard is both halves: copy it too, or {_WRITE_AGAIN}")
+
+    def _read_header(self, index: memoryview) -> tuple[np.dtype[Any], int, int]:
+        if len(index) < HEADER.size or bytes(index[: len(MAGIC)]) != MAGIC:
+            raise DataError(f"{self._idx_path}: not the index of a token shard: name a prefix of .bin and .idx")
+        _, version, code, num_sequences, num_borders = HEADER.unpack_from(index)
+        if version != VERSION or code not in INTEGER_TYPES:
+            raise DataError(
+                f"{self._idx_path}: index version {version} with dtype code {code}; readable are version "
+                f"{VERSION} with codes {sorted(INTEGER_TYPES)}: {_WRITE_AGAIN}"
+            )
+        self._check_size(self._idx_path, len(index), HEADER.size + 12 * num_sequences + 8 * num_borders)
+        if num_sequences == 0 or num_borders < 2:
+            raise DataError(f"{self.prefix}: holds no documents: {_WRITE_AGAIN}")
+        return INTEGER_TYPES[code], num_sequences, num_borders
+
+    def _check_sizes(self, dtype: np.dtype[Any]) -> None:
+        if self._borders[0] != 0 or self._borders[-1] != len(self._lengths):
+            raise DataError(f"{self._idx_path}: its documents do not cover its sequences: {_WRITE_AGAIN}")
+        num_bytes = int(self._pointers[-1]) + int(self._lengths[-1]) * dtype.itemsize
+        self._check_size(self._bin_path, self._bin_path.stat().st_size, num_bytes)
+        if self.info is not None and self.info.num_tokens * dtype.itemsize != num_bytes:
+            raise DataError(
+                f"{self.prefix}: .json tells of {self.info.num_tokens:,} tokens, .idx of "
+                f"{num_bytes // dtype.itemsize:,}; they are not of one shard: {_WRITE_AGAIN}"
+            )
+
+    def _check_size(self, path: Path, size: int, expected: int) -> None:
+        if size < expected:
+            raise DataError(
+                f"{path}: {expected - size:,} bytes shorter than the index says; the copy was cut off: copy "
+                f"it again, or {_WRITE_AGAIN}"
+            )
+        if size > expected:
+            raise DataError(
+                f"{path}: {size - expected:,} bytes longer than the index says; .bin and .idx are not of one "
+                f"shard: {_WRITE_AGAIN}"
+            )
+
+    def _check_ids(self, vocab_size: int) -> None:
+        for start in range(0, self.num_tokens, _VERIFY_CHUNK_TOKENS):
+            chunk = self._tokens[start : start + _VERIFY_CHUNK_TOKENS]
+            check_ids(chunk, vocab_size, self.prefix, start)
+
+
+def check_ids(tokens: NDArray[Any], vocab_size: int, prefix: Path, start: int = 0) -> None:
+    """Raise a DataError if one of `tokens`, the first of which is token `start` of the shard, is no id."""
+    if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        position = int(np.flatnonzero((tokens < 0) | (tokens >= vocab_size))[0])
+        raise DataError(
+            f"{prefix}: token {start + position:,} is id {int(tokens[position]):,}, outside the vocabulary "
+            f"of {vocab_size:,}: use the tokenizer that wrote the shard, or {_WRITE_AGAIN}"
+        )
+
+
+def _map(path: Path) -> memoryview:
+    """The file's bytes, mapped read-only. An empty file, which cannot be mapped, is no bytes."""
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

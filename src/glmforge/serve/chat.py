@@ -1,0 +1,135 @@
+"""Talk to a model: turns through the chat template, or plain continuation for a base model; streamed.
+
+Bytes of one character may come in several tokens, so text is handed out only up to the last whole character.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import GlmforgeError
+from glmforge.model import GlmMoe, Sampling
+
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A model with its tokenizer."""
+
+    model: GlmMoe
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, source: Path, *, tokenizer_dir: Path | None = None) -> "ChatModel":
+        """From an export (which holds its tokenizer), a run or a checkpoint (whose configuration names it)."""
+        model = load_pretrained(source)
+        if tokenizer_dir is None:
+            is_export = (source / "config.json").is_file()
+            tokenizer_dir = source if is_export else open_checkpoint(source).run.data.tokenizer
+        tokenizer = Tokenizer.load(tokenizer_dir)
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise GlmforgeError(
+                f"{tokenizer_dir}: {tokenizer.vocab_size:,} tokens, but the model embeds {model.config.vocab_size:,}; "
+                "give the tokenizer it was trained with (--tokenizer)"
+            )
+        return cls(model, tokenizer)
+
+    def continue_text(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        seed: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> str:
+        """What the model writes after `text`, up to end-of-text or `max_new_tokens`."""
+        ids = self.tokenizer.encode(text) or [self.tokenizer.end_of_text_id]
+        return self._generate(
+            ids, max_new_tokens, Sampling(temperature, top_p, self.tokenizer.vocab_size), seed, on_text
+        )
+
+    def _generate(
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        seed: int | None,
+        on_text: Callable[[str], None] | None,
+    ) -> str:
+        stream = _TextStream(self.tokenizer, on_text)
+        room = self.model.config.max_position_embeddings - max_new_tokens
+        if room < 1:
+            raise GlmforgeError(
+                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's "
+                f"{self.model.config.max_position_embeddings} positions; ask for fewer"
+            )
+        self.model.generate(
+            [ids[-room:]],
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_ids=self.tokenizer.stop_ids,
+            seed=seed,
+            on_token=lambda tokens: stream.add(tokens[0]),
+        )
+        return stream.finish()
+
+
+@dataclass
+class Conversation:
+    """Turns so far; `reply` adds the user's message and the model's answer."""
+
+    chat: ChatModel
+    thinking: bool = False
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def reply(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        seed: int | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> str:
+        """The model's answer to `text` after all earlier turns; the oldest are cut off when they no longer fit."""
+        self.messages.append({"role": "user", "content": text})
+        tokenizer = self.chat.tokenizer
+        ids = tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, thinking=self.thinking)
+        sampling = Sampling(temperature, top_p, tokenizer.vocab_size)
+        answer = self.chat._generate(ids, max_new_tokens, sampling, seed, on_text).strip()
+        self.messages.append({"role": "assistant", "content": answer})
+        return answer
+
+
+class _TextStream:
+    """Token ids in, whole characters out."""
+
+    def __init__(self, tokenizer: Tokenizer, on_text: Callable[[str], None] | None) -> None:
+        self._tokenizer = tokenizer
+        self._on_text = on_text
+        self._ids: list[int] = []
+        self._given = 0
+
+    def add(self, token: int | None) -> None:
+        if token is None or token in self._tokenizer.stop_ids:
+            return
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        if not text.endswith(_REPLACEMENT):
+            self._give(text)
+
+    def finish(self) -> str:
+        text = self._tokenizer.decode(self._ids)
+        self._give(text)
+        return text
+
+    def _give(self, text: str) -> None:
+        if self._on_text is not None and len(text) > self._given:
+            self._on_text(text[self._given :])
+        self._given = len(text)

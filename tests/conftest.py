@@ -1,0 +1,20 @@
+"""Fixtures that several rooms need."""
+
+import os
+
+# Tests run side by side and start ranks of their own: more threads than cores wait for each other in OpenMP's
+# barriers, up to ten times slower. Must be set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny_data import TinyData, make_tiny_data
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> TinyData:
+    """A tokenizer of 512 tokens and shards of some standard-library modules; read-only, shared by all tests."""
+    directory: Path = tmp_path_factory.mktemp("tiny-data")
+    return make_tiny_data(directory)

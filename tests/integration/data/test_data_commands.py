@@ -1,0 +1,73 @@
+"""`glmforge data` as a user types it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from glmforge.cli.data import app
+from glmforge.data.tokens.shards import TokenShard
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError
+
+RECORDS = [{"body": f"record {i} of the corpus, and some words more\n" * 3} for i in range(60)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args):
+        return CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def tokenizer_dir(run, corpus, tmp_path):
+    result = run("tokenizer", corpus, "--vocab-size", 310, "--out", "tok", "--text-field", "body")
+    assert result.exit_code == 0
+    assert "tok: 310 tokens" in result.output
+    return tmp_path / "tok"
+
+
+def test_from_text_to_shards(run, corpus, tokenizer_dir, tmp_path):
+    options = ("--tokenizer", tokenizer_dir, "--out", "data/x", "--text-field", "body", "--held-out", 0.2)
+    result = run("tokenize", corpus, *options)
+    assert result.exit_code == 0
+    training, held_out = TokenShard(tmp_path / "data" / "x"), TokenShard(tmp_path / "data" / "x-held-out")
+    assert training.num_documents + held_out.num_documents == len(RECORDS)
+    assert held_out.num_documents > 0
+    assert f"data/x: {training.num_documents} documents, {training.num_tokens:,} tokens" in result.output
+    text = Tokenizer.load(tokenizer_dir).decode(training.document(0)[:-1])
+    assert text in [record["body"] for record in RECORDS]
+    assert training.info.source == str(corpus)
+
+    with pytest.raises(DataError, match=r"exists already.*--force"):
+        run("tokenize", corpus, *options)
+    assert run("tokenize", corpus, *options, "--force").exit_code == 0
+
+
+def test_records_left_out_are_told(run, corpus, tokenizer_dir):
+    with corpus.open("a") as file:
+        file.write("{broken\n")
+    options = ("--tokenizer", tokenizer_dir, "--out", "x", "--text-field", "body")
+    with pytest.raises(DataError, match=r"corpus.jsonl, line 61: not JSON"):
+        run("tokenize", corpus, *options)
+    result = run("tokenize", corpus, *options, "--on-error", "skip")
+    assert "left out 1 records that cannot be read" in result.output
+    assert "line 61: not JSON" in result.output
+
+
+@pytest.mark.parametrize("command", ["tokenizer", "tokenize"])
+def test_help_has_an_example(run, command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"glmforge data {command}" in result.output

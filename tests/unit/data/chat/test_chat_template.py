@@ -1,0 +1,149 @@
+"""Every rendering rule of the reference, literally."""
+
+import json
+
+import pytest
+
+from glmforge.data.chat.template import render
+from glmforge.errors import DataError
+
+SYSTEM = {"role": "system", "content": "SYS"}
+USER = {"role": "user", "content": "U1"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": "x"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "f", "description": "größer < kleiner", "parameters": {}}},
+    {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}},
+]
+TOOLS_HEADER = (
+    "[gMASK]<sop><|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+    + "".join(json.dumps(tool, ensure_ascii=False) + "\n" for tool in TOOLS)
+    + "</tools>\n\nFor each function call, output the function name and arguments within the following XML "
+    "format:\n<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n"
+    "<arg_key>{arg-key-2}</arg_key>\n<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>"
+)
+
+
+def assistant(content: str | None = None, **fields: object) -> dict[str, object]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def test_thinking_prompt_leaves_the_first_move_to_the_model():
+    text = render([SYSTEM, USER], add_generation_prompt=True)
+    assert text == "[gMASK]<sop><|system|>\nSYS<|user|>\nU1<|assistant|>"
+
+
+def test_prompt_without_thinking_ends_with_an_empty_thought():
+    text = render([SYSTEM, USER], add_generation_prompt=True, thinking=False)
+    assert text == "[gMASK]<sop><|system|>\nSYS<|user|>\nU1/nothink<|assistant|>\n<think></think>"
+
+
+def test_nothink_is_not_said_twice():
+    text = render([{"role": "user", "content": "U1/nothink"}], thinking=False)
+    assert text == "[gMASK]<sop><|user|>\nU1/nothink"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(assistant("A1", reasoning_content="R1"), id="reasoning in its own field"),
+        pytest.param(assistant("<think>R1</think>A1"), id="reasoning in the content"),
+        pytest.param(assistant("\n<think>\nR1\n</think>\n\nA1\n"), id="reasoning with line ends"),
+        pytest.param(assistant("R1</think>A1"), id="reasoning whose opening was in the prompt"),
+        pytest.param(assistant("A1"), id="no reasoning"),
+    ],
+)
+def test_turns_before_the_last_user_message_lose_their_reasoning(answer):
+    text = render([USER, answer, {"role": "user", "content": "U2"}])
+    assert text == "[gMASK]<sop><|user|>\nU1<|assistant|>\n<think></think>\nA1<|user|>\nU2"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        assistant("A2", reasoning_content=" R2\n"),
+        assistant("<think>R2</think>\nA2"),
+    ],
+)
+def test_turns_after_the_last_user_message_keep_it(answer):
+    text = render([USER, answer])
+    assert text == "[gMASK]<sop><|user|>\nU1<|assistant|>\n<think>R2</think>\nA2"
+
+
+def test_equal_user_messages_are_told_apart():
+    """The last user message is the last by position, not the first that looks like it."""
+    text = render([USER, assistant("A", reasoning_content="R"), USER, assistant("B", reasoning_content="S")])
+    assert text == (
+        "[gMASK]<sop><|user|>\nU1<|assistant|>\n<think></think>\nA<|user|>\nU1<|assistant|>\n<think>S</think>\nB"
+    )
+
+
+def test_tool_call_with_reasoning_and_content():
+    text = render([USER, assistant("A2", reasoning_content="R2", tool_calls=[CALL])])
+    assert text == (
+        "[gMASK]<sop><|user|>\nU1<|assistant|>\n<think>R2</think>\nA2\n<tool_call>f\n<arg_key>a</arg_key>\n"
+        "<arg_value>x</arg_value>\n</tool_call>"
+    )
+
+
+@pytest.mark.parametrize("as_json_text", [False, True])
+def test_string_arguments_are_raw_and_others_json(as_json_text):
+    arguments = {"s": 'say "é"', "n": 1.5, "flag": True, "none": None, "list": ["é", {"k": 1}]}
+    given = json.dumps(arguments) if as_json_text else arguments
+    calls = [{"function": {"name": "f", "arguments": given}}, {"name": "g", "arguments": {}}]
+    text = render([USER, assistant(tool_calls=calls)])
+    values = ['say "é"', "1.5", "true", "null", '["é", {"k": 1}]']
+    body = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in zip(arguments, values, strict=True)
+    )
+    assert text == (
+        f"[gMASK]<sop><|user|>\nU1<|assistant|>\n<think></think>\n<tool_call>f\n{body}</tool_call>"
+        "\n<tool_call>g\n</tool_call>"
+    )
+
+
+def test_consecutive_tool_results_share_one_observation():
+    results = [{"role": "tool", "content": "T1"}, {"role": "tool", "content": "T2"}]
+    text = render([USER, assistant(tool_calls=[CALL]), *results], add_generation_prompt=True)
+    assert text.endswith(
+        "</tool_call><|observation|>\n<tool_response>\nT1\n</tool_response>\n<tool_response>\nT2\n</tool_response>"
+        "<|assistant|>"
+    )
+
+
+def test_reasoning_between_tool_calls_of_the_current_turn_is_kept():
+    first = assistant(reasoning_content="R1", tool_calls=[CALL])
+    text = render([USER, first, {"role": "tool", "content": "T"}, assistant("A", reasoning_content="R2")])
+    assert "<think>R1</think>\n<tool_call>" in text
+    assert text.endswith("</tool_response><|assistant|>\n<think>R2</think>\nA")
+
+
+@pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER]])
+def test_tools_header_comes_before_the_system_message(messages):
+    assert render(messages, tools=TOOLS) == TOOLS_HEADER + render(messages).removeprefix("[gMASK]<sop>")
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "U"}, {"type": "text", "text": "1"}]
+    assert render([{"role": "user", "content": parts}]) == render([USER])
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"role": "robot", "content": "x"}, "unknown role 'robot'"),
+        ({"role": "user", "content": [{"type": "image"}]}, "content of type 'image'"),
+        ({"role": "user", "content": 3}, "content must be a string"),
+        (assistant(tool_calls=[{"name": "f", "arguments": [1]}]), "arguments of tool call 'f'"),
+        (assistant(tool_calls=[{"name": "f", "arguments": "{"}]), "message 0: .*'f' are not JSON"),
+    ],
+)
+def test_what_the_format_cannot_say_is_an_error(message, complaint):
+    with pytest.raises(DataError, match=complaint):
+        render([message])
+
+
+def test_template_is_sandboxed():
+    with pytest.raises(DataError, match="unsafe"):
+        render([USER], template="{{ ''.__class__.__mro__ }}")

@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+
+from glmforge.data.stream.batch import IGNORED_LABEL
+from glmforge.data.stream.windows import num_windows, read_window, to_batch
+from glmforge.errors import DataError
+
+END = 0
+DOCUMENTS = [[1, 2, 3, END], [4, END], [5, 6, 7, 8, 9, 10, END]]  # 13 tokens: 3 windows of 4
+
+
+@pytest.fixture
+def shard(make_shard):
+    return make_shard(DOCUMENTS)
+
+
+def rows(shard, seq_len, document_mask):
+    count = num_windows(shard, seq_len)
+    return [read_window(shard, i * seq_len, seq_len, document_mask) for i in range(count)]
+
+
+def test_every_token_but_the_first_is_a_label_once(shard):
+    windows = rows(shard, 4, document_mask=False)
+    flat = [token for document in DOCUMENTS for token in document]
+    assert np.concatenate([window.ids_S for window in windows]).tolist() == flat[:-1]
+    assert np.concatenate([window.labels_S for window in windows]).tolist() == flat[1:]
+    assert all(window.lengths == (4,) for window in windows)
+
+
+def test_labels_stop_at_document_borders(shard):
+    windows = rows(shard, 4, document_mask=True)
+    x = IGNORED_LABEL
+    assert [window.ids_S.tolist() for window in windows] == [[1, 2, 3, END], [4, END, 5, 6], [7, 8, 9, 10]]
+    assert [window.labels_S.tolist() for window in windows] == [
+        [2, 3, END, x],
+        [END, x, 6, 7],
+        [8, 9, 10, END],
+    ]
+    assert [window.lengths for window in windows] == [(4,), (2, 2), (4,)]
+
+
+@pytest.mark.parametrize("seq_len", range(1, 13))
+def test_a_masked_label_ends_a_document_of_its_row(shard, seq_len):
+    """Against the plain definition, token by token."""
+    owner = np.repeat([0, 1, 2], [len(document) for document in DOCUMENTS])
+    for i, window in enumerate(rows(shard, seq_len, document_mask=True)):
+        here = owner[i * seq_len : i * seq_len + seq_len + 1]
+        assert (window.labels_S == IGNORED_LABEL).tolist() == (here[1:] != here[:-1]).tolist()
+        assert list(window.lengths) == np.unique(here[:-1], return_counts=True)[1].tolist()
+
+
+@pytest.fixture
+def batch(shard):
+    return to_batch(rows(shard, 4, document_mask=True), sample_indices=[7, 8, 9], sources=[0, 1, 0])
+
+
+def test_batch(batch):
+    assert batch.ids_BS.shape == batch.labels_BS.shape == (3, 4)
+    assert batch.ids_BS.dtype == batch.labels_BS.dtype == torch.int64
+    assert (batch.num_tokens, batch.num_label_tokens) == (12, 10)
+    assert (batch.document_lengths, batch.sample_indices, batch.source_B) == (
+        ((4,), (2, 2), (4,)),
+        (7, 8, 9),
+        (0, 1, 0),
+    )
+
+
+def test_documents_of_all_rows(batch):
+    documents = batch.documents()
+    assert documents.lengths == (4, 2, 2, 4)
+    assert documents.positions_T.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
+
+
+def test_micro_batches_are_the_rows_in_order(batch):
+    parts = batch.micro_batches(1)
+    assert torch.equal(torch.cat([part.ids_BS for part in parts]), batch.ids_BS)
+    assert torch.equal(torch.cat([part.labels_BS for part in parts]), batch.labels_BS)
+    assert [part.document_lengths for part in parts] == [((4,),), ((2, 2),), ((4,),)]
+    assert [part.sample_indices for part in parts] == [(7,), (8,), (9,)]
+    assert [part.source_B for part in parts] == [(0,), (1,), (0,)]
+
+
+@pytest.mark.parametrize("size", [0, 2, 4])
+def test_micro_batches_must_divide_the_batch(batch, size):
+    with pytest.raises(DataError, match=f"micro_batch_size {size}: does not divide the 3 sequences"):
+        batch.micro_batches(size)
+
+
+def test_batch_moves_to_a_device(batch):
+    moved = batch.to("meta")
+    assert moved.ids_BS.device.type == moved.labels_BS.device.type == "meta"
+    assert moved.document_lengths == batch.document_lengths

@@ -1,0 +1,78 @@
+import json
+import shutil
+
+import pytest
+
+from glmforge.data.tokens.special import SPECIAL_TOKENS
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_corpus_text_cannot_inject_a_special_token(tokenizer, token):
+    text = f"before {token} after{token}"
+    ids = tokenizer.encode(text)
+    assert max(ids) < tokenizer.special_id(SPECIAL_TOKENS[0])
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode_batch([text, ""]) == [ids, []]
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_conversations_have_special_tokens(tokenizer, token):
+    special = tokenizer.special_id(token)
+    ids = tokenizer.encode_with_special_tokens(f"{token}a{token}")
+    assert (ids[0], ids[-1]) == (special, special)
+    assert len(ids) == 3
+
+
+def test_chat_ids_are_the_rendered_prompt(tokenizer):
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    assert tokenizer.decode(ids) == "[gMASK]<sop><|user|>\nhi<|assistant|>"
+    assert [ids[0], ids[-1]] == [tokenizer.special_id("[gMASK]"), tokenizer.special_id("<|assistant|>")]
+
+
+def test_chat_template_of_the_directory_is_used(tokenizer_dir, tmp_path):
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "t")
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    tokenizer = Tokenizer.load(directory)
+    assert tokenizer.decode(tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])) == "hi!"
+
+
+def test_skipping_special_tokens_keeps_what_parsers_look_for(tokenizer):
+    ids = tokenizer.encode_with_special_tokens("<|assistant|><think>a</think>b<|user|>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<think>a</think>b"
+
+
+def test_unknown_special_token(tokenizer):
+    with pytest.raises(DataError, match="'<bos>' is not one"):
+        tokenizer.special_id("<bos>")
+
+
+def test_fingerprint_is_of_the_content(tokenizer, tokenizer_dir, tmp_path):
+    copy = shutil.copytree(tokenizer_dir, tmp_path / "t")
+    assert Tokenizer.load(copy).fingerprint == tokenizer.fingerprint
+    with (copy / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    assert Tokenizer.load(copy).fingerprint != tokenizer.fingerprint
+
+
+def _drop_special(content: dict) -> dict:
+    return content | {"added_tokens": content["added_tokens"][:-1]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (None, r"tokenizer.json: no such file: make one"),
+        (lambda text: text[: len(text) // 2], "not a GLM tokenizer"),
+        (lambda text: "{}", "not a GLM tokenizer"),
+        (lambda text: json.dumps(_drop_special(json.loads(text))), r"lacks GLM's special tokens <\|video\|>"),
+    ],
+)
+def test_unusable_directory(tokenizer_dir, tmp_path, damage, complaint):
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "t")
+    path = directory / "tokenizer.json"
+    text = path.read_text()
+    path.unlink() if damage is None else path.write_text(damage(text))
+    with pytest.raises(DataError, match=complaint):
+        Tokenizer.load(directory)

@@ -1,0 +1,46 @@
+"""The stable Python interface, and what importing it costs."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import glmforge
+from helpers.tiny_data import TinyData
+
+
+def loaded_modules(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(' '.join(sys.modules))"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize(
+    "statement", ["import glmforge.config", "import glmforge; glmforge.load_config", "import glmforge.cli"]
+)
+def test_nothing_heavy_is_imported_early(statement: str) -> None:
+    assert not loaded_modules(statement) & {"torch", "transformers", "matplotlib", "pyarrow"}
+
+
+def test_the_whole_interface(tiny_data: TinyData, tmp_path) -> None:
+    made = tiny_data.run_config(tmp_path / "run", phases=[{"name": "a", "steps": 2, "seq_len": 16, "batch_size": 2}])
+    from glmforge.config import dump_config
+
+    config = glmforge.load_config(dump_config(made), ["optim.lr=2e-3", "optim.warmup_steps=1"])
+    assert config.optim.lr == 2e-3
+    assert glmforge.train(config).step == 2
+    model = glmforge.load_pretrained(config.output_dir, dtype=torch.bfloat16)
+    ids_BS = torch.tensor([[1, 2, 3]])
+    assert model.logits(ids_BS).shape == (1, 3, 512)
+    assert model.logits(ids_BS).dtype == torch.bfloat16
+    assert len(model.generate(ids_BS, max_new_tokens=4)[0]) == 4
+    assert glmforge.load_pretrained("tiny").logits(ids_BS).dtype == torch.float32
+
+
+def test_train_is_a_package_and_a_function() -> None:
+    import glmforge.train.trainer
+
+    assert callable(glmforge.train)
+    assert glmforge.train.trainer.Trainer
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        glmforge.trian  # noqa: B018

@@ -1,0 +1,99 @@
+"""One optimizer step: accumulation changes nothing, non-finite steps are not taken, routers are levelled."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from glmforge.config.schema import PhaseConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.model import GlmMoe
+from glmforge.optim.optimizer import Optimizer, build_optimizer
+from glmforge.parallel.build import build_model
+from glmforge.parallel.world import World
+from glmforge.recipes.pretrain import open_data
+from glmforge.train.objective import NextTokenObjective
+from glmforge.train.step import StepResult, train_step
+from helpers.tiny_data import TinyData
+
+WORLD = World.single("cpu")
+PHASE = PhaseConfig(name="main", steps=1, seq_len=32, batch_size=8, mtp_loss_weight=0.5, aux_loss_weight=0.01)
+
+
+def make(tiny_data: TinyData, tmp_path: Path) -> tuple[GlmMoe, Optimizer, Batch]:
+    config = tiny_data.run_config(tmp_path)
+    _, streams, _ = open_data(config)
+    model = build_model(config, WORLD)
+    optimizer = build_optimizer(model.named_parameters(), config.optim, newton_schulz_dtype=torch.float32)
+    return model, optimizer, streams[0].batch(0)
+
+
+def take_step(model: GlmMoe, optimizer: Optimizer, micro_batches: list[Batch], **changes: object) -> StepResult:
+    options = {"lr": 1e-2, "grad_clip": 1.0, "router_bias_rate": 1e-3} | changes
+    objective = NextTokenObjective(PHASE, model.config.num_nextn_predict_layers)
+    return train_step(model, optimizer, objective, micro_batches, WORLD, **options)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_accumulation_equals_the_whole_batch(tiny_data: TinyData, tmp_path: Path, size: int) -> None:
+    model, optimizer, batch = make(tiny_data, tmp_path)
+    expected = take_step(model, optimizer, [batch])
+    other_model, other_optimizer, _ = make(tiny_data, tmp_path)
+    result = take_step(other_model, other_optimizer, batch.micro_batches(size))
+    assert torch.equal(result.counts_LE, expected.counts_LE)
+    for term, value in expected.losses.items():
+        # fp32 sums over the same tokens in another grouping.
+        torch.testing.assert_close(result.losses[term], value, rtol=1e-6, atol=0)
+    torch.testing.assert_close(result.grad_norm, expected.grad_norm, rtol=1e-5, atol=0)
+    for (name, ours), theirs in zip(other_model.named_parameters(), model.parameters(), strict=True):
+        # A first Adam step is lr * sign(g), Muon's is near-orthogonal: both magnify rounding of tiny gradients, so
+        # the bound is a small part of the step (lr = 1e-2) and not of the weight.
+        assert (ours - theirs).norm() < 1e-3 * 1e-2 * theirs.numel() ** 0.5, name
+
+
+def test_documents_of_different_length_weigh_by_their_labels(tiny_data: TinyData, tmp_path: Path) -> None:
+    """Micro-batches with different numbers of labels: a mean of means would differ from the global mean."""
+    model, optimizer, batch = make(tiny_data, tmp_path)
+    labels_BS = batch.labels_BS.clone()
+    labels_BS[0, 4:] = -100
+    uneven = replace(batch, labels_BS=labels_BS)
+    whole = take_step(model, optimizer, [uneven])
+    other_model, other_optimizer, _ = make(tiny_data, tmp_path)
+    parts = take_step(other_model, other_optimizer, uneven.micro_batches(1))
+    torch.testing.assert_close(parts.losses["loss"], whole.losses["loss"], rtol=1e-6, atol=0)
+    torch.testing.assert_close(parts.grad_norm, whole.grad_norm, rtol=1e-5, atol=0)
+
+
+def test_nothing_is_updated_on_a_non_finite_gradient(tiny_data: TinyData, tmp_path: Path) -> None:
+    model, optimizer, batch = make(tiny_data, tmp_path)
+    take_step(model, optimizer, [batch])
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    state = {name: tensor.clone() for name, tensor in (model.state_dict() | optimizer.state_dict()).items()}
+    result = take_step(model, optimizer, [batch])
+    assert not result.finite
+    for name, tensor in (model.state_dict() | optimizer.state_dict()).items():
+        assert torch.equal(tensor.nan_to_num(7.0), state[name].nan_to_num(7.0)), name
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_router_biases_move_against_the_load(tiny_data: TinyData, tmp_path: Path) -> None:
+    model, optimizer, batch = make(tiny_data, tmp_path)
+    result = take_step(model, optimizer, [batch], router_bias_rate=0.25)
+    moe_layers = [
+        layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "gate") and hasattr(layer.mlp, "experts")
+    ]
+    assert len(moe_layers) == len(result.counts_LE) == 4
+    for moe, counts_E in zip(moe_layers, result.counts_LE, strict=True):
+        expected_E = 0.25 * (counts_E.double().mean() - counts_E).sign()
+        assert torch.equal(moe.gate.e_score_correction_bias.double(), expected_E)
+
+
+def test_weight_zero_leaves_a_term_out(tiny_data: TinyData, tmp_path: Path) -> None:
+    model, optimizer, batch = make(tiny_data, tmp_path)
+    phase = PHASE.model_copy(update={"mtp_loss_weight": 0.0, "aux_loss_weight": 0.0})
+    objective = NextTokenObjective(phase, 1)
+    result = train_step(model, optimizer, objective, [batch], WORLD, lr=1e-2, grad_clip=None, router_bias_rate=1e-3)
+    assert set(result.losses) == {"loss"}
+    assert len(result.counts_LE) == 3
