@@ -19,6 +19,7 @@ from glmforge.observe.environment import git_revision, library_versions
 META_FILE = "meta.json"
 FORMAT_VERSION = 1
 
+
 @functools.cache
 def _versions() -> dict[str, str]:
     return library_versions()

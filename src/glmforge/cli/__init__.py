@@ -48,9 +48,7 @@ def _root(
 
 def main() -> None:
     """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
-    console = Console(stderr=True)
-    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    _show_log_messages()
     try:
         app()
     except GlmforgeError as error:
@@ -59,3 +57,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("glmforge: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _show_log_messages() -> None:
+    """Our own package's messages go to stderr, one line each; other packages' stay theirs."""
+    handler = RichHandler(console=Console(stderr=True, soft_wrap=True), show_time=False, show_path=False)
+    logger = logging.getLogger("glmforge")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)

@@ -1,5 +1,6 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
+import logging
 import statistics
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,8 @@ from glmforge.train.hooks import CheckpointHook, EvaluationHook, MetricsHook
 from glmforge.train.objective import NextTokenObjective
 from glmforge.train.state import TrainState
 from glmforge.train.trainer import Hook, StepOutcome, Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
@@ -99,7 +102,9 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
     if config.fault_tolerance.resume == "auto":
-        checkpoints.resume(trainer)
+        checkpoint = checkpoints.resume(trainer)
+        if checkpoint is not None and trainer.world.is_main:
+            logger.info("going on from %s", checkpoint)
     elif checkpoints.root.exists():
         raise CheckpointError(
             f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"

@@ -48,12 +48,23 @@ class ChatModel:
         on_text: Callable[[str], None] | None = None,
     ) -> str:
         """What the model writes after `text`, up to end-of-text or `max_new_tokens`."""
-        ids = self.tokenizer.encode(text) or [self.tokenizer.end_of_text_id]
-        return self._generate(
-            ids, max_new_tokens, Sampling(temperature, top_p, self.tokenizer.vocab_size), seed, on_text
-        )
+        end = self.tokenizer.end_of_text_id
+        # Of the control tokens, which come last, plain text can hold the first alone: end-of-text.
+        sampling = Sampling(temperature, top_p, vocab_size=end + 1)
+        ids = self.tokenizer.encode(text) or [end]
+        return self.generate(ids[-self.room(max_new_tokens) :], max_new_tokens, sampling, seed, on_text)
 
-    def _generate(
+    def room(self, max_new_tokens: int) -> int:
+        """Positions that are left for a prompt."""
+        limit = self.model.config.max_position_embeddings
+        if max_new_tokens >= limit:
+            raise GlmforgeError(
+                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's {limit} positions; "
+                "ask for fewer"
+            )
+        return limit - max_new_tokens
+
+    def generate(
         self,
         ids: list[int],
         max_new_tokens: int,
@@ -61,15 +72,10 @@ class ChatModel:
         seed: int | None,
         on_text: Callable[[str], None] | None,
     ) -> str:
+        """The text after the prompt `ids`, which must fit (see `room`); `on_text` gets it piece by piece."""
         stream = _TextStream(self.tokenizer, on_text)
-        room = self.model.config.max_position_embeddings - max_new_tokens
-        if room < 1:
-            raise GlmforgeError(
-                f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's "
-                f"{self.model.config.max_position_embeddings} positions; ask for fewer"
-            )
         self.model.generate(
-            [ids[-room:]],
+            [ids],
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop_ids=self.tokenizer.stop_ids,
@@ -97,14 +103,27 @@ class Conversation:
         seed: int | None = None,
         on_text: Callable[[str], None] | None = None,
     ) -> str:
-        """The model's answer to `text` after all earlier turns; the oldest are cut off when they no longer fit."""
+        """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
         self.messages.append({"role": "user", "content": text})
-        tokenizer = self.chat.tokenizer
-        ids = tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, thinking=self.thinking)
-        sampling = Sampling(temperature, top_p, tokenizer.vocab_size)
-        answer = self.chat._generate(ids, max_new_tokens, sampling, seed, on_text).strip()
+        ids = self._prompt(self.chat.room(max_new_tokens))
+        sampling = Sampling(temperature, top_p, self.chat.tokenizer.vocab_size)
+        answer = self.chat.generate(ids, max_new_tokens, sampling, seed, on_text).strip()
         self.messages.append({"role": "assistant", "content": answer})
         return answer
+
+    def _prompt(self, room: int) -> list[int]:
+        while True:
+            ids = self.chat.tokenizer.apply_chat_template(
+                self.messages, add_generation_prompt=True, thinking=self.thinking
+            )
+            if len(ids) <= room:
+                return ids
+            if len(self.messages) == 1:
+                raise GlmforgeError(
+                    f"the message is {len(ids):,} tokens long and the model has room for {room:,} beside the answer; "
+                    "shorten it"
+                )
+            del self.messages[:2]  # a question and its answer
 
 
 class _TextStream:

@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,3 +81,8 @@ def test_every_metric_has_its_row_and_its_own_tag() -> None:
     table = metrics_markdown()
     assert all(f"| `{name}` |" in table for name in METRICS)
     assert len({metric.tag for metric in METRICS.values()}) == len(METRICS)
+
+
+def test_the_docs_show_the_table_as_it_is() -> None:
+    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8").endswith(metrics_markdown())

@@ -45,9 +45,7 @@ def _documented_names(source: str, module: str) -> Iterator[tuple[str, str]]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # another language, Python 2, or a NUL byte
         return
-    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [
-        (module, tree)
-    ]
+    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
     while pending:
         name, node = pending.pop(0)
         docstring = ast.get_docstring(node)

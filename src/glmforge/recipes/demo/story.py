@@ -41,10 +41,11 @@ from glmforge.serve.export import compare_with_transformers, export_run
 
 MARKER = ".glmforge-demo"
 HELD_OUT_FRACTION = 0.02
-CHAT_PHASE_SHARE = 0.25
+CHAT_PHASE_SHARE = 0.2
 KILL_AT_SHARE = 0.4
 SECONDS_AROUND_TRAINING = 75.0
 """Tokenizer, shards, evaluation, export, report and completions on two cores; what `--minutes` leaves is training."""
+PRECISIONS = ("precision.compute=fp32", "precision.compute=bf16")
 PROMPTS = ("def main():\n", "class Server:\n    def __init__(self", "import os\n\ndef read_file(path")
 QUESTIONS = ("What does os.path.join do?", "What is json.dumps for?")
 
@@ -155,13 +156,14 @@ class Demo:
         config = self._load_config()
         counts = f"{format_count(count_parameters(config.model).with_mtp.total)} parameters"
         self._say(f"GLM-4.6 in small: {counts}, {config.model.n_routed_experts} experts per layer, MTP, Muon")
-        seconds = measure_step_seconds(config)
+        seconds, precision = min((measure_step_seconds(self._load_config([p])), p) for p in PRECISIONS)
         budget = self.options.minutes * 60 - SECONDS_AROUND_TRAINING
         num_steps = max(20, int(budget / seconds))
-        config = self._load_config(_phase_steps(num_steps))
+        config = self._load_config([precision, *_phase_steps(num_steps)])
         write_text(self.directory / "demo.yaml", dump_config(config))
         tokens = format_count(config.num_tokens)
-        self._say(f"a step takes {seconds:.2f} s here: {config.num_steps} steps, {tokens} tokens, in two phases")
+        self._say(f"{config.precision.compute} is the faster arithmetic here, a step takes {seconds:.2f} s")
+        self._say(f"{config.num_steps} steps, {tokens} tokens, in two phases: text, then text and dialogues")
         self._say(f"the configuration is [b]{self.directory / 'demo.yaml'}[/b]")
         return config
 
@@ -282,8 +284,7 @@ class Demo:
             f"let it continue  glmforge chat {export} --complete -p 'def main():'",
             f"read the report  {report}",
             f"look inside      glmforge checkpoint show {config.output_dir}",
-            f"train your own   edit {self.directory / 'demo.yaml'} (another name and output_dir), then",
-            "                 glmforge train on it",
+            f"train a variant  glmforge train {self.directory / 'demo.yaml'} output_dir=runs/variant optim.lr=5e-3",
         ]
         elapsed = format_duration(time.monotonic() - self.started)
         self.console.print()
