@@ -1,21 +1,149 @@
-"""Cross-entropy straight from hidden states, without all logits in memory."""
+"""Cross-entropy straight from hidden states: the V logits of a token exist only while its chunk is at work.
+
+At V = 151,552 the float32 logits of one 8,192-token row take 4.6 GiB, and their gradient as much again. So tokens
+are taken in chunks: matmul to logits, softmax in float32, loss, and the chunk's logits are overwritten by the next.
+
+`linear_cross_entropy_sum`, which training uses, computes the gradients in the forward pass, while the chunk's softmax
+is at hand: they are linear in the upstream gradient, which is a scalar, so backward only scales them. That is three
+matmuls over the vocabulary instead of the four of recomputing the logits, at the price of holding the weight's
+gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
+token, known only in backward, and recomputes.
+
+Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
 
+CHUNK_TOKENS = {"cpu": 1024, "cuda": 4096}
+"""Enough that reading and writing the weight's gradient once per chunk is a small part of the matmul that makes it."""
+
 
 def linear_cross_entropy_sum(
-    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int = 4096
+    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int | None = None
 ) -> Tensor:
-    """Scalar: the sum of -log softmax(h @ weight^T)[label] over all labels that are not -100. Differentiable."""
-    logits_TV = F.linear(h_TD, weight_VD.to(h_TD.dtype)).float()
-    return F.cross_entropy(logits_TV, labels_T, ignore_index=IGNORE_INDEX, reduction="sum")
+    """Scalar: the sum of -log softmax(h @ weight^T)[label] over all labels that are not -100.
+
+    Matmuls run in h's dtype (the weight is cast to it), softmax and sum in float32 or better. The gradients have
+    the dtypes of h and weight.
+
+    Args:
+        labels_T: int64 in [0, V) or -100.
+        chunk_tokens: tokens whose logits exist at once; None: `CHUNK_TOKENS` of the device.
+    """
+    with_gradients = torch.is_grad_enabled() and (h_TD.requires_grad or weight_VD.requires_grad)
+    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, with_gradients)
 
 
-def token_nll(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int = 4096) -> Tensor:
-    """nll_T float32: -log softmax(h @ weight^T)[label] per token, 0 where the label is -100. Differentiable."""
-    logits_TV = F.linear(h_TD, weight_VD.to(h_TD.dtype)).float()
-    return F.cross_entropy(logits_TV, labels_T, ignore_index=IGNORE_INDEX, reduction="none")
+def token_nll(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+    """nll_T in float32 or better: -log softmax(h @ weight^T)[label] per token, 0 where the label is -100.
+
+    Differentiable in h and weight; the negative is the log-probability that reinforcement learning asks for.
+    """
+    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens)
+
+
+class _LinearCrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None, with_gradients: bool
+    ) -> Tensor:
+        loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
+        gradients = _Gradients(h_TD, weight_VD) if with_gradients else None
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens):
+            loss += chunk.nll_C.sum()
+            if gradients is not None:
+                gradients.add(chunk)
+        if gradients is not None:
+            ctx.save_for_backward(gradients.h_grad_TD, gradients.weight_grad_VD)
+            ctx.weight_dtype = weight_VD.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        h_grad_TD, weight_grad_VD = ctx.saved_tensors
+        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None
+
+
+class _TokenNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None) -> Tensor:
+        ctx.save_for_backward(h_TD, weight_VD, labels_T)
+        ctx.chunk_tokens = chunk_tokens
+        nll_T = torch.empty(len(labels_T), dtype=_softmax_dtype(h_TD), device=h_TD.device)
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens):
+            nll_T[chunk.rows] = chunk.nll_C
+        return nll_T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
+        h_TD, weight_VD, labels_T = ctx.saved_tensors
+        gradients = _Gradients(h_TD, weight_VD)
+        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens):
+            gradients.add(chunk, grad_T[chunk.rows])
+        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk's loss and softmax, both in float32 or better; the taker may overwrite `probs_CV`."""
+
+    rows: slice
+    labels_C1: Tensor
+    valid_C1: Tensor
+    nll_C: Tensor
+    probs_CV: Tensor
+
+
+def _softmax_dtype(h_TD: Tensor) -> torch.dtype:
+    return torch.promote_types(h_TD.dtype, torch.float32)
+
+
+def _chunks(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None) -> Iterator[_Chunk]:
+    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(h_TD.device.type, CHUNK_TOKENS["cuda"])
+    for start in range(0, len(labels_T), chunk_tokens):
+        rows = slice(start, start + chunk_tokens)
+        logits_CV = torch.mm(h_TD[rows], weight_VD.t()).to(_softmax_dtype(h_TD))
+        probs_CV = logits_CV.softmax(dim=-1)
+        # The largest logit's probability is exp(0) / sum, so log(sum exp) takes two cheap reductions.
+        logsumexp_C = logits_CV.amax(dim=-1) - probs_CV.amax(dim=-1).log()
+        valid_C1 = (labels_T[rows] != IGNORE_INDEX).unsqueeze(1)
+        labels_C1 = labels_T[rows].unsqueeze(1).where(valid_C1, 0)
+        nll_C = (logsumexp_C - logits_CV.gather(1, labels_C1).squeeze(1)) * valid_C1.squeeze(1)
+        yield _Chunk(rows, labels_C1, valid_C1, nll_C, probs_CV)
+
+
+class _Gradients:
+    """Gradients of h and weight, gathered chunk by chunk; the weight's is summed in float32 or better."""
+
+    def __init__(self, h_TD: Tensor, weight_VD: Tensor) -> None:
+        self.h_TD = h_TD
+        self.weight_VD = weight_VD.to(h_TD.dtype)
+        self.h_grad_TD = torch.empty_like(h_TD)
+        self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
+
+    def add(self, chunk: _Chunk, upstream_C: Tensor | None = None) -> None:
+        """Overwrites the chunk's probabilities.
+
+        d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored. The factor is applied to the
+        D wide rows on either side of the logits, not to the V wide logits.
+        """
+        factor_C1 = chunk.valid_C1 if upstream_C is None else upstream_C.unsqueeze(1) * chunk.valid_C1
+        ones_C1 = torch.ones_like(chunk.labels_C1, dtype=chunk.probs_CV.dtype)
+        grad_CV = chunk.probs_CV.scatter_add_(1, chunk.labels_C1, -ones_C1).to(self.h_TD.dtype)
+        scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
+        torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])
+        self.h_grad_TD[chunk.rows] *= factor_C1
+        if self.weight_grad_VD.dtype == grad_CV.dtype:
+            self.weight_grad_VD.addmm_(grad_CV.t(), scaled_CD)
+        else:
+            self.weight_grad_VD += grad_CV.t() @ scaled_CD

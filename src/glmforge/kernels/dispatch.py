@@ -9,9 +9,11 @@ Shapes: T tokens, K experts per token, N = T * K rows, E experts, D features.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def sort_by_expert(experts_TK: Tensor, num_experts: int) -> Routing:
     order_N = torch.argsort(experts_N, stable=True)
     inverse_N = torch.empty_like(order_N)
     inverse_N[order_N] = torch.arange(len(order_N), device=order_N.device)
-    # One comparison per expert instead of bincount, which synchronises on CUDA to learn its output's size.
+    # Not bincount, which synchronises on CUDA to learn its output's size.
     expert_ids_E = torch.arange(num_experts, device=experts_N.device)
     counts_E = torch.searchsorted(experts_N[order_N], expert_ids_E, right=True).diff(prepend=expert_ids_E.new_zeros(1))
     num_choices = experts_TK.shape[1]
@@ -70,13 +72,14 @@ class _Permute(torch.autograd.Function):
     """index_select whose backward gathers and sums K rows per token instead of scattering with atomic adds."""
 
     @staticmethod
-    def forward(ctx, x_TD, tokens_N, inverse_N, num_choices):
+    def forward(ctx: Any, x_TD: Tensor, tokens_N: Tensor, inverse_N: Tensor, num_choices: int) -> Tensor:
         ctx.save_for_backward(inverse_N)
         ctx.num_choices = num_choices
         return x_TD.index_select(0, tokens_N)
 
     @staticmethod
-    def backward(ctx, grad_ND):
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
         (inverse_N,) = ctx.saved_tensors
         grad_TKD = grad_ND.index_select(0, inverse_N).view(-1, ctx.num_choices, grad_ND.shape[-1])
         return grad_TKD.sum(1), None, None, None
@@ -84,15 +87,16 @@ class _Permute(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, y_ND, weights_TK, order_N, inverse_N):
+    def forward(ctx: Any, y_ND: Tensor, weights_TK: Tensor, order_N: Tensor, inverse_N: Tensor) -> Tensor:
         ctx.save_for_backward(y_ND, weights_TK, order_N, inverse_N)
         num_tokens, num_choices = weights_TK.shape
         y_TKD = y_ND.index_select(0, inverse_N).view(num_tokens, num_choices, -1)
         dtype = torch.promote_types(y_ND.dtype, torch.float32)
-        return torch.bmm(weights_TK.to(dtype).unsqueeze(1), y_TKD.to(dtype)).squeeze(1).to(y_ND.dtype)
+        return (y_TKD.to(dtype) * weights_TK.to(dtype).unsqueeze(-1)).sum(1).to(y_ND.dtype)
 
     @staticmethod
-    def backward(ctx, grad_TD):
+    @once_differentiable
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
         y_ND, weights_TK, order_N, inverse_N = ctx.saved_tensors
         grad_ND = grad_TD.index_select(0, order_N // weights_TK.shape[1])
         dtype = torch.promote_types(y_ND.dtype, torch.float32)

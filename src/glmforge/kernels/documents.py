@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Documents:
     """The documents of T flattened tokens, in order and without gaps. Padding is a document like any other.
 

@@ -1,31 +1,138 @@
-"""SwiGLU experts over rows sorted by expert."""
+"""SwiGLU experts over rows sorted by expert: y = down(silu(gate(x)) * up(x)), each row through its own expert.
+
+The experts are two expert-wise linear maps with an ordinary SwiGLU between them, which torch.compile fuses with its
+surroundings. Backends differ only in the linear map:
+
+- `loop`: one `F.linear` after the other, differentiated by autograd. The reference.
+- `grouped`: `F.grouped_mm`, one kernel for all experts; no number ever leaves the device. For CUDA.
+- `sliced`: for the CPU, a custom operator (so that neither torch.compile nor a fake tensor has to look inside) in which
+  every matmul writes straight into a slice of its result. Autograd through `loop` copies every slice once more.
+
+The CPU's bfloat16 matmuls are compiled for each shape they meet, some 0.3 ms each, and every step brings new numbers of
+rows per expert: in a training step that took as long as the matmuls themselves. So `sliced` rounds the rows up to a
+multiple of 32, and few shapes remain. See `_slices` for why nothing is copied for it.
+
+Shapes: N rows, E experts, D features, I moe_intermediate_size; in a linear map J input and O output features.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-BACKENDS = ("auto", "loop", "grouped")
+BF16_ROW_MULTIPLE = 32
 
 
 def expert_mlp(
     x_ND: Tensor, counts_E: Tensor, gate_up_E2ID: Tensor, down_EDI: Tensor, *, backend: str = "auto"
 ) -> Tensor:
-    """y_ND: row n through its expert, down(silu(gate(x)) * up(x)).
+    """y_ND: every row through its expert.
 
     Args:
         x_ND: rows sorted by expert.
-        counts_E: int64, rows per expert, summing to N.
-        gate_up_E2ID: gate rows first, then up rows; cast to x's dtype at use, gradients return in its own.
+        counts_E: int64, rows per expert, summing to N. An expert without rows gets zero gradients.
+        gate_up_E2ID: gate rows first, then up rows. Cast to x's dtype for the matmuls (master weights may be float32
+            while x is bfloat16); the gradient returns in its own dtype.
         down_EDI: likewise.
+        backend: a name of `BACKENDS`, or "auto": "sliced" on the CPU, else "grouped".
     """
-    gate_up_E2ID, down_EDI = gate_up_E2ID.to(x_ND.dtype), down_EDI.to(x_ND.dtype)
-    return _loop(x_ND, counts_E, gate_up_E2ID, down_EDI)
+    if backend == "auto":
+        backend = "sliced" if x_ND.device.type == "cpu" else "grouped"
+    if backend not in BACKENDS:
+        raise ValueError(f"expert_mlp: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
+    linear = BACKENDS[backend]
+    gate_NI, up_NI = linear(x_ND, gate_up_E2ID.to(x_ND.dtype), counts_E).chunk(2, dim=-1)
+    return linear(F.silu(gate_NI) * up_NI, down_EDI.to(x_ND.dtype), counts_E)
 
 
-def _loop(x_ND: Tensor, counts_E: Tensor, gate_up_E2ID: Tensor, down_EDI: Tensor) -> Tensor:
-    y = []
-    rows_per_expert = x_ND.split(counts_E.tolist())
-    for x, gate_up, down in zip(rows_per_expert, gate_up_E2ID.unbind(0), down_EDI.unbind(0), strict=True):
-        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-        y.append(F.linear(F.silu(gate) * up, down))
-    return torch.cat(y)
+def _loop_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
+    # unbind, not weight[e]: the backward of indexing fills a whole [E, O, J] with zeros for every expert.
+    pairs = zip(x_NJ.split(counts_E.tolist()), weight_EOJ.unbind(0), strict=True)
+    return torch.cat([F.linear(x, weight) for x, weight in pairs])
+
+
+def _grouped_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
+    # The counts sum to N, so every row is written. (grouped_mm leaves rows past the last offset uninitialised.)
+    return F.grouped_mm(x_NJ, weight_EOJ.transpose(1, 2), offs=counts_E.cumsum(0).to(torch.int32))
+
+
+def _sliced_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
+    return _sliced_mm(x_NJ, weight_EOJ.transpose(1, 2), counts_E)
+
+
+BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "loop": _loop_linear,
+    "grouped": _grouped_linear,
+    "sliced": _sliced_linear,
+}
+
+
+@torch.library.custom_op("glmforge::sliced_mm", mutates_args=())
+def _sliced_mm(x_NJ: Tensor, weight_EJO: Tensor, counts_E: Tensor) -> Tensor:
+    """y_NO: the rows of each expert times its matrix."""
+    y_NO = x_NJ.new_empty(len(x_NJ), weight_EJO.shape[2])
+    weights = weight_EJO.unbind(0)
+    for expert, start, _, stop in _slices(counts_E, x_NJ.dtype):
+        torch.mm(x_NJ[start:stop], weights[expert], out=y_NO[start:stop])
+    return y_NO
+
+
+@torch.library.custom_op("glmforge::sliced_outer", mutates_args=())
+def _sliced_outer(x_NJ: Tensor, grad_NO: Tensor, counts_E: Tensor) -> Tensor:
+    """w_EJO: x^T @ grad over the rows of each expert, zero for an expert without rows."""
+    num_experts, num_in, num_out = len(counts_E), x_NJ.shape[1], grad_NO.shape[1]
+    w_EJO = x_NJ.new_empty(num_experts, num_in, num_out)
+    outputs = w_EJO.unbind(0)
+    for expert, start, end, stop in _slices(counts_E, x_NJ.dtype):
+        # Rows of the next expert count for nothing when one of the factors is zero there: the narrower is copied.
+        x, grad = x_NJ[start:stop], grad_NO[start:stop]
+        if stop > end and num_in < num_out:
+            x = F.pad(x_NJ[start:end], (0, 0, 0, stop - end))
+        elif stop > end:
+            grad = F.pad(grad_NO[start:end], (0, 0, 0, stop - end))
+        torch.mm(x.t(), grad, out=outputs[expert])
+    for expert, count in enumerate(counts_E.tolist()):
+        if count == 0:
+            outputs[expert].zero_()
+    return w_EJO
+
+
+def _slices(counts_E: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int, int, int]]:
+    """(expert, start, end, stop) of each expert with rows, in order. [start, end) are its own, [start, stop) computed.
+
+    In bfloat16 `stop - start` is rounded up, and runs over into the next experts' rows. Whatever is written there, the
+    next expert overwrites. At the tensor's end there is nothing to run into, and the last shapes stay odd.
+    """
+    multiple = BF16_ROW_MULTIPLE if dtype == torch.bfloat16 else 1
+    counts = counts_E.tolist()
+    num_rows, start = sum(counts), 0
+    for expert, count in enumerate(counts):
+        if count:
+            rounded = -(-count // multiple) * multiple
+            yield expert, start, start + count, min(start + rounded, num_rows)
+        start += count
+
+
+@_sliced_mm.register_fake
+def _(x_NJ: Tensor, weight_EJO: Tensor, counts_E: Tensor) -> Tensor:
+    return x_NJ.new_empty(x_NJ.shape[0], weight_EJO.shape[2])
+
+
+@_sliced_outer.register_fake
+def _(x_NJ: Tensor, grad_NO: Tensor, counts_E: Tensor) -> Tensor:
+    return x_NJ.new_empty(counts_E.shape[0], x_NJ.shape[1], grad_NO.shape[1])
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _sliced_mm_backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor, Tensor, None]:
+    x_NJ, weight_EJO, counts_E = ctx.saved_tensors
+    x_grad_NJ = _sliced_mm(grad_NO, weight_EJO.transpose(1, 2), counts_E)
+    return x_grad_NJ, _sliced_outer(grad_NO, x_NJ, counts_E).transpose(1, 2), None
+
+
+_sliced_mm.register_autograd(_sliced_mm_backward, setup_context=_save_inputs)

@@ -1,0 +1,316 @@
+"""A whole training step against transformers, on this machine.
+
+    python benchmarks/train_step.py                             # every variant, fp32 and bf16, about 15 minutes
+    python benchmarks/train_step.py --rounds 3 --dtypes fp32
+
+Both sides train the same GLM-shaped model of about 23 million parameters (MTP off) from the same initial weights on the
+same unpadded batches: forward, backward, gradient clipping, fused AdamW, with the same allocator setting
+(`glmforge.kernels.allocator`). Every variant lives in a process of its own and the processes take turns, a few steps
+each, so that whatever else the machine does falls on all alike. What is compared is the ratio of neighbouring
+turns, not times taken at different moments.
+
+In fp32 the first losses must agree to 1e-5 or the run fails. In bf16 the precisions differ by design: glmforge keeps
+fp32 master weights and fp32 optimizer state and computes in bf16; transformers, in its fastest bf16 form, holds weights
+and optimizer state in bf16.
+
+`fraction_of_peak` = model FLOPs of a step (every matmul once forward and twice backward, attention counted causal) over
+its median time, over the best rate that a large square matmul reached in the same dtype with the same threads.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from glmforge.config.model import ModelConfig
+from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.kernels.documents import Documents
+from glmforge.model.loss import CrossEntropyHead
+from glmforge.model.transformer import GlmMoe
+
+RESULTS = Path(__file__).parent / "results" / "train_step.json"
+BATCH_SIZE, SEQ_LEN, NUM_BATCHES = 8, 256, 16
+PEAK_SIZE = 4096
+CONFIG = ModelConfig(
+    vocab_size=8192,
+    hidden_size=256,
+    num_hidden_layers=6,
+    first_k_dense_replace=1,
+    intermediate_size=768,
+    moe_intermediate_size=128,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=64,
+    use_qk_norm=True,
+    rope_theta=1e6,
+    max_position_embeddings=4096,
+    n_routed_experts=32,
+    n_shared_experts=1,
+    num_experts_per_tok=4,
+    routed_scaling_factor=2.5,
+    num_nextn_predict_layers=0,
+    eos_token_id=[1, 2, 3],
+    pad_token_id=1,
+)
+PEAK = "matmul peak"
+GLMFORGE = {"glmforge": False, "glmforge compiled": True}
+TRANSFORMERS = {
+    "transformers eager": ("eager", False),
+    "transformers grouped_mm": ("grouped_mm", False),
+    "transformers eager compiled": ("eager", True),
+    "transformers grouped_mm compiled": ("grouped_mm", True),
+}
+
+LossOf = Callable[[Tensor], Tensor]
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.worker:
+        work(args.worker, args.dtypes[0], args.weights, args.threads)
+        return
+    result: dict[str, Any] = describe_machine(args.threads)
+    for dtype in args.dtypes:
+        result[dtype] = compare(dtype, args)
+        print(json.dumps(result[dtype], indent=2), flush=True)
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    parser.add_argument("--variants", nargs="+", choices=(*GLMFORGE, *TRANSFORMERS), default=[*GLMFORGE, *TRANSFORMERS])
+    parser.add_argument("--rounds", type=int, default=12, help="turns of every variant")
+    parser.add_argument("--steps", type=int, default=4, help="steps in one turn")
+    parser.add_argument("--warmup", type=int, default=8, help="untimed first steps; compilation falls into them")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def compare(dtype: str, args: argparse.Namespace) -> dict[str, Any]:
+    """All variants in one dtype, taking turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.pt"
+        torch.save(build_transformers("fp32", "eager", compiled=False)[0].state_dict(), weights)
+        workers = {name: Worker(name, dtype, weights, args.threads) for name in (*args.variants, PEAK)}
+        for name, worker in workers.items():
+            worker.run(0 if name == PEAK else args.warmup)
+        for turn in range(args.rounds):
+            for name in workers if turn % 2 == 0 else reversed(workers):
+                workers[name].run(1 if name == PEAK else args.steps)
+        for worker in workers.values():
+            worker.close()
+    return summarize(dtype, workers, args)
+
+
+class Worker:
+    """One variant in a process of its own that runs steps when told to."""
+
+    def __init__(self, name: str, dtype: str, weights: Path, threads: int) -> None:
+        command = [sys.executable, __file__, "--worker", name, "--dtypes", dtype, "--weights", str(weights)]
+        self.name = name
+        self.turns: list[list[float]] = []
+        self.losses: list[float] = []
+        self.process = subprocess.Popen(
+            [*command, "--threads", str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+
+    def run(self, steps: int) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(steps, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the process of {self.name!r} died; its error stands above")
+        seconds, losses = json.loads(answer)
+        self.turns.append(seconds)
+        self.losses += losses
+
+    @property
+    def seconds(self) -> list[float]:
+        """Every timed step: the first turn was the warm-up."""
+        return [second for turn in self.turns[1:] for second in turn]
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+def summarize(dtype: str, workers: dict[str, Worker], args: argparse.Namespace) -> dict[str, Any]:
+    peak = 2 * PEAK_SIZE**3 / min(workers.pop(PEAK).seconds)
+    medians = {name: statistics.median(worker.seconds) for name, worker in workers.items()}
+    summary: dict[str, Any] = {
+        "rounds": args.rounds,
+        "steps_per_turn": args.steps,
+        "matmul_peak_gflops": round(peak / 1e9, 1),
+        "model_gflop_per_step": round(model_flops() / 1e9, 1),
+        "variants": {
+            name: {
+                "median_s": round(medians[name], 4),
+                "min_s": round(min(worker.seconds), 4),
+                "tokens_per_s": round(BATCH_SIZE * SEQ_LEN / medians[name]),
+                "fraction_of_peak": round(model_flops() / medians[name] / peak, 3),
+                "first_losses": [round(loss, 6) for loss in worker.losses[:3]],
+            }
+            for name, worker in workers.items()
+        },
+    }
+    ours, theirs = ([name for name in workers if name in family] for family in (GLMFORGE, TRANSFORMERS))
+    if ours and theirs:
+        best_ours, best_theirs = min(ours, key=medians.__getitem__), min(theirs, key=medians.__getitem__)
+        summary["speedup"] = paired_ratio(workers[best_theirs], workers[best_ours])
+        summary["loss_difference"] = abs(workers[best_ours].losses[0] - workers[best_theirs].losses[0])
+        if dtype == "fp32" and summary["loss_difference"] > 1e-5:
+            raise RuntimeError(f"the first fp32 losses differ by {summary['loss_difference']:.1e}: not the same model")
+    return summary
+
+
+def paired_ratio(theirs: Worker, ours: Worker) -> dict[str, Any]:
+    """Their time over ours, turn by turn."""
+    pairs = zip(theirs.turns[1:], ours.turns[1:], strict=True)
+    ratios = sorted(statistics.median(a) / statistics.median(b) for a, b in pairs)
+    return {
+        "of": ours.name,
+        "over": theirs.name,
+        "median": round(statistics.median(ratios), 3),
+        "min": round(ratios[0], 3),
+        "max": round(ratios[-1], 3),
+        "of_fastest_steps": round(min(theirs.seconds) / min(ours.seconds), 3),
+    }
+
+
+def model_flops() -> float:
+    c = CONFIG
+    attention = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
+    expert = 3 * c.hidden_size * c.moe_intermediate_size
+    moe = c.hidden_size * c.n_routed_experts + (c.num_experts_per_tok + c.n_shared_experts) * expert
+    dense = 3 * c.hidden_size * c.intermediate_size
+    matmul_parameters = (
+        c.num_hidden_layers * attention
+        + c.num_moe_layers * moe
+        + c.first_k_dense_replace * dense
+        + c.vocab_size * c.hidden_size
+    )
+    scores = SEQ_LEN * c.num_attention_heads * c.head_dim * c.num_hidden_layers
+    return 6.0 * BATCH_SIZE * SEQ_LEN * (matmul_parameters + scores)
+
+
+def describe_machine(threads: int) -> dict[str, Any]:
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {
+        "machine": {"cpu": cpu, "threads": threads, "system": platform.platform()},
+        "versions": {name: version(name) for name in ("torch", "transformers", "glmforge")}
+        | {"python": platform.python_version()},
+        "model": CONFIG.model_dump(mode="json"),
+        "batch": [BATCH_SIZE, SEQ_LEN],
+    }
+
+
+def work(name: str, dtype: str, weights: Path, threads: int) -> None:
+    """The worker's life: for every number read, run so many steps and answer with their times and losses."""
+    torch.set_num_threads(threads)
+    keep_large_blocks()
+    step = matmul_step(dtype) if name == PEAK else training_step(name, dtype, weights)
+    for line in sys.stdin:
+        seconds, losses = [], []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            losses.append(step())
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps([seconds, losses]), flush=True)
+
+
+def matmul_step(dtype: str) -> Callable[[], float]:
+    a = torch.randn(PEAK_SIZE, PEAK_SIZE, dtype=torch_dtype(dtype))
+    return lambda: (a @ a)[0, 0].item()
+
+
+def training_step(name: str, dtype: str, weights: Path) -> Callable[[], float]:
+    if name in GLMFORGE:
+        model, loss_of = build_glmforge(dtype, compiled=GLMFORGE[name])
+    else:
+        experts, compiled = TRANSFORMERS[name]
+        model, loss_of = build_transformers(dtype, experts, compiled)
+    model.load_state_dict(torch.load(weights))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator().manual_seed(0)
+    shape = (NUM_BATCHES, BATCH_SIZE, SEQ_LEN)
+    batches = itertools.cycle(torch.randint(0, CONFIG.vocab_size, shape, generator=generator))
+
+    def step() -> float:
+        loss = loss_of(next(batches))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
+    """fp32 weights; `dtype` is what it computes in."""
+    model = GlmMoe(CONFIG)
+    model.compute_dtype = torch_dtype(dtype)
+    documents = Documents.from_lengths([SEQ_LEN] * BATCH_SIZE)
+    if compiled:
+        for layer in model.trunk_layers:
+            layer.compile()
+
+    def loss_of(ids_BS: Tensor) -> Tensor:
+        labels_BS = nn.functional.pad(ids_BS[:, 1:], (0, 1), value=-100)
+        head = CrossEntropyHead(labels_BS, documents)
+        return model(ids_BS, documents, head=head, with_mtp=False).main / head.num_labels(0)
+
+    return model, loss_of
+
+
+def build_transformers(dtype: str, experts: str, compiled: bool) -> tuple[nn.Module, LossOf]:
+    """Parameters in `dtype`, buffers (router bias, rotary frequencies) in fp32 as its own loader keeps them."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    fields = CONFIG.model_dump(exclude={"rope_theta", "partial_rotary_factor", "num_nextn_predict_layers"})
+    rope = {
+        "rope_type": "default",
+        "rope_theta": CONFIG.rope_theta,
+        "partial_rotary_factor": CONFIG.partial_rotary_factor,
+    }
+    config = Glm4MoeConfig(**fields, rope_parameters=rope, num_mtp_layers=0)
+    config._attn_implementation = "sdpa"
+    config._experts_implementation = experts
+    model = Glm4MoeForCausalLM(config).train()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch_dtype(dtype))
+    forward = torch.compile(model) if compiled else model
+    return model, lambda ids_BS: forward(input_ids=ids_BS, labels=ids_BS, use_cache=False).loss
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from glmforge.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy_sum, token_nll
+
+D, V = 12, 37
+
+
+def random_inputs(num_tokens, dtype=torch.float64, weight_dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    h_TD = torch.randn(num_tokens, D, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight_VD = torch.randn(V, D, generator=generator, dtype=torch.float64).to(weight_dtype).requires_grad_()
+    labels_T = torch.randint(0, V, (num_tokens,), generator=generator)
+    labels_T[::3] = IGNORE_INDEX
+    return h_TD, weight_VD, labels_T
+
+
+def reference_nll(h_TD, weight_VD, labels_T):
+    return F.cross_entropy(F.linear(h_TD, weight_VD), labels_T, ignore_index=IGNORE_INDEX, reduction="none")
+
+
+PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "tolerance"),
+    [
+        (torch.float64, torch.float64, 1e-12),
+        (torch.float32, torch.float32, 1e-5),
+        # bfloat16 logits of size ~4 are rounded by 2^-7 and their gradients by 2^-9; the terms summed add up.
+        (torch.bfloat16, torch.float32, 6e-2),
+        (torch.bfloat16, torch.bfloat16, 6e-2),
+    ],
+    ids=["float64", "float32", "bfloat16-master-weights", "bfloat16"],
+)
+SIZES = pytest.mark.parametrize(("num_tokens", "chunk_tokens"), [(1, 1), (2, 5), (10, 10), (11, 4), (30, None)])
+
+
+@PRECISIONS
+@SIZES
+def test_sum_equals_reference(num_tokens, chunk_tokens, dtype, weight_dtype, tolerance):
+    h_TD, weight_VD, labels_T = random_inputs(num_tokens, dtype, weight_dtype)
+    exact = [x.detach().double().requires_grad_() for x in (h_TD, weight_VD)]
+    expected = reference_nll(*exact, labels_T).sum()
+    actual = linear_cross_entropy_sum(h_TD, weight_VD, labels_T, chunk_tokens=chunk_tokens)
+    assert actual.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+    gradients = torch.autograd.grad(actual / 7, (h_TD, weight_VD))
+    for a, e in zip(gradients, torch.autograd.grad(expected / 7, exact), strict=True):
+        torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
+    assert [g.dtype for g in gradients] == [dtype, weight_dtype]
+
+
+@PRECISIONS
+@SIZES
+def test_token_nll_equals_reference(num_tokens, chunk_tokens, dtype, weight_dtype, tolerance):
+    h_TD, weight_VD, labels_T = random_inputs(num_tokens, dtype, weight_dtype)
+    exact = [x.detach().double().requires_grad_() for x in (h_TD, weight_VD)]
+    upstream = torch.linspace(-1, 2, num_tokens, dtype=torch.float64)
+    expected_T = reference_nll(*exact, labels_T)
+    actual_T = token_nll(h_TD, weight_VD, labels_T, chunk_tokens=chunk_tokens)
+    torch.testing.assert_close(actual_T.double(), expected_T, atol=tolerance, rtol=tolerance)
+    gradients = torch.autograd.grad(actual_T, (h_TD, weight_VD), upstream.to(actual_T.dtype))
+    for a, e in zip(gradients, torch.autograd.grad(expected_T, exact, upstream), strict=True):
+        torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("function", [linear_cross_entropy_sum, token_nll])
+def test_gradcheck(function):
+    h_TD, weight_VD, labels_T = random_inputs(5)
+    assert torch.autograd.gradcheck(lambda h, w: function(h, w, labels_T, chunk_tokens=2), (h_TD, weight_VD))
+
+
+def test_nothing_but_ignored_labels_is_zero_with_zero_gradients():
+    h_TD, weight_VD, _ = random_inputs(4)
+    loss = linear_cross_entropy_sum(h_TD, weight_VD, torch.full((4,), IGNORE_INDEX))
+    assert loss.item() == 0
+    assert all(g.count_nonzero() == 0 for g in torch.autograd.grad(loss, (h_TD, weight_VD)))
+
+
+def test_confident_and_hopeless_tokens_stay_exact():
+    """Logits 200 apart: probabilities underflow in float32, the loss must not."""
+    h_TD = torch.tensor([[1.0], [1.0]])
+    weight_VD = torch.tensor([[100.0], [-100.0]])
+    assert token_nll(h_TD, weight_VD, torch.tensor([0, 1])).tolist() == [0.0, 200.0]
+
+
+def test_without_gradients_only_the_loss_is_computed(monkeypatch):
+    h_TD, weight_VD, labels_T = random_inputs(6)
+    monkeypatch.setattr("glmforge.kernels.cross_entropy._Gradients", None)  # calling it would fail
+    with torch.no_grad():
+        loss = linear_cross_entropy_sum(h_TD, weight_VD, labels_T)
+    torch.testing.assert_close(loss, reference_nll(h_TD, weight_VD, labels_T).sum())
+
+
+@pytest.mark.parametrize("frozen", [0, 1], ids=["hidden states", "weight"])
+def test_frozen_inputs(frozen):
+    inputs = list(random_inputs(6))
+    inputs[frozen] = inputs[frozen].detach()
+    expected = torch.autograd.grad(reference_nll(*inputs).sum(), inputs[1 - frozen])
+    actual = torch.autograd.grad(linear_cross_entropy_sum(*inputs), inputs[1 - frozen])
+    torch.testing.assert_close(actual, expected)

@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+
+
+def random_choice(num_tokens, num_choices, num_experts, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(num_tokens, num_experts, generator=generator)
+    return scores.topk(num_choices, dim=-1).indices
+
+
+@pytest.mark.parametrize(("num_tokens", "num_choices", "num_experts"), [(1, 1, 4), (7, 3, 5), (33, 2, 64)])
+def test_routing_is_a_stable_sort(num_tokens, num_choices, num_experts):
+    experts_TK = random_choice(num_tokens, num_choices, num_experts)
+    routing = sort_by_expert(experts_TK, num_experts)
+    slots = [(expert, slot) for slot, expert in enumerate(experts_TK.flatten().tolist())]
+    assert routing.order_N.tolist() == [slot for _, slot in sorted(slots)]
+    assert routing.tokens_N.tolist() == [slot // num_choices for _, slot in sorted(slots)]
+    assert routing.order_N[routing.inverse_N].tolist() == list(range(len(slots)))
+    assert routing.counts_E.tolist() == experts_TK.flatten().bincount(minlength=num_experts).tolist()
+
+
+def plain_combine(y_ND, weights_TK, routing):
+    """Row by row in float64."""
+    out = torch.zeros(len(weights_TK), y_ND.shape[1], dtype=torch.float64)
+    for n, slot in enumerate(routing.order_N.tolist()):
+        token, choice = divmod(slot, weights_TK.shape[1])
+        out[token] = out[token] + weights_TK[token, choice].double() * y_ND[n].double()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    # bfloat16: each result is rounded once (2^-9 of values up to ~4) because sums and products are float32.
+    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)],
+    ids=str,
+)
+def test_combine_equals_the_plain_sum(dtype, tolerance):
+    torch.manual_seed(0)
+    routing = sort_by_expert(random_choice(9, 3, 5), 5)
+    weights_dtype = torch.promote_types(dtype, torch.float32)
+    y_ND = torch.randn(27, 6, dtype=torch.float64).to(dtype).requires_grad_()
+    weights_TK = torch.rand(9, 3, dtype=torch.float64).to(weights_dtype).requires_grad_()
+    upstream = torch.randn(9, 6, dtype=torch.float64).to(dtype)
+    exact = [x.detach().double().requires_grad_() for x in (y_ND, weights_TK)]
+    expected = plain_combine(*exact, routing)
+    actual = combine(y_ND, weights_TK, routing)
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+    gradients = torch.autograd.grad(actual, (y_ND, weights_TK), upstream)
+    for a, e, x in zip(gradients, torch.autograd.grad(expected, exact, upstream.double()), exact, strict=True):
+        assert a.shape == x.shape
+        torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
+    assert gradients[1].dtype == weights_dtype
+
+
+def test_gradcheck_of_the_round_trip():
+    torch.manual_seed(0)
+    routing = sort_by_expert(random_choice(4, 2, 3), 3)
+    x_TD = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weights_TK = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: combine(permute(x, routing).sin(), w, routing), (x_TD, weights_TK))
+
+
+def test_permute_repeats_tokens_in_expert_order():
+    routing = sort_by_expert(torch.tensor([[2, 0], [0, 1]]), 3)
+    x_TD = torch.tensor([[1.0], [2.0]])
+    assert permute(x_TD, routing).flatten().tolist() == [1.0, 2.0, 2.0, 1.0]
+
+
+def test_two_runs_give_the_same_bits():
+    torch.manual_seed(0)
+    routing = sort_by_expert(random_choice(64, 8, 16), 16)
+    x_TD, weights_TK = torch.randn(64, 32, requires_grad=True), torch.rand(64, 8, requires_grad=True)
+
+    def run():
+        y_TD = combine(permute(x_TD, routing), weights_TK, routing)
+        return [y_TD, *torch.autograd.grad(y_TD.square().sum(), (x_TD, weights_TK))]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))

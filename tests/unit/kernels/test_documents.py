@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from glmforge.kernels.documents import Documents
+
+
+def test_borders_positions_and_ids():
+    documents = Documents.from_lengths([3, 1, 2])
+    assert documents.cu_seqlens.tolist() == [0, 3, 4, 6]
+    assert documents.cu_seqlens.dtype == torch.int32
+    assert documents.lengths == (3, 1, 2)
+    assert documents.positions_T.tolist() == [0, 1, 2, 0, 0, 1]
+    assert documents.ids_T().tolist() == [0, 0, 0, 1, 2, 2]
+    assert (documents.num_tokens, documents.max_length) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [(1, [1, 1, 0, 0, 1, 0]), (2, [1, 0, 0, 0, 0, 0]), (3, [0, 0, 0, 0, 0, 0])],
+)
+def test_continues_only_inside_a_document(offset, expected):
+    assert Documents.from_lengths([3, 1, 2]).continues_T(offset).int().tolist() == expected
+
+
+@pytest.mark.parametrize("lengths", [[], [4, 0], [-1]])
+def test_refuses_impossible_lengths(lengths):
+    with pytest.raises(ValueError, match="each at least 1"):
+        Documents.from_lengths(lengths)

@@ -1,0 +1,112 @@
+"""Every backend against single rows in float64."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from glmforge.kernels.experts import expert_mlp
+
+D, I = 16, 8  # noqa: E741 - the shape legend's letter
+COUNTS = [
+    [1],
+    [0, 3, 0, 0, 5, 0],  # idle experts at both ends and in the middle
+    [40, 1, 33, 0, 2, 70],  # rounding up runs over into the next experts' rows
+    [31, 1],  # rounding up would leave the tensor
+]
+
+
+def reference(x_ND, counts_E, gate_up_E2ID, down_EDI):
+    """Row by row."""
+    expert_N = torch.arange(len(counts_E)).repeat_interleave(counts_E)
+    rows = []
+    for x_D, expert in zip(x_ND, expert_N.tolist(), strict=True):
+        gate, up = (gate_up_E2ID[expert] @ x_D).chunk(2)
+        rows.append(down_EDI[expert] @ (F.silu(gate) * up))
+    return torch.stack(rows)
+
+
+def random_inputs(counts, dtype, weight_dtype):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(sum(counts), D), (len(counts), 2 * I, D), (len(counts), D, I)]
+    x, gate_up, down = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return [x.to(dtype), (gate_up / 4).to(weight_dtype), (down / 4).to(weight_dtype)]
+
+
+def output_and_gradients(function, counts, inputs):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    output = function(inputs[0], torch.tensor(counts), *inputs[1:])
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [output, *torch.autograd.grad(output, inputs, upstream.to(output.dtype))]
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("backend", ["loop", "grouped", "sliced", "auto"])
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "tolerance"),
+    [
+        (torch.float64, torch.float64, 1e-12),
+        (torch.float32, torch.float32, 1e-5),
+        # bfloat16 rounds weights, inner activations and results by up to 2^-9 each; a weight's gradient sums some
+        # dozens of such terms of size one.
+        (torch.bfloat16, torch.bfloat16, 1e-1),
+        (torch.bfloat16, torch.float32, 1e-1),
+    ],
+    ids=["float64", "float32", "bfloat16", "bfloat16-master-weights"],
+)
+def test_equals_reference(backend, counts, dtype, weight_dtype, tolerance):
+    if backend == "grouped" and dtype == torch.float64:
+        pytest.skip("grouped_mm takes no float64")
+    inputs = random_inputs(counts, dtype, weight_dtype)
+    expected = output_and_gradients(reference, counts, [x.double() for x in inputs])
+    actual = output_and_gradients(lambda *a: expert_mlp(*a, backend=backend), counts, inputs)
+    for a, e, like in zip(actual, expected, [inputs[0], *inputs], strict=True):
+        assert a.dtype == like.dtype
+        torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("backend", ["loop", "sliced"])
+def test_gradcheck(backend):
+    counts = torch.tensor([2, 0, 3])
+    inputs = [x.requires_grad_() for x in random_inputs([2, 0, 3], torch.float64, torch.float64)]
+    assert torch.autograd.gradcheck(lambda x, g, d: expert_mlp(x, counts, g, d, backend=backend), inputs)
+
+
+@pytest.mark.parametrize("backend", ["loop", "grouped", "sliced"])
+def test_idle_experts_get_zero_gradients(backend):
+    counts = [0, 20, 0, 9]
+    inputs = random_inputs(counts, torch.bfloat16, torch.float32)
+    _, _, gate_up_grad, down_grad = output_and_gradients(lambda *a: expert_mlp(*a, backend=backend), counts, inputs)
+    for grad in (gate_up_grad, down_grad):
+        assert grad[[0, 2]].count_nonzero() == 0
+        assert grad[1].count_nonzero() > 0
+
+
+def test_no_rows_at_all():
+    inputs = [x.requires_grad_() for x in random_inputs([0, 0], torch.bfloat16, torch.float32)]
+    y_ND = expert_mlp(inputs[0], torch.tensor([0, 0]), *inputs[1:])
+    assert y_ND.shape == (0, D)
+    assert all(grad.count_nonzero() == 0 for grad in torch.autograd.grad(y_ND.sum(), inputs))
+
+
+def test_experts_do_not_see_each_other():
+    """Other rows of the batch change neither an expert's output nor its gradient, by not one bit."""
+    counts, others = [40, 7, 3], [40, 7, 30]
+    small, large = (random_inputs(c, torch.bfloat16, torch.float32) for c in (counts, others))
+    large[0][:47] = small[0][:47]
+    large[1:] = small[1:]
+    upstream = torch.randn(77, D).bfloat16()
+
+    def run(inputs, counts):
+        inputs = [x.detach().requires_grad_() for x in inputs]
+        y_ND = expert_mlp(inputs[0], torch.tensor(counts), *inputs[1:])
+        gradients = torch.autograd.grad(y_ND, inputs, upstream[: len(y_ND)])
+        return y_ND[:40], gradients[0][:40], gradients[1][0], gradients[2][0]
+
+    for a, b in zip(run(small, counts), run(large, others), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_unknown_backend_is_an_error():
+    x, gate_up, down = random_inputs([2], torch.float32, torch.float32)
+    with pytest.raises(ValueError, match="unknown backend 'fused'; choose one of loop, grouped, sliced or auto"):
+        expert_mlp(x, torch.tensor([2]), gate_up, down, backend="fused")
