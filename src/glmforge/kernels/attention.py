@@ -5,9 +5,9 @@ One function, several backends that compute the same thing:
 - `dense`: scaled-dot-product attention under an explicit T x T mask. The reference, and the only one to read first.
 - `documents`: document by document, equal lengths batched; no mask over the whole batch ever exists. For the CPU.
   Short documents go block by block of queries through plain batched matmuls, which on a CPU beats PyTorch's flash
-  kernel (forward and backward of 8 x 256 tokens, 8 heads of 64, 2 threads: float32 21 for 25 ms, bfloat16 15 for
-  32 ms) but saves the probabilities, so long ones take the flash kernel.
-- `flex`: FlexAttention under a block mask of document ids, compiled. For CUDA; on a CPU it can run but has no backward.
+  kernel (forward and backward of 8 x 256 tokens, 8 query and 2 key/value heads of 64, one thread: float32 30 for 48 ms,
+  bfloat16 19 for 54 ms) but saves the probabilities, so long ones take the flash kernel.
+- `flex`: FlexAttention under a block mask of document ids, compiled. For CUDA; on a CPU it runs but has no backward.
 - `varlen`: FlashAttention's variable-length kernel (`torch.nn.attention.varlen`). For CUDA with 16-bit types.
 
 Query head h reads key/value head h // (H / G). The scale is P ** -0.5.

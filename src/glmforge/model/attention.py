@@ -16,9 +16,13 @@ from glmforge.model.rope import Rope
 
 
 class Attend(Protocol):
-    """Causal attention of one layer; the scale is `P ** -0.5`."""
+    """Causal attention of one layer; the scale is `P ** -0.5`.
 
-    def __call__(self, layer: int, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor: ...
+    It is handed the module, not the layer's number: torch.compile would compile the layers' common code anew for every
+    number it sees, and give up after eight.
+    """
+
+    def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor: ...
 
 
 class Attention(nn.Module):
@@ -43,5 +47,5 @@ class Attention(nn.Module):
         v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
-        o_THP = attend(self.layer, rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP)
+        o_THP = attend(self, rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP)
         return self.o_proj(o_THP.flatten(-2))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.attention import cached_attention
+from glmforge.model.attention import Attention
 
 
 class KVCache:
@@ -40,12 +41,12 @@ class KVCache:
         self.lengths_B = self.lengths_B + num_tokens_B
         self.num_slots += num_new
 
-    def __call__(self, layer: int, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
+    def __call__(self, module: Attention, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         num_rows = len(self.lengths_B)
         q_BSHP, k_BSGP, v_BSGP = (x.unflatten(0, (num_rows, -1)) for x in (q_THP, k_TGP, v_TGP))
         slots_BS = self.positions_BS(q_BSHP.shape[1])
         rows_B1 = torch.arange(num_rows, device=slots_BS.device)[:, None]
-        keys_BCGP, values_BCGP = self.keys[layer], self.values[layer]
+        keys_BCGP, values_BCGP = self.keys[module.layer], self.values[module.layer]
         keys_BCGP[rows_B1, slots_BS] = k_BSGP.to(keys_BCGP.dtype)
         values_BCGP[rows_B1, slots_BS] = v_BSGP.to(values_BCGP.dtype)
         used = self.num_slots + q_BSHP.shape[1]

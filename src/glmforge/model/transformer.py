@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.model.attention import Attend
+from glmforge.model.attention import Attend, Attention
 from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
 from glmforge.model.generate import generate
 from glmforge.model.init import initialize
@@ -64,7 +64,7 @@ class DocumentAttention:
         self.documents = documents
 
     @torch.compiler.disable
-    def __call__(self, layer: int, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
+    def __call__(self, module: Attention, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         return attention(q_THP, k_TGP, v_TGP, self.documents)
 
 

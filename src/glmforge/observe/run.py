@@ -24,7 +24,6 @@ from typing import Any
 
 import yaml
 
-import glmforge
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
 from glmforge.observe.sinks import JsonlSink, RunFileError, read_jsonl
@@ -94,7 +93,7 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
     present = {
         "name": name,
         "started": _utc_now(),
-        "git_revision": git_revision(Path(glmforge.__file__).parent),
+        "git_revision": git_revision(Path(__file__).parent),
         "versions": library_versions(),
         "machine": describe_machine(),
     }
