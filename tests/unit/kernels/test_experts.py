@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from glmforge.kernels import experts as kernels
 from glmforge.kernels.experts import expert_mlp
 
 D, I = 16, 8  # noqa: E741 - the shape legend's letter
@@ -104,6 +105,28 @@ def test_experts_do_not_see_each_other():
 
     for a, b in zip(run(small, counts), run(large, others), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["_sliced_mm", "_sliced_outer"])
+def test_custom_operators_keep_their_contract(name):
+    """Schema, fake tensors and autograd registration agree with what the operator does."""
+    counts_E = torch.tensor([2, 0, 3])
+    x_NJ, matrix = torch.randn(5, 4), torch.randn(3, 4, 6)
+    if name == "_sliced_mm":
+        arguments = (x_NJ.requires_grad_(), matrix.requires_grad_(), counts_E)
+    else:
+        arguments = (x_NJ, torch.randn(5, 6), counts_E)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(getattr(kernels, name), arguments, test_utils=checks)
+
+
+def test_compiles_without_a_graph_break():
+    counts = [3, 0, 6]
+    inputs = random_inputs(counts, torch.float32, torch.float32)
+    compiled = torch.compile(expert_mlp, backend="aot_eager", fullgraph=True)
+    expected = output_and_gradients(expert_mlp, counts, inputs)
+    for a, e in zip(output_and_gradients(compiled, counts, inputs), expected, strict=True):
+        torch.testing.assert_close(a, e)
 
 
 def test_unknown_backend_is_an_error():

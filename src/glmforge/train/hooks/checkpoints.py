@@ -56,16 +56,13 @@ class CheckpointHook(Hook):
         return path
 
     def resume(self, trainer: Trainer) -> Path | None:
-        """Load the newest whole checkpoint into `trainer`; None if there is none. All ranks call this together."""
+        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. All ranks call it together."""
         tensors = model_tensors(trainer.model, trainer.optimizer)
         found = load_latest(self.root, tensors, config=trainer.config.model_dump(mode="json"))
         if found is None:
             return None
         path, meta = found
         self._check_same_data(path, meta)
-        trainer.optimizer.load_state_dict(
-            {name.removeprefix("optim."): t for name, t in tensors.items() if name.startswith("optim.")}
-        )
         trainer.state = TrainState(meta.step, meta.tokens_consumed, dict(meta.samples_consumed))
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.name, {}))

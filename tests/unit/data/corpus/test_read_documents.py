@@ -38,7 +38,7 @@ def two_zstandard_frames(data):
         ("c.jsonl", lambda data: data.rstrip(b"\n")),
         ("c.jsonl", lambda data: data.replace(b"\n", b"\r\n\r\n")),
         ("c.jsonl.gz", gzip.compress),
-        ("c.jsonl.gz", lambda data: gzip.compress(data[:20]) + gzip.compress(data[20:])),
+        ("c.jsonl.gz", lambda data: gzip.compress(data[:20], mtime=0) + gzip.compress(data[20:])),
         ("c.jsonl.zst", zstandard.ZstdCompressor().compress),
         ("c.jsonl.zst", two_zstandard_frames),
     ],
@@ -143,7 +143,7 @@ def truncated_zstandard(data):
 BAD_FILES = [
     ("c.txt", b"a\nb\xff", r"c.txt: invalid UTF-8 at byte offset 3 \(0xff\)"),
     ("c.jsonl.gz", b"no gzip", r"c.jsonl.gz: cannot be read \(Not a gzipped file"),
-    ("c.jsonl.gz", gzip.compress(JSONL)[:-12], r"c.jsonl.gz: cannot be read"),
+    ("c.jsonl.gz", gzip.compress(JSONL, mtime=0)[:-12], r"c.jsonl.gz: cannot be read"),
     ("c.jsonl.zst", b"no zstandard", r"c.jsonl.zst: not readable as Zstandard"),
     ("c.jsonl.zst", truncated_zstandard(JSONL * 100), r"c.jsonl.zst: ends in the middle .* cut off"),
     ("c.parquet", b"no parquet", r"c.parquet: not readable as Parquet"),
