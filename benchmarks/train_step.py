@@ -277,8 +277,8 @@ def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
     model.compute_dtype = torch_dtype(dtype)
     documents = Documents.from_lengths([SEQ_LEN] * BATCH_SIZE)
     if compiled:
-        for layer in model.trunk_layers:
-            layer.compile()
+        for module in (*model.trunk_layers, model.model.norm):
+            module.compile()
 
     def loss_of(ids_BS: Tensor) -> Tensor:
         labels_BS = nn.functional.pad(ids_BS[:, 1:], (0, 1), value=-100)

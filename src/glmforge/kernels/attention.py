@@ -122,32 +122,35 @@ class _BlockAttention(torch.autograd.Function):
         o_THP = torch.empty_like(q_THP, memory_format=torch.contiguous_format)
         q_BGRLP, o_BGRLP = (_by_head(x, num_kv_heads, length) for x in (q_THP, o_THP))
         future_CC = torch.ones(BLOCK_QUERIES, BLOCK_QUERIES, dtype=torch.bool, device=k.device).triu(1)
-        probs = []
+        queries, probs = [], []
         for start, end in _blocks(length):
-            scores = torch.bmm(_rows(q_BGRLP, start, end), k[:, :end].transpose(1, 2))
+            queries.append(_rows(q_BGRLP, start, end))
+            scores = torch.bmm(queries[-1], k[:, :end].transpose(1, 2))
             diagonal = scores.unflatten(1, (-1, end - start))[..., start:]
             diagonal.masked_fill_(future_CC[: end - start, : end - start], float("-inf"))
             probs.append(scores.softmax(dim=-1))
             _set_rows(o_BGRLP, start, end, torch.bmm(probs[-1], v[:, :end]))
-        ctx.save_for_backward(q_THP, k, v, *probs)
+        ctx.save_for_backward(k, v, *queries, *probs)
         return o_THP
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_THP: Tensor) -> tuple[Tensor | None, ...]:
-        q_THP, k, v, *probs = ctx.saved_tensors
+        k, v, *saved = ctx.saved_tensors
         _, length, head_dim = k.shape
-        num_kv_heads = len(k) * length // len(q_THP)
-        grad_q_THP = torch.empty_like(q_THP, memory_format=torch.contiguous_format)
-        q, grad_o, grad_q = (_by_head(x, num_kv_heads, length) for x in (q_THP, grad_THP, grad_q_THP))
+        num_kv_heads = len(k) * length // len(grad_THP)
+        blocks = _blocks(length)
+        queries, probs = saved[: len(blocks)], saved[len(blocks) :]
+        grad_q_THP = torch.empty_like(grad_THP, memory_format=torch.contiguous_format)
+        grad_o, grad_q = (_by_head(x, num_kv_heads, length) for x in (grad_THP, grad_q_THP))
         # Summed over blocks, so in float32 or better.
         grad_k, grad_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
-        for (start, end), p in zip(_blocks(length), probs, strict=True):
+        for (start, end), q, p in zip(blocks, queries, probs, strict=True):
             grad_o_rows = _rows(grad_o, start, end)
             grad_p = torch.bmm(grad_o_rows, v[:, :end].transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_p, p, -1, p.dtype)
             _set_rows(grad_q, start, end, torch.bmm(grad_scores, k[:, :end]))
-            grad_k[:, :end] += torch.bmm(grad_scores.transpose(1, 2), _rows(q, start, end))
+            grad_k[:, :end] += torch.bmm(grad_scores.transpose(1, 2), q)
             grad_v[:, :end] += torch.bmm(p.transpose(1, 2), grad_o_rows)
         grad_k.mul_(head_dim**-0.5)
         grad_k_TGP, grad_v_TGP = (_by_token(x.to(k.dtype), num_kv_heads) for x in (grad_k, grad_v))

@@ -24,8 +24,8 @@ def build_model(config: RunConfig, world: World) -> GlmMoe:
         model = GlmMoe(config.model)
     model.compute_dtype = DTYPES[config.precision.compute]
     if config.parallel.compile:
-        for layer in model.model.layers:
-            layer.compile()
+        for module in (*model.model.layers, model.model.norm):
+            module.compile()
     if world.mesh is not None:
         apply_fsdp(
             model,

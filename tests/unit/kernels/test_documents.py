@@ -15,11 +15,16 @@ def test_borders_positions_and_ids():
 
 
 @pytest.mark.parametrize(
-    ("offset", "expected"),
-    [(1, [1, 1, 0, 0, 1, 0]), (2, [1, 0, 0, 0, 0, 0]), (3, [0, 0, 0, 0, 0, 0])],
+    ("lengths", "offset", "expected"),
+    [
+        ([3, 1, 2], 1, [1, 1, 0, 0, 1, 0]),
+        ([3, 1, 2], 2, [1, 0, 0, 0, 0, 0]),
+        ([3, 1, 2], 3, [0, 0, 0, 0, 0, 0]),
+        ([4], 1, [1, 1, 1, 0]),  # the last token does not continue in the first
+    ],
 )
-def test_continues_only_inside_a_document(offset, expected):
-    assert Documents.from_lengths([3, 1, 2]).continues_T(offset).int().tolist() == expected
+def test_continues_only_inside_a_document(lengths, offset, expected):
+    assert Documents.from_lengths(lengths).continues_T(offset).int().tolist() == expected
 
 
 @pytest.mark.parametrize("lengths", [[], [4, 0], [-1]])

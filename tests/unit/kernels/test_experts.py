@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from glmforge.kernels import experts as kernels
 from glmforge.kernels.experts import expert_mlp
 
-D, I = 16, 8  # noqa: E741 - the shape legend's letter
+# D > 2I > I: each of the two weight gradients is the outer product of a wide and a narrow factor, one either way.
+D, I = 32, 8  # noqa: E741 - the shape legend's letter
 COUNTS = [
     [1],
     [0, 3, 0, 0, 5, 0],  # idle experts at both ends and in the middle
@@ -127,6 +128,13 @@ def test_compiles_without_a_graph_break():
     expected = output_and_gradients(expert_mlp, counts, inputs)
     for a, e in zip(output_and_gradients(compiled, counts, inputs), expected, strict=True):
         torch.testing.assert_close(a, e)
+
+
+def test_bfloat16_meets_few_shapes():
+    counts_E = torch.tensor([33, 0, 1, 64, 40])
+    slices = list(kernels._slices(counts_E, torch.bfloat16))
+    assert slices == [(0, 0, 33, 64), (2, 33, 34, 65), (3, 34, 98, 98), (4, 98, 138, 138)]
+    assert [stop - end for _, _, end, stop in kernels._slices(counts_E, torch.float32)] == [0, 0, 0, 0]
 
 
 def test_unknown_backend_is_an_error():

@@ -41,6 +41,8 @@ from glmforge.serve.export import compare_with_transformers, export_run
 
 MARKER = ".glmforge-demo"
 HELD_OUT_FRACTION = 0.02
+MIN_STEPS = 40
+CHECKPOINTS_PER_RUN = 12
 CHAT_PHASE_SHARE = 0.2
 KILL_AT_SHARE = 0.4
 SECONDS_AROUND_TRAINING = 75.0
@@ -99,7 +101,7 @@ class Demo:
         killed_at, resumed_from = self.train_kill_and_resume(config)
         bits_per_byte = self.evaluate(config, held_out_documents)
         export = self.export(config)
-        difference = self.check_with_transformers(export, tokenizer_dir)
+        difference = self.check_with_transformers(export)
         samples = self.speak(export)
         report = self.report(config, samples)
         losses = [record["loss"] for record in read_jsonl(RunDirectory(config.output_dir).metrics)]
@@ -158,7 +160,7 @@ class Demo:
         self._say(f"GLM-4.6 in small: {counts}, {config.model.n_routed_experts} experts per layer, MTP, Muon")
         seconds, precision = min((measure_step_seconds(self._load_config([p])), p) for p in PRECISIONS)
         budget = self.options.minutes * 60 - SECONDS_AROUND_TRAINING
-        num_steps = max(20, int(budget / seconds))
+        num_steps = max(MIN_STEPS, int(budget / seconds))
         config = self._load_config([precision, *_phase_steps(num_steps)])
         write_text(self.directory / "demo.yaml", dump_config(config))
         tokens = format_count(config.num_tokens)
@@ -208,7 +210,7 @@ class Demo:
         self._say(f"[b]{exported.directory}[/b], {format_bytes(size)}: safetensors, config and tokenizer")
         return exported.directory
 
-    def check_with_transformers(self, export: Path, tokenizer_dir: Path) -> float:
+    def check_with_transformers(self, export: Path) -> float:
         """The export's logits in transformers against ours."""
         ids = TokenShard(self.data / "held_out").tokens(0, 128).astype("int64")
         parity = compare_with_transformers(export, torch.from_numpy(ids)[None])
@@ -249,7 +251,8 @@ class Demo:
         marker = self.directory / MARKER
         if self.directory.exists() and any(self.directory.iterdir()) and not marker.exists():
             raise GlmforgeError(f"{self.directory}: exists and is no earlier demo; choose another --out")
-        shutil.rmtree(self.directory, ignore_errors=not self.directory.exists())
+        if self.directory.exists():
+            shutil.rmtree(self.directory)
         self.data.mkdir(parents=True)
         marker.write_text("made by 'glmforge demo', which may replace this directory\n")
 
@@ -298,9 +301,13 @@ def _size(documents: Documents) -> tuple[int, int]:
 
 
 def _phase_steps(num_steps: int) -> list[str]:
-    """Overrides that share `num_steps` between text and dialogue."""
+    """Overrides that share `num_steps` between text and dialogue and space the checkpoints."""
     dialogue = round(num_steps * CHAT_PHASE_SHARE)
-    return [f"phases.0.steps={num_steps - dialogue}", f"phases.1.steps={dialogue}"]
+    return [
+        f"phases.0.steps={num_steps - dialogue}",
+        f"phases.1.steps={dialogue}",
+        f"checkpoint.every_steps={num_steps // CHECKPOINTS_PER_RUN}",
+    ]
 
 
 def _docstring_sources(corpus: Path | None, train: Documents) -> Documents:
