@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from helpers.tiny_data import TinyData
-
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.train.trainer import Hook, StepOutcome, Trainer
+from helpers.tiny_data import TinyData
 
 
 def losses(tiny_data: TinyData, output_dir: Path, second_phase: dict[str, Any], **sections: Any) -> list[float]:

@@ -56,7 +56,7 @@ class CheckpointHook(Hook):
         return path
 
     def resume(self, trainer: Trainer) -> Path | None:
-        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. All ranks call it together."""
+        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. Collective."""
         tensors = model_tensors(trainer.model, trainer.optimizer)
         found = load_latest(self.root, tensors, config=trainer.config.model_dump(mode="json"))
         if found is None:
