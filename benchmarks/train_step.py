@@ -221,7 +221,7 @@ def describe_machine(threads: int) -> dict[str, Any]:
         platform.processor(),
     )
     return {
-        "machine": {"cpu": cpu, "threads": threads, "system": platform.platform()},
+        "machine": {"cpu": cpu, "threads": threads, "system": f"{platform.system()} {platform.machine()}"},
         "versions": {name: version(name) for name in ("torch", "transformers", "glmforge")}
         | {"python": platform.python_version()},
         "model": CONFIG.model_dump(mode="json"),

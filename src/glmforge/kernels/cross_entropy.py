@@ -9,6 +9,9 @@ matmuls over the vocabulary instead of the four of recomputing the logits, at th
 gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
 token, known only in backward, and recomputes.
 
+PyTorch 2.13 has `F.linear_cross_entropy` (2.11 does not). Its chunked form keeps fewer logits, but on a CPU took 2.8
+times as long as this (2,048 tokens, D 256, V 32,768, float32), and its backward works in place.
+
 Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk.
 """
 
