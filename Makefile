@@ -13,8 +13,8 @@ setup: ## create .venv and install what is missing
 demo: setup ## train a small model on this machine, from raw text to a chat (DEMO="--minutes 10" and other options)
 	@$(BIN)/glmforge demo $(DEMO)
 
-test: setup lint ## everything CI checks: lint, types, imports, all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --durations 15
+test: setup lint ## everything CI checks: lint, types, imports, all tests
+	$(BIN)/python -m pytest -n 2 --durations 15
 
 lint: setup ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -62,7 +62,14 @@ def test_the_whole_story(corpus: Path, tmp_path: Path) -> None:
     HTMLParser().feed(page)
     assert page.count("<svg") >= 5
     story = console.export_text()
-    for stage in ("Gather a corpus", "killed with SIGKILL", "bits per byte", "transformers loads it", "glmforge chat"):
+    for stage in (
+        "Gather a corpus",
+        "killed with SIGKILL",
+        "bits per byte",
+        "transformers loads it",
+        "glmforge chat",
+        "glmforge checkpoint show",
+    ):
         assert stage in story, stage
 
 

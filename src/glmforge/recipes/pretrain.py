@@ -121,7 +121,7 @@ def _open_shard(source: SourceConfig, tokenizer: Tokenizer) -> TokenShard:
     return shard
 
 
-def measure_step_seconds(config: RunConfig, num_steps: int = 3) -> float:
+def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
     """Median seconds of a training step of the first phase in this process, after one step to warm up.
 
     Nothing is written and no weight is kept. The data must exist.

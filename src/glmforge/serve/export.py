@@ -76,6 +76,7 @@ def compare_with_transformers(directory: Path, ids_BS: torch.Tensor) -> Parity:
     except ImportError as error:
         raise GlmforgeError("transformers is not installed; pip install 'glmforge[hf]'") from error
     logging.set_verbosity_error()  # it reports every MTP tensor as unexpected
+    logging.disable_progress_bar()
     theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     ours = load_pretrained(directory, dtype=torch.float32)
     expected_BSV, actual_BSV = theirs(ids_BS).logits, ours.logits(ids_BS)

@@ -8,6 +8,7 @@ import lzma
 import math
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -282,16 +283,22 @@ class Demo:
         )
 
     def _say_goodbye(self, config: RunConfig, export: Path, report: Path) -> None:
+        command = _command()
         lines = [
-            f"talk to it       glmforge chat {export}",
-            f"let it continue  glmforge chat {export} --complete -p 'def main():'",
+            f"talk to it       {command} chat {export}",
+            f"let it continue  {command} chat {export} --complete -p 'def main():'",
             f"read the report  {report}",
-            f"look inside      glmforge checkpoint show {config.output_dir}",
-            f"train a variant  glmforge train {self.directory / 'demo.yaml'} output_dir=runs/variant optim.lr=5e-3",
+            f"look inside      {command} checkpoint show {config.output_dir}",
+            f"train a variant  {command} train {self.directory / 'demo.yaml'} output_dir=runs/variant optim.lr=5e-3",
         ]
         elapsed = format_duration(time.monotonic() - self.started)
         self.console.print()
         self.console.print(Panel("\n".join(lines), title=f"Done in {elapsed}", title_align="left", expand=False))
+
+
+def _command() -> str:
+    """How this user can call glmforge: by name, or by path where the environment is not activated."""
+    return "glmforge" if shutil.which("glmforge") else os.path.relpath(Path(sys.executable).with_name("glmforge"))
 
 
 def _size(documents: Documents) -> tuple[int, int]:
