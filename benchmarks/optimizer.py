@@ -20,9 +20,8 @@ from pathlib import Path
 
 import torch
 from torch.nn import Parameter
-from train_step import MODEL, ROPE
+from train_step import CONFIG as MODEL
 
-from glmforge.config.model import ModelConfig
 from glmforge.config.schema import OptimConfig
 from glmforge.model import GlmMoe
 from glmforge.optim import build_optimizer
@@ -34,7 +33,7 @@ NUM_WARMUP = 2
 
 
 def named_parameters() -> dict[str, Parameter]:
-    model = GlmMoe.create(ModelConfig(**MODEL, **ROPE, num_nextn_predict_layers=0))
+    model = GlmMoe.create(MODEL)
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
         parameter.grad = torch.randn(parameter.shape)
