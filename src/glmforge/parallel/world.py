@@ -1,4 +1,4 @@
-"""The processes of a run: who am I, on which device, and the few collectives the trainer itself needs.
+"""The processes of a run: who am I, on which device, and the one collective the trainer itself needs.
 
 One process without a launcher is a world of size 1: the same code runs, communication is skipped here and nowhere
 else. Under torchrun the process group lives on a store of its own per restart attempt: with torchrun's default store
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -43,26 +43,6 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
-
-    def gather(self, value: Any) -> list[Any]:
-        """The picklable `value` of every rank, in rank order, on every rank."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
-
-    def broadcast(self, value: Any) -> Any:
-        """Rank 0's picklable `value` on every rank."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, device=self.device)
-        return values[0]
-
-    def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
 
 
 def default_device() -> torch.device:

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import glmforge
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.recipes.pretrain import train
-from glmforge.serve.chat import ChatModel, Conversation
+from glmforge.serve.chat import ChatModel, Conversation, _TextStream
 from glmforge.serve.export import compare_with_transformers, export_run
 from helpers.tiny_data import TinyData
 
@@ -58,6 +59,19 @@ def test_chat_streams_what_it_returns(run: Path, tmp_path: Path, source: str) ->
     text = chat.continue_text("import", max_new_tokens=30, temperature=1.0, seed=1, on_text=pieces.append)
     assert "".join(pieces) == text
     assert "<|" not in text
+
+
+def test_stream_never_cuts_a_character(tiny_data: TinyData) -> None:
+    """Bytes that are no learnt merge come one token each; a character of three bytes is handed out when whole."""
+    tokenizer = Tokenizer.load(tiny_data.tokenizer)
+    ids = tokenizer.encode("a\u20acb")
+    assert len(ids) == 5
+    pieces: list[str] = []
+    stream = _TextStream(tokenizer, pieces.append)
+    for token in ids:
+        stream.add(token)
+    assert pieces == ["a", "\u20ac", "b"]
+    assert stream.finish() == "a\u20acb"
 
 
 def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
