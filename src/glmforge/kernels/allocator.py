@@ -2,7 +2,7 @@
 
 glibc maps every block beyond some 32 MiB afresh and unmaps it when freed. A training step on the CPU frees and asks for
 the same large temporaries again and again, and each time the kernel zeroes their pages anew. Raising the two
-thresholds (mallopt(3)) keeps them: a whole step takes 7-20 % less, and the process holds on to its peak memory.
+thresholds (mallopt(3)) keeps them, and the process holds on to its peak memory.
 """
 
 import ctypes
