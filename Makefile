@@ -2,10 +2,10 @@
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint format bench
+.PHONY: help setup demo test test-distributed lint format bench
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup: ## create .venv and install what is missing
 	@scripts/setup.sh
@@ -15,6 +15,9 @@ demo: setup ## train a small model on this machine, from raw text to a chat (DEM
 
 test: setup lint ## everything CI checks: lint, types, imports, all tests
 	$(BIN)/python -m pytest -n 2 --durations 15
+
+test-distributed: setup ## every layout against one process, on up to 8 processes
+	$(BIN)/python -m pytest -m full --durations 15
 
 lint: setup ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.documents import Documents
+from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.model.transformer import GlmMoe
 
@@ -282,8 +283,8 @@ def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
 
     def loss_of(ids_BS: Tensor) -> Tensor:
         labels_BS = nn.functional.pad(ids_BS[:, 1:], (0, 1), value=-100)
-        head = CrossEntropyHead(labels_BS, documents)
-        return model(ids_BS, documents, head=head, with_mtp=False).main / head.num_labels(0)
+        head = CrossEntropyHead.whole(labels_BS, documents)
+        return model(ModelInputs.whole(ids_BS, documents), head=head).main / (labels_BS >= 0).sum()
 
     return model, loss_of
 

@@ -9,6 +9,7 @@ from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.experts import expert_mlp
 from glmforge.model import GlmMoe
+from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
@@ -61,14 +62,16 @@ def test_model_in_fp32() -> None:
     randomize_(model)
     documents = Documents.from_lengths([20, 44, 64])
     ids_BS = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
-    head = CrossEntropyHead(ids_BS.roll(-1, 1), documents)
-    expected = model(ids_BS, documents, head=head)
+    head = CrossEntropyHead.whole(ids_BS.roll(-1, 1), documents, 1)
+    expected = model(ModelInputs.whole(ids_BS, documents, 1), head=head)
     expected.main.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     model.cuda()
     on_gpu = Documents.from_lengths([20, 44, 64], "cuda")
-    actual = model(ids_BS.cuda(), on_gpu, head=CrossEntropyHead(ids_BS.roll(-1, 1).cuda(), on_gpu))
+    ids_BS = ids_BS.cuda()
+    head = CrossEntropyHead.whole(ids_BS.roll(-1, 1), on_gpu, 1)
+    actual = model(ModelInputs.whole(ids_BS, on_gpu, 1), head=head)
     actual.main.backward()
     # TF32 is off by default: fp32 sums in another order.
     torch.testing.assert_close(actual.main.cpu(), expected.main, rtol=1e-4, atol=0)

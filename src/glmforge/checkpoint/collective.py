@@ -9,6 +9,7 @@ Only failures that a user can mend travel this way. A defect (a `TypeError`, say
 the launcher then ends the other ranks.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -44,16 +45,21 @@ def run_together(action: Callable[[], T]) -> list[T]:
     If it raises `OSError` or `CheckpointError` on any rank, every rank raises one and the same
     `CheckpointError`.
     """
-    outcome: T | _Failure
-    try:
-        outcome = action()
-    except OSError as error:
-        outcome = _Failure(describe_os_error(error))
-    except CheckpointError as error:
-        outcome = _Failure(str(error))
-    outcomes = _all_gather(outcome)
+    outcomes = all_gather(_try(action))
     raise_failures({r: o.message for r, o in enumerate(outcomes) if isinstance(o, _Failure)})
     return [o for o in outcomes if not isinstance(o, _Failure)]
+
+
+def run_each(action: Callable[[], T]) -> T:
+    """Call `action` on every rank and return this rank's own result, which is not sent to the others.
+
+    Failures are those of all, as in `run_together`.
+    """
+    outcome = _try(action)
+    failures = all_gather(outcome if isinstance(outcome, _Failure) else None)
+    raise_failures({r: failure.message for r, failure in enumerate(failures) if failure is not None})
+    assert not isinstance(outcome, _Failure)
+    return outcome
 
 
 def run_on_rank_zero(action: Callable[[], T]) -> T:
@@ -73,9 +79,38 @@ def raise_failures(message_of_rank: Mapping[int, str]) -> None:
     raise CheckpointError("; ".join(named[:_NAMED_RANKS]) + (f"; and {others} more ranks" if others > 0 else ""))
 
 
-def _all_gather(outcome: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
+    """The (picklable) values of all ranks, rank 0 first."""
     if not dist.is_initialized():
-        return [outcome]
-    outcomes: list[T | None] = [None] * world_size()
-    dist.all_gather_object(outcomes, outcome)
-    return outcomes  # type: ignore[return-value]  # every place has been filled
+        return [value]
+    values: list[T | None] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]  # every place has been filled
+
+
+def gather_distinct(value: T) -> list[T]:
+    """The different values among those of all ranks, in the order of ranks.
+
+    Values are picklable, and equal ones have the same `repr`. Of ranks with equal values only the first sends its:
+    in a job of thousands of ranks there are as many values as pipeline stages.
+    """
+    digests = all_gather(hashlib.sha256(repr(value).encode()).digest())
+    return [broadcast(value, digests.index(digest)) for digest in dict.fromkeys(digests)]
+
+
+def broadcast(value: T, source: int) -> T:
+    """The (picklable) value of rank `source`."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=source)
+    return values[0]
+
+
+def _try(action: Callable[[], T]) -> T | _Failure:
+    try:
+        return action()
+    except OSError as error:
+        return _Failure(describe_os_error(error))
+    except CheckpointError as error:
+        return _Failure(str(error))

@@ -2,16 +2,19 @@
 
 DCP itself would load what it finds and convert types silently. A run that goes on from tensors it did not
 mean is worse than one that does not start, so every difference is refused here, with its likely cause: the
-fields in which the stored configuration and the run's own differ.
+fields in which the stored configuration and the run's own differ. The tensors of the run are those of all its
+ranks: a rank of a pipeline stage has but its layers.
 """
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from glmforge.checkpoint.collective import gather_distinct
 from glmforge.checkpoint.meta import CheckpointMeta
 from glmforge.checkpoint.wording import list_some
 from glmforge.errors import CheckpointError
@@ -19,10 +22,28 @@ from glmforge.errors import CheckpointError
 _SECTIONS = ("model", "optim")  # parts of a run's configuration that decide which tensors there are
 
 
+class TensorSpec(NamedTuple):
+    """Global shape and type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def specs_of_all_ranks(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+    """The tensors that all ranks' `tensors` are together, by name. All ranks call this together."""
+    own = {name: TensorSpec(tuple(tensors[name].shape), tensors[name].dtype) for name in sorted(tensors)}
+    specs: dict[str, TensorSpec] = {}
+    for of_some in gather_distinct(own):
+        differing = [name for name in of_some if specs.get(name, of_some[name]) != of_some[name]]
+        assert not differing, f"{differing[0]} is {specs[differing[0]]} on one rank, {of_some[differing[0]]} on another"
+        specs |= of_some
+    return specs
+
+
 def check_fit(
     path: Path,
     stored: Mapping[str, TensorStorageMetadata],
-    wanted: Mapping[str, Tensor],
+    wanted: Mapping[str, TensorSpec],
     meta: CheckpointMeta,
     config: Mapping[str, Any] | None,
 ) -> None:
@@ -37,7 +58,7 @@ def check_fit(
         raise CheckpointError(f"{path} does not fit this run: {'; '.join(differences)}{cause}")
 
 
-def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[str, Tensor]) -> Iterator[str]:
+def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[str, TensorSpec]) -> Iterator[str]:
     if missing := sorted(wanted.keys() - stored.keys()):
         yield f"it lacks {_count(missing)}: {list_some(missing)}"
     if unexpected := sorted(stored.keys() - wanted.keys()):
@@ -46,7 +67,7 @@ def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[st
     shapes = [
         f"{name} is {list(stored[name].size)} there and {list(wanted[name].shape)} here"
         for name in both
-        if stored[name].size != wanted[name].shape
+        if tuple(stored[name].size) != wanted[name].shape
     ]
     if shapes:
         yield f"{_count(shapes)} of another shape: {list_some(shapes)}"

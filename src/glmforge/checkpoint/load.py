@@ -1,7 +1,8 @@
 """Read a checkpoint into tensors that exist already, on as many ranks as the run has now.
 
 Nothing is read before the checkpoint has proved whole and every name, shape and type has proved to fit: a
-refused load leaves the tensors as they were. Each rank reads just its shards of the DTensors, and the ranks
+refused load leaves the tensors as they were. The layout may be another one than saved it, in every axis: a part
+of a tensor knows where it lies in the whole, and each rank reads the stored parts that overlap its own. The ranks
 divide the checking of checksums among themselves.
 """
 
@@ -10,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load
 
-from glmforge.checkpoint.collective import rank, run_on_rank_zero, run_together, world_size
-from glmforge.checkpoint.fit import check_fit
+from glmforge.checkpoint.collective import rank, run_each, run_on_rank_zero, run_together, world_size
+from glmforge.checkpoint.fit import check_fit, specs_of_all_ranks
 from glmforge.checkpoint.manifest import find_problems, summarize_problems
 from glmforge.checkpoint.meta import CheckpointMeta, read_meta
-from glmforge.checkpoint.read import CachingReader, StoredTensors, flat_load_planner, stored_tensors
-from glmforge.checkpoint.save import RNG_PREFIX, dcp_errors_in_words, dcp_warnings_silenced, rng_name
+from glmforge.checkpoint.read import CachingReader, StoredTensors, read_into, stored_tensors
+from glmforge.checkpoint.save import RNG_PREFIX, rng_name
 from glmforge.checkpoint.store import list_checkpoints, raise_none_whole, warn_broken
 from glmforge.errors import CheckpointError
 
@@ -55,8 +55,9 @@ def load_checkpoint(
 ) -> CheckpointMeta:
     """Load the checkpoint directory `path` in place into `tensors`. All ranks call this together.
 
-    The stored names that begin with `prefix` must be exactly those of `tensors`, with the same global shapes
-    and types; how they are sharded, and over how many ranks, may differ from when they were saved. `config`
+    The stored names that begin with `prefix` must be exactly those that the `tensors` of all ranks together have,
+    with the same global shapes and types; which rank holds which part of which of them may differ from when they
+    were saved. `config`
     is this run's configuration, to name the cause if they do not fit. `verify=False` compares sizes but not
     checksums. Raises `CheckpointError`, on all ranks the same.
     """
@@ -86,14 +87,14 @@ def _load_whole(
     path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None, prefix: str
 ) -> CheckpointMeta:
     reader = CachingReader(path)
+    wanted = specs_of_all_ranks(tensors)
 
     def check() -> CheckpointMeta:
         meta = read_meta(path)
         stored = stored_tensors(reader.read_metadata(), prefix)
-        check_fit(path, {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX)}, tensors, meta, config)
+        check_fit(path, {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX)}, wanted, meta, config)
         return meta
 
-    meta = run_together(check)[rank()]
-    with dcp_errors_in_words(), dcp_warnings_silenced():
-        load(dict(tensors), storage_reader=reader, planner=flat_load_planner())
+    meta = run_each(check)
+    run_each(lambda: read_into(tensors, reader))
     return meta

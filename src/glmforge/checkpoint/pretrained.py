@@ -96,5 +96,5 @@ def _finish(
         name: tensor.to(device, None if name.endswith("e_score_correction_bias") else dtype) for name, tensor in tensors
     }
     model.load_state_dict(state, assign=True)
-    model.compute_dtype = model.lm_head.weight.dtype
+    model.compute_dtype = state["lm_head.weight"].dtype
     return model.eval()

@@ -41,8 +41,7 @@ class StoredTensors(Mapping[str, Tensor]):
         full_name = self._prefix + name
         stored = self._stored[full_name]
         tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
-        with dcp_errors_in_words(), dcp_warnings_silenced():
-            load({full_name: tensor}, storage_reader=self._reader, planner=flat_load_planner(), no_dist=True)
+        read_into({full_name: tensor}, self._reader)
         return tensor
 
     def shape(self, name: str) -> torch.Size:
@@ -78,6 +77,13 @@ def stored_tensors(metadata: Metadata, prefix: str = "") -> dict[str, TensorStor
     }
 
 
-def flat_load_planner() -> DefaultLoadPlanner:
-    """Names are taken as they are: DCP's handling of nested and of old state dicts has no part in it."""
-    return DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def read_into(tensors: Mapping[str, Tensor], reader: CachingReader) -> None:
+    """Read into `tensors`, in place, what this rank holds of them. No other rank takes part.
+
+    DCP's planning together would send every rank's list of reads to rank 0 and back, and nothing comes of it: what
+    a rank reads depends on no other rank. Raises `CheckpointError`.
+    """
+    # Names are taken as they are: DCP's handling of nested and of old state dicts has no part in it.
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with dcp_errors_in_words(alone=True), dcp_warnings_silenced():
+        load(dict(tensors), storage_reader=reader, planner=planner, no_dist=True)

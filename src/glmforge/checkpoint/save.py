@@ -1,8 +1,8 @@
 """Write a checkpoint: all of it or, as far as anybody can see, nothing.
 
 1. Rank 0 creates a hidden directory beside the final name.
-2. Every rank writes its shards there, through torch.distributed.checkpoint (DCP); replicated tensors are
-   written once.
+2. Every rank writes its shards there, through torch.distributed.checkpoint (DCP). What several ranks hold, be
+   it plain or a part of a DTensor, is written once, by the one of them that has least to write.
 3. Every rank forces its files to the disk and hashes them.
 4. Rank 0 adds `meta.json` and the manifest and gives the directory its name.
 
@@ -24,7 +24,6 @@ from pathlib import Path
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -43,6 +42,7 @@ from glmforge.checkpoint.manifest import (
 from glmforge.checkpoint.meta import META_FILE, CheckpointMeta
 from glmforge.checkpoint.store import checkpoint_path, list_checkpoints, make_partial, partial_path, publish
 from glmforge.checkpoint.wording import describe_os_error
+from glmforge.checkpoint.writers import BalancedSavePlanner
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 
@@ -61,8 +61,9 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint `<root>/step-<step>` and return its directory. All ranks call this together.
 
-    `tensors` are named as the loading run will ask for them ("model.<parameter>", "optim.<state>"): plain
-    tensors, equal on all ranks, or DTensors on any mesh. `rng_state` (uint8) is this rank's own generator
+    `tensors` are this rank's, named as the loading run will ask for them ("model.<parameter>", "optim.<state>"):
+    plain tensors or DTensors on any mesh. Ranks of other pipeline stages pass other names; a name that several
+    ranks pass is the same tensor, cut into the same parts. `rng_state` (uint8) is this rank's own generator
     state. A checkpoint of the same step is replaced. Raises `CheckpointError`, on all ranks the same, if any
     rank cannot write.
     """
@@ -88,7 +89,7 @@ def rng_name(of_rank: int) -> str:
 def _write_shards(partial: Path, tensors: dict[str, Tensor]) -> None:
     writer = _ShardWriter(partial, sum(t.numel() * t.element_size() for t in tensors.values()))
     with dcp_errors_in_words(), dcp_warnings_silenced():
-        save(tensors, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False))
+        save(tensors, storage_writer=writer, planner=BalancedSavePlanner())
 
 
 class _ShardWriter(FileSystemWriter):
@@ -133,8 +134,8 @@ class _ShardWriter(FileSystemWriter):
 
 
 @contextmanager
-def dcp_errors_in_words() -> Iterator[None]:
-    """Turn the failures that DCP gathered from all ranks into one `CheckpointError`.
+def dcp_errors_in_words(*, alone: bool = False) -> Iterator[None]:
+    """Turn the failures that DCP gathered from all ranks into one `CheckpointError`; `alone`, those of this rank.
 
     Whatever is not a failure of the disk or of the user is a defect, or Ctrl-C, and stays what it is.
     """
@@ -147,7 +148,10 @@ def dcp_errors_in_words() -> Iterator[None]:
                 raise cause from error
             if not isinstance(cause, OSError | CheckpointError):
                 raise RuntimeError(str(error)) from error
-        raise_failures({r: describe_os_error(c) if isinstance(c, OSError) else str(c) for r, c in causes.items()})
+        messages = {r: describe_os_error(c) if isinstance(c, OSError) else str(c) for r, c in causes.items()}
+        if alone:
+            raise CheckpointError(*messages.values()) from error
+        raise_failures(messages)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, data, demo, export, model, report, train
+from glmforge.cli import chat, checkpoint, data, demo, export, model, plan, report, train
 from glmforge.errors import GlmforgeError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
+app.command("plan")(plan.plan)
 app.command("chat")(chat.chat)
 app.command("export")(export.export)
 app.command("report")(report.report)

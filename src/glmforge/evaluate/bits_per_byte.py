@@ -20,9 +20,10 @@ from glmforge.evaluate.scoring import ScoringHead, TokenScores
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
 from glmforge.model.loss import labels_at_depth
-from glmforge.model.transformer import ForwardOutput, GlmMoe
+from glmforge.model.transformer import Activations, ForwardOutput, GlmMoe
 from glmforge.observe.metrics import Record, make_record
-from glmforge.parallel.world import World
+from glmforge.parallel.inputs import TokenShare
+from glmforge.parallel.model import ParallelModel
 
 _ROWS_PER_BATCH = 8
 
@@ -37,23 +38,18 @@ class HeldOut:
 
 @torch.no_grad()
 def evaluate_held_out(
-    model: GlmMoe,
-    *,
-    held_out: Sequence[HeldOut],
-    tokenizer: Tokenizer,
-    world: World,
-    seq_len: int,
-    max_tokens: int,
+    model: ParallelModel, *, held_out: Sequence[HeldOut], tokenizer: Tokenizer, seq_len: int, max_tokens: int
 ) -> list[Record]:
     """One record per source: bits per byte, nll per token, tokens, bytes and MTP acceptance. Collective."""
     byte_lengths = token_byte_lengths(tokenizer)
+    world, data_ranks = model.world, model.world.layout.data_ranks
     records = []
     for source in held_out:
         windows = list(evaluation_windows(source.shard, seq_len, max_tokens, byte_lengths, batch_size=_ROWS_PER_BATCH))
         totals = torch.zeros(5, dtype=torch.float64, device=world.device)
         # Every rank runs the same number of forwards, as sharded weights require; past the end it scores nothing.
-        for first in range(0, len(windows), world.size):
-            index = first + world.rank
+        for first in range(0, len(windows), data_ranks):
+            index = first + world.data_rank
             scored = windows[min(index, len(windows) - 1)]
             sums = _score(model, scored.batch.to(world.device), scored.num_bytes)
             totals += sums if index < len(windows) else torch.zeros_like(sums)
@@ -61,23 +57,43 @@ def evaluate_held_out(
     return records
 
 
-def _score(model: GlmMoe, batch: Batch, num_bytes: int) -> Tensor:
-    """float64 [5]: summed nll, labels, bytes, accepted guesses, guesses."""
-    documents = batch.documents()
-    labels_T = batch.labels_BS.flatten()
-    with_mtp = model.config.num_nextn_predict_layers > 0
-    output = model(batch.ids_BS, documents, head=ScoringHead(labels_T), with_mtp=with_mtp)
+def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
+    """float64 [5]: summed nll, labels, bytes, accepted guesses, guesses; 0 but on one of the ranks with this batch."""
+    documents, labels_T = batch.documents(), batch.labels_BS.flatten()
+    num_mtp = model.config.num_nextn_predict_layers
+    num_rows, seq_len = batch.ids_BS.shape
+    share = TokenShare(num_rows, seq_len, model.world, model.parallel)
+    outputs: list[ForwardOutput[TokenScores]] = []
+
+    def run(part: GlmMoe, _: int, received: Activations | None) -> tuple[Tensor, Activations | None]:
+        head = ScoringHead(share.take(labels_T))
+        inputs = share.inputs(batch.ids_BS, documents, num_mtp)
+        output = part(inputs, received, head=head, with_mtp=num_mtp > 0)
+        if output.activations is None:
+            outputs.append(output)
+        return output.router.aux_loss, output.activations
+
+    model.run(run, 1, (num_rows, seq_len), num_mtp=num_mtp, backward=False)
+    if not outputs:  # the last section is on another rank
+        return torch.zeros(5, dtype=torch.float64, device=labels_T.device)
+    (output,) = outputs
+    nll_T = share.put(output.main.nll_T)
     num_labels = (labels_T != IGNORE_INDEX).sum()
-    accepted, guesses = _acceptance(output, labels_T, documents) if with_mtp else (0, 0)
-    sums = [output.main.nll_T.double().sum(), num_labels, num_bytes, accepted, guesses]
-    return torch.stack([torch.as_tensor(x, dtype=torch.float64, device=labels_T.device) for x in sums])
+    accepted, guesses = _acceptance(output, labels_T, documents, share) if num_mtp else (0, 0)
+    sums = [nll_T.double().sum(), num_labels, num_bytes, accepted, guesses]
+    scored = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=labels_T.device) for x in sums])
+    # Ranks that share the rows have all found the same: one of them speaks.
+    speaks = model.world.axis_rank("cp") == 0 and model.world.axis_rank("tp") == 0
+    return scored if speaks else torch.zeros_like(scored)
 
 
-def _acceptance(output: ForwardOutput[TokenScores], labels_T: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
+def _acceptance(
+    output: ForwardOutput[TokenScores], labels_T: Tensor, documents: Documents, share: TokenShare
+) -> tuple[Tensor, Tensor]:
     """Guesses of the first MTP layer for token t + 2 that equal the trunk's own choice at t + 1."""
     asked_T = labels_at_depth(labels_T, documents, 1) != IGNORE_INDEX
-    trunk_T = output.main.greedy_T.roll(-1)
-    return ((output.mtp[0].greedy_T == trunk_T) & asked_T).sum(), asked_T.sum()
+    trunk_T, guess_T = share.put(output.main.greedy_T), share.put(output.mtp[0].greedy_T)
+    return ((guess_T == trunk_T.roll(-1)) & asked_T).sum(), asked_T.sum()
 
 
 def _record(source: str, nll: float, labels: float, num_bytes: float, accepted: float, guesses: float) -> Record:

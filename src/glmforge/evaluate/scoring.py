@@ -1,19 +1,13 @@
-"""Score given text: the loss of every token and whether the MTP layer would have guessed like the trunk.
+"""Score given text: the loss of every token and the model's own choice at each.
 
-Logits are made for a slice of the tokens at a time, never for all of them.
-
-Shapes: T tokens, D hidden_size, V vocab_size.
+Shapes: T tokens, D hidden_size.
 """
 
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from glmforge.kernels.cross_entropy import IGNORE_INDEX
-
-_CHUNK_TOKENS = 2048
+from glmforge.model.head import LMHead
 
 
 @dataclass(frozen=True)
@@ -25,21 +19,11 @@ class TokenScores:
 
 
 class ScoringHead:
-    """`head` for `GlmMoe.forward` in evaluation; scores depth 0 against the labels, deeper ones only greedily."""
+    """`head` for `GlmMoe.forward` in evaluation. Depths beyond the first are not scored against the labels but have
+    their choice compared with the trunk's."""
 
     def __init__(self, labels_T: Tensor) -> None:
         self.labels_T = labels_T
 
-    def __call__(self, h_TD: Tensor, weight_VD: Tensor, depth: int) -> TokenScores:
-        weight_VD = weight_VD.to(h_TD.dtype)
-        scores = [
-            self._score(h_TD[start : start + _CHUNK_TOKENS], weight_VD, self.labels_T[start : start + _CHUNK_TOKENS])
-            for start in range(0, len(h_TD), _CHUNK_TOKENS)
-        ]
-        return TokenScores(torch.cat([s.nll_T for s in scores]), torch.cat([s.greedy_T for s in scores]))
-
-    @staticmethod
-    def _score(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor) -> TokenScores:
-        logits_TV = F.linear(h_TD, weight_VD).float()
-        nll_T = F.cross_entropy(logits_TV, labels_T, ignore_index=IGNORE_INDEX, reduction="none")
-        return TokenScores(nll_T, logits_TV.argmax(dim=-1))
+    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> TokenScores:
+        return TokenScores(head.token_nll(h_TD, self.labels_T), head.greedy(h_TD))

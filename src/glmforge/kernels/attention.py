@@ -13,7 +13,7 @@ One function, several backends that compute the same thing:
 Query head h reads key/value head h // (H / G). The scale is P ** -0.5.
 
 Shapes: T tokens, H query heads, G key/value heads, R = H / G query heads per key/value head, P head_dim; B documents
-of one length L batched together, C queries of one block.
+or segments of one length L batched together, C queries of one block.
 """
 
 import functools
@@ -29,10 +29,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.attention.varlen import varlen_attn
 
 from glmforge.kernels.documents import Documents
+from glmforge.kernels.target import kernel_device
 
 BLOCK_QUERIES = 32
 MAX_LENGTH_IN_BLOCKS = 1024
 """Above this the saved probabilities (H * L^2 / 2 per document and layer) weigh more than the time they save."""
+QUERIES_UNDER_A_MASK = 256
+"""Of a long segment's queries, how many the flash kernel sees at a time: it also computes what their mask hides."""
 
 
 def attention(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents, *, backend: str = "auto") -> Tensor:
@@ -71,7 +74,7 @@ def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_length
 
 
 def _best_backend(q_THP: Tensor) -> str:
-    if q_THP.device.type == "cpu":
+    if kernel_device(q_THP.device) == "cpu":
         return "documents"
     return "varlen" if q_THP.dtype.itemsize == 2 else "flex"
 
@@ -87,7 +90,7 @@ def _dense(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) ->
 def _documents(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
     lengths = documents.lengths
     if min(lengths) == max(lengths):
-        return _equal_lengths(q_THP, k_TGP, v_TGP, lengths[0])
+        return equal_segments(q_THP, k_TGP, v_TGP, lengths[0], lengths[0])
     of_length: dict[int, list[int]] = defaultdict(list)
     for index, length in enumerate(lengths):
         of_length[length].append(index)
@@ -95,66 +98,96 @@ def _documents(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents
     outputs: dict[int, Tensor] = {}
     for length, indices in of_length.items():
         q, k, v = (torch.cat([x[i] for i in indices]) for x in (queries, keys, values))
-        outputs.update(zip(indices, _equal_lengths(q, k, v, length).split(length), strict=True))
+        outputs.update(zip(indices, equal_segments(q, k, v, length, length).split(length), strict=True))
     return torch.cat([outputs[i] for i in range(len(lengths))])
 
 
-def _equal_lengths(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, length: int) -> Tensor:
-    if length <= MAX_LENGTH_IN_BLOCKS:
-        return _BlockAttention.apply(q_THP, k_TGP, v_TGP, length)
-    q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q_THP, k_TGP, v_TGP))
-    o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+def equal_segments(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, num_queries: int, num_keys: int) -> Tensor:
+    """o_THP of B segments, one after another, in which the last query sees all keys and each one before it one less.
+
+    Args:
+        q_THP: B * num_queries rows.
+        k_TGP, v_TGP: B * num_keys rows; num_keys >= num_queries. A whole document has as many keys as queries.
+    """
+    if num_keys <= MAX_LENGTH_IN_BLOCKS:
+        return _BlockAttention.apply(q_THP, k_TGP, v_TGP, num_queries, num_keys)
+    q = q_THP.unflatten(0, (-1, num_queries)).transpose(1, 2)
+    k, v = (x.unflatten(0, (-1, num_keys)).transpose(1, 2) for x in (k_TGP, v_TGP))
+    if num_queries == num_keys:
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    else:
+        o = _flash_under_masks(q, k, v)
     return o.transpose(1, 2).flatten(0, 1)
 
 
+def _flash_under_masks(q_BHCP: Tensor, k_BGLP: Tensor, v_BGLP: Tensor) -> Tensor:
+    """The flash kernel's own causal mask begins at the first key: give it another, for some queries at a time."""
+    past = k_BGLP.shape[2] - q_BHCP.shape[2]
+    outputs = []
+    for q in q_BHCP.split(QUERIES_UNDER_A_MASK, dim=2):
+        past += q.shape[2]
+        visible = torch.ones(q.shape[2], past, dtype=torch.bool, device=q.device).tril(past - q.shape[2])
+        k, v = k_BGLP[:, :, :past], v_BGLP[:, :, :past]
+        outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True))
+    return torch.cat(outputs, dim=2)
+
+
 class _BlockAttention(torch.autograd.Function):
-    """B documents of L tokens; blocks of C queries meet the keys up to the block's end.
+    """B segments of `num_queries` and L = `num_keys`; blocks of C queries meet the keys up to the block's end.
 
     The R query heads that share a key/value head are rows of one matmul, so keys and values are never repeated.
     Queries, outputs and their gradients are copied block by block between their own layout and the matmuls'.
     """
 
     @staticmethod
-    def forward(ctx: Any, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, length: int) -> Tensor:
+    def forward(ctx: Any, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, num_queries: int, num_keys: int) -> Tensor:
         num_kv_heads = k_TGP.shape[1]
-        k, v = (_by_head(x, num_kv_heads, length).reshape(-1, length, x.shape[-1]) for x in (k_TGP, v_TGP))
-        k = k * k.shape[-1] ** -0.5
+        k, v = _scaled_keys_and_values(k_TGP, v_TGP, num_keys)
         o_THP = torch.empty_like(q_THP, memory_format=torch.contiguous_format)
-        q_BGRLP, o_BGRLP = (_by_head(x, num_kv_heads, length) for x in (q_THP, o_THP))
+        q_BGRLP, o_BGRLP = (_by_head(x, num_kv_heads, num_queries) for x in (q_THP, o_THP))
         future_CC = torch.ones(BLOCK_QUERIES, BLOCK_QUERIES, dtype=torch.bool, device=k.device).triu(1)
+        past = num_keys - num_queries
         queries, probs = [], []
-        for start, end in _blocks(length):
+        for start, end in _blocks(num_queries):
             queries.append(_rows(q_BGRLP, start, end))
-            scores = torch.bmm(queries[-1], k[:, :end].transpose(1, 2))
-            diagonal = scores.unflatten(1, (-1, end - start))[..., start:]
+            scores = torch.bmm(queries[-1], k[:, : past + end].transpose(1, 2))
+            diagonal = scores.unflatten(1, (-1, end - start))[..., past + start :]
             diagonal.masked_fill_(future_CC[: end - start, : end - start], float("-inf"))
             probs.append(scores.softmax(dim=-1))
-            _set_rows(o_BGRLP, start, end, torch.bmm(probs[-1], v[:, :end]))
-        ctx.save_for_backward(k, v, *queries, *probs)
+            _set_rows(o_BGRLP, start, end, torch.bmm(probs[-1], v[:, : past + end]))
+        ctx.num_queries, ctx.num_keys = num_queries, num_keys
+        ctx.save_for_backward(k_TGP, v_TGP, *queries, *probs)
         return o_THP
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_THP: Tensor) -> tuple[Tensor | None, ...]:
-        k, v, *saved = ctx.saved_tensors
-        _, length, head_dim = k.shape
-        num_kv_heads = len(k) * length // len(grad_THP)
-        blocks = _blocks(length)
+        k_TGP, v_TGP, *saved = ctx.saved_tensors
+        _, num_kv_heads, head_dim = k_TGP.shape
+        k, v = _scaled_keys_and_values(k_TGP, v_TGP, ctx.num_keys)
+        blocks = _blocks(ctx.num_queries)
+        past = ctx.num_keys - ctx.num_queries
         queries, probs = saved[: len(blocks)], saved[len(blocks) :]
         grad_q_THP = torch.empty_like(grad_THP, memory_format=torch.contiguous_format)
-        grad_o, grad_q = (_by_head(x, num_kv_heads, length) for x in (grad_THP, grad_q_THP))
+        grad_o, grad_q = (_by_head(x, num_kv_heads, ctx.num_queries) for x in (grad_THP, grad_q_THP))
         # Summed over blocks, so in float32 or better.
         grad_k, grad_v = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
         for (start, end), q, p in zip(blocks, queries, probs, strict=True):
             grad_o_rows = _rows(grad_o, start, end)
-            grad_p = torch.bmm(grad_o_rows, v[:, :end].transpose(1, 2))
+            grad_p = torch.bmm(grad_o_rows, v[:, : past + end].transpose(1, 2))
             grad_scores = torch.ops.aten._softmax_backward_data(grad_p, p, -1, p.dtype)
-            _set_rows(grad_q, start, end, torch.bmm(grad_scores, k[:, :end]))
-            grad_k[:, :end] += torch.bmm(grad_scores.transpose(1, 2), q)
-            grad_v[:, :end] += torch.bmm(p.transpose(1, 2), grad_o_rows)
+            _set_rows(grad_q, start, end, torch.bmm(grad_scores, k[:, : past + end]))
+            grad_k[:, : past + end] += torch.bmm(grad_scores.transpose(1, 2), q)
+            grad_v[:, : past + end] += torch.bmm(p.transpose(1, 2), grad_o_rows)
         grad_k.mul_(head_dim**-0.5)
         grad_k_TGP, grad_v_TGP = (_by_token(x.to(k.dtype), num_kv_heads) for x in (grad_k, grad_v))
-        return grad_q_THP, grad_k_TGP, grad_v_TGP, None
+        return grad_q_THP, grad_k_TGP, grad_v_TGP, None, None
+
+
+def _scaled_keys_and_values(k_TGP: Tensor, v_TGP: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """Both as [B * G, L, P] for the matmuls; the keys times P ** -0.5."""
+    k, v = (_by_head(x, x.shape[1], num_keys).reshape(-1, num_keys, x.shape[-1]) for x in (k_TGP, v_TGP))
+    return k * k.shape[-1] ** -0.5, v
 
 
 def _blocks(length: int) -> list[tuple[int, int]]:
@@ -199,8 +232,13 @@ def _block_mask(documents: Documents) -> BlockMask:
 
 
 def _flex(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_THP, k_TGP, v_TGP))
-    o = _compiled_flex()(q, k, v, block_mask=_block_mask(documents), enable_gqa=True)
+    return flex_under_mask(q_THP, k_TGP, v_TGP, _block_mask(documents))
+
+
+def flex_under_mask(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, mask: BlockMask) -> Tensor:
+    """o_QHP by compiled FlexAttention; `mask` is of Q queries and T keys."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q_QHP, k_TGP, v_TGP))
+    o = _compiled_flex()(q, k, v, block_mask=mask, enable_gqa=True)
     return o.squeeze(0).transpose(0, 1)
 
 

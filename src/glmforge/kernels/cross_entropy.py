@@ -15,7 +15,7 @@ times as long as this (2,048 tokens, D 256, V 32,768, float32), and its backward
 Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,34 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from glmforge.kernels.target import kernel_device
+
 IGNORE_INDEX = -100
 
 CHUNK_TOKENS = {"cpu": 1024, "cuda": 4096}
 """Enough that reading and writing the weight's gradient once per chunk is a small part of the matmul that makes it."""
 
 
+@dataclass(frozen=True)
+class VocabularyShard:
+    """Rows [start, start + V) of a vocabulary spread over ranks.
+
+    `max` and `sum` reduce a small tensor over those ranks, outside autograd. The gradient that a function gives for h
+    is then this shard's part, to be summed over the ranks by whoever brought h here; the weight's is complete.
+    """
+
+    start: int
+    max: Callable[[Tensor], Tensor]
+    sum: Callable[[Tensor], Tensor]
+
+
 def linear_cross_entropy_sum(
-    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int | None = None
+    h_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    chunk_tokens: int | None = None,
+    shard: VocabularyShard | None = None,
 ) -> Tensor:
     """Scalar: the sum of -log softmax(h @ weight^T)[label] over all labels that are not -100.
 
@@ -38,30 +58,47 @@ def linear_cross_entropy_sum(
     the dtypes of h and weight.
 
     Args:
-        labels_T: int64 in [0, V) or -100.
+        labels_T: int64 in [0, vocabulary) or -100.
         chunk_tokens: tokens whose logits exist at once; None: `CHUNK_TOKENS` of the device.
+        shard: which rows `weight_VD` is; None: all. The value is this rank's share of the sum: all of it on the rank
+            with the first row, 0 on the others.
     """
     with_gradients = torch.is_grad_enabled() and (h_TD.requires_grad or weight_VD.requires_grad)
-    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, with_gradients)
+    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard, with_gradients)
 
 
-def token_nll(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, chunk_tokens: int | None = None) -> Tensor:
+def token_nll(
+    h_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    *,
+    chunk_tokens: int | None = None,
+    shard: VocabularyShard | None = None,
+) -> Tensor:
     """nll_T in float32 or better: -log softmax(h @ weight^T)[label] per token, 0 where the label is -100.
 
-    Differentiable in h and weight; the negative is the log-probability that reinforcement learning asks for.
+    Differentiable in h and weight; the negative is the log-probability that reinforcement learning asks for. With a
+    `shard`, all ranks get the same values.
     """
-    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens)
+    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard)
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None, with_gradients: bool
+        ctx: Any,
+        h_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        chunk_tokens: int | None,
+        shard: VocabularyShard | None,
+        with_gradients: bool,
     ) -> Tensor:
         loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
         gradients = _Gradients(h_TD, weight_VD) if with_gradients else None
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens):
-            loss += chunk.nll_C.sum()
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard):
+            if shard is None or shard.start == 0:
+                loss += chunk.nll_C.sum()
             if gradients is not None:
                 gradients.add(chunk)
         if gradients is not None:
@@ -73,16 +110,23 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h_grad_TD, weight_grad_VD = ctx.saved_tensors
-        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None
+        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None, None
 
 
 class _TokenNLL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        h_TD: Tensor,
+        weight_VD: Tensor,
+        labels_T: Tensor,
+        chunk_tokens: int | None,
+        shard: VocabularyShard | None,
+    ) -> Tensor:
         ctx.save_for_backward(h_TD, weight_VD, labels_T)
-        ctx.chunk_tokens = chunk_tokens
+        ctx.chunk_tokens, ctx.shard = chunk_tokens, shard
         nll_T = torch.empty(len(labels_T), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens):
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard):
             nll_T[chunk.rows] = chunk.nll_C
         return nll_T
 
@@ -91,17 +135,21 @@ class _TokenNLL(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         h_TD, weight_VD, labels_T = ctx.saved_tensors
         gradients = _Gradients(h_TD, weight_VD)
-        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens):
+        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.shard):
             gradients.add(chunk, grad_T[chunk.rows])
-        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None
+        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk's loss and softmax, both in float32 or better; the taker may overwrite `probs_CV`."""
+    """One chunk's loss and softmax, both in float32 or better; the taker may overwrite `probs_CV`.
+
+    `labels_C1` index the columns of `probs_CV`, 0 where the label lies in no column, and there `hit_C1` is False.
+    """
 
     rows: slice
     labels_C1: Tensor
+    hit_C1: Tensor
     valid_C1: Tensor
     nll_C: Tensor
     probs_CV: Tensor
@@ -111,18 +159,44 @@ def _softmax_dtype(h_TD: Tensor) -> torch.dtype:
     return torch.promote_types(h_TD.dtype, torch.float32)
 
 
-def _chunks(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None) -> Iterator[_Chunk]:
-    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(h_TD.device.type, CHUNK_TOKENS["cuda"])
+def _chunks(
+    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None, shard: VocabularyShard | None
+) -> Iterator[_Chunk]:
+    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(kernel_device(h_TD.device), CHUNK_TOKENS["cuda"])
     for start in range(0, len(labels_T), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         logits_CV = torch.mm(h_TD[rows], weight_VD.t()).to(_softmax_dtype(h_TD))
-        probs_CV = logits_CV.softmax(dim=-1)
-        # The largest logit's probability is exp(0) / sum, so log(sum exp) takes two cheap reductions.
-        logsumexp_C = logits_CV.amax(dim=-1) - probs_CV.amax(dim=-1).log()
         valid_C1 = (labels_T[rows] != IGNORE_INDEX).unsqueeze(1)
-        labels_C1 = labels_T[rows].unsqueeze(1).where(valid_C1, 0)
-        nll_C = (logsumexp_C - logits_CV.gather(1, labels_C1).squeeze(1)) * valid_C1.squeeze(1)
-        yield _Chunk(rows, labels_C1, valid_C1, nll_C, probs_CV)
+        if shard is None:
+            labels_C1 = labels_T[rows].unsqueeze(1).where(valid_C1, 0)
+            hit_C1 = torch.ones_like(valid_C1)
+            logsumexp_C, probs_CV = _softmax(logits_CV)
+            label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1)
+        else:
+            local_C1 = labels_T[rows].unsqueeze(1) - shard.start
+            hit_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < weight_VD.shape[0])
+            labels_C1 = local_C1.where(hit_C1, 0)
+            label_logits_C = logits_CV.gather(1, labels_C1).where(hit_C1, 0).squeeze(1)
+            logsumexp_C, probs_CV, label_logits_C = _sharded_softmax(logits_CV, label_logits_C, shard)
+        nll_C = (logsumexp_C - label_logits_C) * valid_C1.squeeze(1)
+        yield _Chunk(rows, labels_C1, hit_C1, valid_C1, nll_C, probs_CV)
+
+
+def _softmax(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
+    """log(sum exp) and the probabilities."""
+    probs_CV = logits_CV.softmax(dim=-1)
+    # The largest logit's probability is exp(0) / sum, so log(sum exp) takes two cheap reductions.
+    return logits_CV.amax(dim=-1) - probs_CV.amax(dim=-1).log(), probs_CV
+
+
+def _sharded_softmax(
+    logits_CV: Tensor, label_logits_C: Tensor, shard: VocabularyShard
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log(sum exp) over all shards, this shard's probabilities, and the label's logit from wherever it is."""
+    max_C = shard.max(logits_CV.amax(dim=-1))
+    exp_CV = (logits_CV - max_C.unsqueeze(1)).exp_()
+    sum_C, label_logits_C = shard.sum(torch.stack((exp_CV.sum(dim=-1), label_logits_C))).unbind()
+    return max_C + sum_C.log(), exp_CV.div_(sum_C.unsqueeze(1)), label_logits_C
 
 
 class _Gradients:
@@ -141,7 +215,7 @@ class _Gradients:
         D wide rows on either side of the logits, not to the V wide logits.
         """
         factor_C1 = chunk.valid_C1 if upstream_C is None else upstream_C.unsqueeze(1) * chunk.valid_C1
-        ones_C1 = torch.ones_like(chunk.labels_C1, dtype=chunk.probs_CV.dtype)
+        ones_C1 = chunk.hit_C1.to(chunk.probs_CV.dtype)
         grad_CV = chunk.probs_CV.scatter_add_(1, chunk.labels_C1, -ones_C1).to(self.h_TD.dtype)
         scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
         torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])

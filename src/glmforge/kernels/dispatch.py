@@ -42,7 +42,8 @@ def sort_by_expert(experts_TK: Tensor, num_experts: int) -> Routing:
     """The stable order of all (token, choice) slots by their expert. Does not synchronise with the device.
 
     Args:
-        experts_TK: int64, the experts chosen for each token, each in [0, num_experts).
+        experts_TK: int64, the experts chosen for each token, each in [0, num_experts); `num_experts` itself marks a
+            choice that is dropped. Dropped slots come last and are not counted.
     """
     experts_N = experts_TK.reshape(-1)
     order_N = torch.argsort(experts_N, stable=True)
@@ -55,8 +56,25 @@ def sort_by_expert(experts_TK: Tensor, num_experts: int) -> Routing:
     return Routing(order_N, inverse_N, order_N // num_choices, counts_E, num_choices)
 
 
+def limit_to_capacity(experts_TK: Tensor, weights_TK: Tensor, num_experts: int, capacity: int) -> Tensor:
+    """`experts_TK` with every expert's slots beyond `capacity` set to `num_experts`, those of least weight first.
+
+    Of equal weights the later slot is dropped.
+    """
+    experts_N, weights_N = experts_TK.reshape(-1), weights_TK.detach().reshape(-1)
+    by_weight_N = weights_N.argsort(descending=True, stable=True)
+    routing = sort_by_expert(experts_N[by_weight_N].unsqueeze(1), num_experts)
+    starts_E = routing.counts_E.cumsum(0) - routing.counts_E
+    sorted_experts_N = experts_N[by_weight_N][routing.order_N]
+    place_N = torch.arange(len(experts_N), device=experts_N.device) - starts_E[sorted_experts_N]
+    kept_N = torch.where(place_N < capacity, sorted_experts_N, num_experts)
+    limited_N = torch.empty_like(experts_N)
+    limited_N[by_weight_N[routing.order_N]] = kept_N
+    return limited_N.view_as(experts_TK)
+
+
 def permute(x_TD: Tensor, routing: Routing) -> Tensor:
-    """x_ND: each token's features once per chosen expert, in expert order."""
+    """x_ND: each token's features once per chosen expert, in expert order (dropped choices last)."""
     return _Permute.apply(x_TD, routing.tokens_N, routing.inverse_N, routing.num_choices)
 
 

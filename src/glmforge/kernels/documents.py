@@ -34,7 +34,7 @@ class Documents:
             raise ValueError(f"documents need one length or more, each at least 1; got {list(lengths)}")
         lengths_n = torch.tensor(lengths, dtype=torch.int64)
         ends_n = lengths_n.cumsum(0)
-        starts_T = (ends_n - lengths_n).repeat_interleave(lengths_n)
+        starts_T = (ends_n - lengths_n).repeat_interleave(lengths_n, output_size=sum(lengths))
         positions_T = torch.arange(len(starts_T)) - starts_T
         cu_seqlens = torch.nn.functional.pad(ends_n, (1, 0)).to(torch.int32)
         return cls(cu_seqlens.to(device), tuple(lengths), positions_T.to(device))

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from glmforge.kernels.target import kernel_device
+
 BF16_ROW_MULTIPLE = 32
 
 
@@ -39,7 +41,7 @@ def expert_mlp(
         backend: a name of `BACKENDS`, or "auto": "sliced" on the CPU, else "grouped".
     """
     if backend == "auto":
-        backend = "sliced" if x_ND.device.type == "cpu" else "grouped"
+        backend = "sliced" if kernel_device(x_ND.device) == "cpu" else "grouped"
     if backend not in BACKENDS:
         raise ValueError(f"expert_mlp: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
     linear = BACKENDS[backend]

@@ -16,11 +16,13 @@ from glmforge.model.rope import Rope
 
 
 class LayerOutput(NamedTuple):
-    """`x_TD`; `counts_E` tokens per expert and `scores_TE` router scores, both None for a dense layer."""
+    """`x_TD`, and of a MoE layer what its router did: tokens that chose each expert `counts_E`, those dropped
+    `dropped_E`, scores `scores_TE`; None for a dense layer."""
 
     x_TD: Tensor
-    counts_E: Tensor | None
-    scores_TE: Tensor | None
+    counts_E: Tensor | None = None
+    dropped_E: Tensor | None = None
+    scores_TE: Tensor | None = None
 
 
 class DecoderLayer(nn.Module):
@@ -41,9 +43,9 @@ class DecoderLayer(nn.Module):
         x_TD = x_TD + self.self_attn(self.input_layernorm(x_TD), rope, attend)
         normed_TD = self.post_attention_layernorm(x_TD)
         if isinstance(self.mlp, SwiGLU):
-            return LayerOutput(x_TD + self.mlp(normed_TD), None, None)
-        y_TD, counts_E, routes = self.mlp(normed_TD)
-        return LayerOutput(x_TD + y_TD, counts_E, routes.scores_TE)
+            return LayerOutput(x_TD + self.mlp(normed_TD))
+        y_TD, *router = self.mlp(normed_TD)
+        return LayerOutput(x_TD + y_TD, *router)
 
 
 class SharedHead(nn.Module):

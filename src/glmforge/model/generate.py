@@ -8,7 +8,7 @@ Shapes: B prompts, S tokens, V vocab_size.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def generate(
     `on_token` is called after every step with the new token of each row (None for finished rows), for streaming.
     """
     _check_prompts(model, prompts, max_new_tokens)
-    device = model.lm_head.weight.device
+    device = next(model.parameters()).device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     lengths = [len(prompt) for prompt in prompts]
     ids_BS = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
@@ -105,7 +105,9 @@ def _decode(model: "GlmMoe", ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache
     h_TD = model.run_trunk(model.embed(ids_BS.flatten()), rope, cache)
     cache.advance(num_valid_B, num_new)
     last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
-    return model.lm_head(model.model.norm(last_BD))
+    assert model.lm_head is not None, "only a whole model generates"
+    assert model.model.norm is not None
+    return cast(Tensor, model.lm_head(model.model.norm(last_BD)))
 
 
 def _check_prompts(model: "GlmMoe", prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

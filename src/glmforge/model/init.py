@@ -19,22 +19,38 @@ def initialize(model: nn.Module, seed: int, std: float) -> None:
     """Fill every parameter and router bias of a whole (unsharded) model in place."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            tensor.copy_(initial_rows(name, tensor.shape, 0, tensor.shape[0], seed=seed, std=std))
+            shape = tuple(tensor.shape)
+            tensor.copy_(initial_chunk(name, shape, (0,) * len(shape), shape, seed=seed, std=std))
 
 
-def initial_rows(name: str, shape: Sequence[int], start: int, stop: int, *, seed: int, std: float) -> Tensor:
-    """Rows `[start, stop)` along dim 0 of the named parameter's initial value, fp32 on the CPU.
+def initial_chunk(
+    name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], *, seed: int, std: float
+) -> Tensor:
+    """The part of the named parameter's initial value that begins at `offsets` and is `sizes` large.
 
-    For a packed expert tensor `[E, rows, columns]` dim 0 is the expert.
+    fp32 on the CPU, bit-equal to that slice of the whole. Only the experts and the blocks of rows that the part
+    touches are drawn, each over all columns. `shape` is that of the whole parameter: `[rows, columns]`, for packed
+    experts `[E, rows, columns]`.
     """
-    if name.endswith(("bias", "e_score_correction_bias")):
-        return torch.zeros(stop - start)
+    if name.endswith("bias"):
+        return torch.zeros(tuple(sizes))
     if len(shape) == 1:
-        return torch.ones(stop - start)
-    if len(shape) == 3:
-        experts = [_normal_rows(f"{name}/{e}", shape[1:], 0, shape[1], seed, std) for e in range(start, stop)]
-        return torch.stack(experts) if experts else torch.empty(0, *shape[1:])
-    return _normal_rows(name, shape, start, stop, seed, std)
+        return torch.ones(tuple(sizes))
+    chunk = torch.empty(tuple(sizes))
+    if chunk.numel() == 0:
+        return chunk
+    *experts, row, column = offsets
+    *_, num_rows, num_columns = sizes
+
+    def part(matrix: str) -> Tensor:
+        rows = _normal_rows(matrix, shape[-2:], row, row + num_rows, seed, std)
+        return rows[:, column : column + num_columns]
+
+    if not experts:
+        return part(name).contiguous()
+    for index in range(sizes[0]):
+        chunk[index] = part(f"{name}/{experts[0] + index}")
+    return chunk
 
 
 def _normal_rows(name: str, shape: Sequence[int], start: int, stop: int, seed: int, std: float) -> Tensor:

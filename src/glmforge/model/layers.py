@@ -30,14 +30,15 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of `weight` [V, D] by token id; starts uninitialised like every weight of the model."""
+    """Rows of `weight` [V, D] by token id, zeros for a negative id; starts uninitialised."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
 
     def forward(self, ids_T: Tensor) -> Tensor:
-        return F.embedding(ids_T, self.weight)
+        rows_TD = F.embedding(ids_T.clamp(min=0), self.weight)
+        return rows_TD.masked_fill((ids_T < 0).unsqueeze(-1), 0)
 
 
 class RMSNorm(nn.Module):

@@ -3,13 +3,17 @@
 Losses are sums with their number of labels beside them: whoever knows all ranks and accumulation steps divides by
 the global number. No function here makes [T, V] logits at once.
 
-Shapes: B rows, S tokens per row, T = B * S tokens, D hidden_size, V vocab_size.
+Shapes: B rows, S tokens per row, T tokens, N depths, D hidden_size.
 """
+
+from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
-from glmforge.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy_sum
+from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
+from glmforge.model.head import LMHead
 
 
 def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tensor:
@@ -23,18 +27,19 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
 
 
 class CrossEntropyHead:
-    """`head` for `GlmMoe.forward`: the summed cross-entropy of each depth (fp32 scalar, differentiable)."""
+    """`head` for `GlmMoe.forward`: the summed cross-entropy of each depth (fp32 scalar, differentiable).
 
-    def __init__(self, labels_BS: Tensor, documents: Documents) -> None:
-        self.labels_T = labels_BS.flatten()
-        self.documents = documents
+    `labels_NT` has one row per depth, the next token's first.
+    """
 
-    def __call__(self, h_TD: Tensor, weight_VD: Tensor, depth: int) -> Tensor:
-        return linear_cross_entropy_sum(h_TD, weight_VD, self.labels(depth))
+    def __init__(self, labels_NT: Sequence[Tensor]) -> None:
+        self.labels_NT = labels_NT
 
-    def labels(self, depth: int) -> Tensor:
-        return labels_at_depth(self.labels_T, self.documents, depth)
+    @classmethod
+    def whole(cls, labels_BS: Tensor, documents: Documents, num_mtp_layers: int = 0) -> Self:
+        """For all tokens of the rows."""
+        labels_T = labels_BS.flatten()
+        return cls([labels_at_depth(labels_T, documents, depth) for depth in range(num_mtp_layers + 1)])
 
-    def num_labels(self, depth: int) -> Tensor:
-        """How many labels the sum of this depth runs over (int64 scalar)."""
-        return (self.labels(depth) != IGNORE_INDEX).sum()
+    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> Tensor:
+        return head.cross_entropy_sum(h_TD, self.labels_NT[depth])

@@ -6,40 +6,71 @@ packed over experts, gate rows before up rows, as transformers keeps them in mem
 Shapes: T tokens, D hidden_size, E experts, K experts per token, N = T * K routed rows, I moe_intermediate_size.
 """
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
-from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+from glmforge.kernels.dispatch import limit_to_capacity
 from glmforge.kernels.experts import expert_mlp
+from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.layers import SwiGLU
 from glmforge.model.router import Router, Routes
 
 
 class Experts(nn.Module):
-    """Packed SwiGLU experts: `gate_up_proj` [E, 2I, D] (gate rows first) and `down_proj` [E, D, I]."""
+    """Packed SwiGLU experts: `gate_up_proj` [E, 2I, D] (gate rows first) and `down_proj` [E, D, I].
+
+    `dispatcher` brings tokens to the experts; `capacity_factor` limits each expert to that many times the mean load of
+    the tokens routed at once (None: no limit).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        num_experts, width = config.n_routed_experts, config.moe_intermediate_size
-        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * width, config.hidden_size))
-        self.down_proj = nn.Parameter(torch.empty(num_experts, config.hidden_size, width))
+        self.num_experts, width = config.n_routed_experts, config.moe_intermediate_size
+        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * width, config.hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, config.hidden_size, width))
+        self.dispatcher: Dispatcher = LocalDispatcher()
+        self.capacity_factor: float | None = None
 
-    def forward(self, x_TD: Tensor, routes: Routes) -> tuple[Tensor, Tensor]:
-        """Weighted sum of each token's experts [T, D] and the tokens every expert got [E] (int64)."""
-        routing = sort_by_expert(routes.experts_TK, self.gate_up_proj.shape[0])
-        y_ND = expert_mlp(permute(x_TD, routing), routing.counts_E, self.gate_up_proj, self.down_proj)
-        return combine(y_ND, routes.weights_TK, routing), routing.counts_E
+    def forward(
+        self, x_TD: Tensor, routes: Routes, meanwhile: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Weighted sum of each token's experts [T, D], what `meanwhile(x_TD)` gives, and the rows of each expert [E].
+
+        `meanwhile` is called while the tokens are on their way to the experts.
+        """
+        experts_TK = self._within_capacity(routes)
+        may_drop = self.capacity_factor is not None
+        rows = self.dispatcher.dispatch(x_TD, experts_TK, self.num_experts, may_drop=may_drop)
+        aside_TD = meanwhile(x_TD)
+        gate_up_E2ID, down_EDI = self.weights()
+        y_ND = expert_mlp(rows.arrive(), rows.counts_e, gate_up_E2ID, down_EDI)
+        y_TD = self.dispatcher.combine(y_ND, routes.weights_TK, rows)
+        return y_TD, aside_TD, expert_counts(experts_TK, self.num_experts)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """The packed weights of the experts on this device."""
+        return self.gate_up_proj, self.down_proj
+
+    def _within_capacity(self, routes: Routes) -> Tensor:
+        if self.capacity_factor is None:
+            return routes.experts_TK
+        capacity = math.ceil(self.capacity_factor * routes.experts_TK.numel() / self.num_experts)
+        return limit_to_capacity(routes.experts_TK, routes.weights_TK, self.num_experts, capacity)
 
 
 class MoEOutput(NamedTuple):
-    """`y_TD`, the tokens routed to each expert `counts_E` (int64) and the routes they came from."""
+    """`y_TD`, the tokens that chose each expert `counts_E`, the ones among them that were dropped for want of capacity
+    `dropped_E` (both int64), and the router's scores `scores_TE`."""
 
     y_TD: Tensor
     counts_E: Tensor
-    routes: Routes
+    dropped_E: Tensor
+    scores_TE: Tensor
 
 
 class MoE(nn.Module):
@@ -49,15 +80,10 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = Router(config)
         self.experts = Experts(config)
-        self.shared_experts = (
-            SwiGLU(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
-            if config.n_shared_experts
-            else None
-        )
+        self.shared_experts = SwiGLU(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
 
     def forward(self, x_TD: Tensor) -> MoEOutput:
         routes = self.gate(x_TD)
-        y_TD, counts_E = self.experts(x_TD, routes)
-        if self.shared_experts is not None:
-            y_TD = y_TD + self.shared_experts(x_TD)
-        return MoEOutput(y_TD, counts_E, routes)
+        y_TD, shared_TD, kept_E = self.experts(x_TD, routes, self.shared_experts)
+        counts_E = expert_counts(routes.experts_TK, self.experts.num_experts)
+        return MoEOutput(y_TD + shared_TD, counts_E, counts_E - kept_E, routes.scores_TE)

@@ -6,9 +6,10 @@ to the `topk_group` groups with the best top-2 sum.
 
 Source: GLM-4.5 report (arXiv 2508.06471) and, for loss-free balancing, arXiv 2408.15664.
 
-Shapes: T tokens, B rows, S tokens per row, D hidden_size, E experts, K experts per token, J groups.
+Shapes: L layers, T tokens, B rows, S tokens per row, D hidden_size, E experts, K experts per token, J groups.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.model.inputs import Rows
 
 
 class Routes(NamedTuple):
@@ -58,16 +60,33 @@ class Router(nn.Module):
         return choice_TJE.masked_fill(dropped_TJ[..., None], float("-inf")).flatten(-2)
 
 
-def sequence_balance_loss(scores_TE: Tensor, num_rows: int, num_experts_per_tok: int) -> Tensor:
-    """Sequence-level auxiliary loss of one layer, summed over the rows of the batch (fp32 scalar).
+class RowBalance(NamedTuple):
+    """Of one layer and every row: `probability_BE`, summed over the row's tokens, of each expert (its share of the
+    token's scores), and `count_BE`, how many of the tokens rank it in the top k of the scores WITHOUT the bias."""
+
+    probability_BE: Tensor
+    count_BE: Tensor
+
+
+def row_balance(scores_TE: Tensor, rows: Rows, num_experts_per_tok: int) -> RowBalance:
+    """The sums over the tokens on this rank."""
+    probability_TE = scores_TE / scores_TE.sum(dim=-1, keepdim=True)
+    chosen_TK = scores_TE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
+    chosen_TE = torch.zeros_like(scores_TE).scatter_(1, chosen_TK, 1.0)
+    row_BT = rows.one_hot_BT(scores_TE.dtype)
+    return RowBalance(row_BT @ probability_TE, row_BT @ chosen_TE)
+
+
+def sequence_balance_loss(layers: Sequence[RowBalance], rows: Rows, num_experts_per_tok: int) -> Tensor:
+    """Sequence-level auxiliary loss, summed over layers and rows (fp32 scalar).
 
     Per row of S tokens: `E / (K S^2) * sum_i(sum_t P_ti * count_i)` with `P = s / sum(s)` and counts of the top-k
-    of the scores WITHOUT the correction bias. A perfectly level router gives 1 per row.
+    of the scores WITHOUT the correction bias. A perfectly level router gives 1 per row and layer.
+
+    Where ranks share the rows, the counts are summed over them, once for all layers, and the probabilities are left:
+    the result is this rank's share, and so is its gradient.
     """
-    scores_BSE = scores_TE.unflatten(0, (num_rows, -1))
-    _, seq_len, num_experts = scores_BSE.shape
-    probability_BE = (scores_BSE / scores_BSE.sum(dim=-1, keepdim=True)).sum(dim=1)
-    chosen_BSK = scores_BSE.detach().topk(num_experts_per_tok, dim=-1, sorted=False).indices
-    ones = torch.ones_like(chosen_BSK.flatten(1), dtype=torch.float32)
-    count_BE = torch.zeros_like(probability_BE).scatter_add_(1, chosen_BSK.flatten(1), ones)
-    return (probability_BE * count_BE).sum() * (num_experts / (num_experts_per_tok * seq_len**2))
+    probability_LBE = torch.stack([layer.probability_BE for layer in layers])
+    count_LBE = rows.sum(torch.stack([layer.count_BE for layer in layers]))
+    num_experts = probability_LBE.shape[-1]
+    return (probability_LBE * count_LBE).sum() * (num_experts / (num_experts_per_tok * rows.seq_len**2))

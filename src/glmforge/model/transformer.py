@@ -3,94 +3,115 @@
 Parameter names are those of the published checkpoints in transformers' packed form, so weights need no name map:
 `model.embed_tokens`, `model.layers.{l}...` (MTP layers follow the trunk's), `model.norm`, `lm_head`.
 
-The forward works on T = B * S flattened tokens of packed documents and never makes logits by itself: what
-happens to the hidden states is the caller's `head` (logits, a chunked cross-entropy, log-probabilities, a reward),
-called inside the forward so that a sharded engine has the head's weights at hand.
+The forward works on T flattened tokens of packed documents and never makes logits by itself: what happens to the
+hidden states is the caller's `head` (logits, a chunked cross-entropy, log-probabilities, a reward), called inside the
+forward so that a sharded engine has the head's weights at hand.
 
-Shapes: B rows, S tokens per row, T = B * S, D hidden_size, V vocab_size, L MoE layers, E experts.
+A `Section` of the model is a run of consecutive layers with the same names and weights as in the whole: the first one
+begins with the embedding, the last one ends with norm, MTP layers and head. Between two sections travel the hidden
+states and, where MTP layers follow, the embeddings of the tokens to come.
+
+Shapes: B rows, S tokens per row, T tokens, D hidden_size, V vocab_size, L MoE layers, E experts, N MTP depths.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
-from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.model.attention import Attend, Attention
+from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
 from glmforge.model.generate import generate
+from glmforge.model.head import LMHead
 from glmforge.model.init import initialize
-from glmforge.model.layers import Embedding, Linear, RMSNorm
+from glmforge.model.inputs import ModelInputs, Rows
+from glmforge.model.layers import Embedding, RMSNorm
+from glmforge.model.moe import MoE
 from glmforge.model.rope import Rope
-from glmforge.model.router import sequence_balance_loss
+from glmforge.model.router import RowBalance, row_balance, sequence_balance_loss
 
 T = TypeVar("T")
-Head = Callable[[Tensor, Tensor, int], T]
-"""`head(h_TD, lm_head_weight_VD, depth)`; depth 0 is the next token, depth n the n-th token after it."""
+Head = Callable[[Tensor, LMHead, int], T]
+"""`head(h_TD, lm_head, depth)`; depth 0 is the next token, depth n the n-th token after it."""
+
+
+class Section(NamedTuple):
+    """Trunk layers `start` to `stop` (not included); `first` has the embedding, `last` norm, MTP layers and head."""
+
+    start: int
+    stop: int
+    first: bool
+    last: bool
+
+    @classmethod
+    def whole(cls, config: ModelConfig) -> "Section":
+        return cls(0, config.num_hidden_layers, first=True, last=True)
+
+
+class Activations(NamedTuple):
+    """What travels between sections: `x_TD`, and `next_TD` of each MTP depth, the embeddings of the tokens to come."""
+
+    x_TD: Tensor
+    next_TD: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class RouterStats:
-    """What the routers did: `counts_LE` int64 tokens per expert of every MoE layer (MTP layers last) and the
-    sequence-level auxiliary loss summed over layers and rows (fp32 scalar, 0 when not asked for)."""
+    """What a section's routers did, layer by layer: `counts_LE` tokens that chose each expert, `dropped_LE` those
+    dropped (both int64), and the sequence-level auxiliary loss summed over layers and rows (fp32 scalar)."""
 
     counts_LE: Tensor
+    dropped_LE: Tensor
     aux_loss: Tensor
 
 
 @dataclass(frozen=True)
 class ForwardOutput(Generic[T]):
-    """What `head` made of the trunk (`main`) and of each MTP depth (`mtp`), and the routers' statistics."""
+    """What `head` made of the trunk (`main`) and of each MTP depth (`mtp`), None and () before the last section; the
+    routers' statistics; and `activations` for the next section, None after the last."""
 
     main: T
     mtp: tuple[T, ...]
     router: RouterStats
+    activations: Activations | None = None
 
 
-def logits_head(h_TD: Tensor, weight_VD: Tensor, depth: int) -> Tensor:
+def logits_head(h_TD: Tensor, head: LMHead, depth: int) -> Tensor:
     """Logits [T, V] in the compute dtype."""
-    return F.linear(h_TD, weight_VD.to(h_TD.dtype))
-
-
-class DocumentAttention:
-    """Causal attention inside the packed documents of one batch: what training and scoring attend with."""
-
-    def __init__(self, documents: Documents) -> None:
-        self.documents = documents
-
-    @torch.compiler.disable
-    def __call__(self, module: Attention, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
-        return attention(q_THP, k_TGP, v_TGP, self.documents)
+    return cast(Tensor, head(h_TD))
 
 
 class Trunk(nn.Module):
-    """Published name `model`: embedding, all layers (the MTP layers last) and the final norm."""
+    """Published name `model`: embedding, all layers (the MTP layers last) and the final norm, or a section of them."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, section: Section) -> None:
         super().__init__()
         num_layers = config.num_hidden_layers
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([DecoderLayer(config, layer) for layer in range(num_layers)])
-        self.layers.extend(MTPLayer(config, num_layers + i) for i in range(config.num_nextn_predict_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if section.first else None
+        layers = {str(layer): DecoderLayer(config, layer) for layer in range(section.start, section.stop)}
+        if section.last:
+            for layer in range(num_layers, num_layers + config.num_nextn_predict_layers):
+                layers[str(layer)] = MTPLayer(config, layer)
+        self.layers = nn.ModuleDict(layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if section.last else None
 
 
 class GlmMoe(nn.Module):
     """The language model. `compute_dtype` is that of the activations; weights are cast to it where they are used."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        """Build with uninitialised weights (use `GlmMoe.create`, or load a checkpoint into it)."""
+    def __init__(self, config: ModelConfig, section: Section | None = None) -> None:
+        """Build (a section of) the model with uninitialised weights; see also `GlmMoe.create`."""
         super().__init__()
         self.config = config
+        self.section = section or Section.whole(config)
         self.rope_theta = config.rope_theta
         self.compute_dtype = torch.float32
-        self.model = Trunk(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.model = Trunk(config, self.section)
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size) if self.section.last else None
 
     @classmethod
     def create(cls, config: ModelConfig, seed: int = 0) -> Self:
@@ -100,48 +121,79 @@ class GlmMoe(nn.Module):
         return model
 
     @property
+    def layers(self) -> Sequence[DecoderLayer]:
+        """All layers of this section, MTP layers last."""
+        return cast(list[DecoderLayer], list(self.model.layers.values()))
+
+    @property
     def trunk_layers(self) -> Sequence[DecoderLayer]:
-        return cast(list[DecoderLayer], list(self.model.layers)[: self.config.num_hidden_layers])
+        return [layer for layer in self.layers if not isinstance(layer, MTPLayer)]
 
     @property
     def mtp_layers(self) -> Sequence[MTPLayer]:
-        return cast(list[MTPLayer], list(self.model.layers)[self.config.num_hidden_layers :])
+        return [layer for layer in self.layers if isinstance(layer, MTPLayer)]
+
+    @property
+    def moe_layers(self) -> dict[int, MoE]:
+        """The MoE blocks of this section by their number among all of the model, MTP layers last."""
+        first = self.config.first_k_dense_replace
+        layers = cast(Iterable[tuple[str, DecoderLayer]], self.model.layers.items())
+        return {int(name) - first: layer.mlp for name, layer in layers if isinstance(layer.mlp, MoE)}
+
+    def set_capacity_factor(self, factor: float | None) -> None:
+        """Let each expert take at most `factor` times the mean load of the tokens routed at once; None: all."""
+        for moe in self.moe_layers.values():
+            moe.experts.capacity_factor = factor
 
     def forward(
         self,
-        ids_BS: Tensor,
-        documents: Documents | None = None,
+        inputs: ModelInputs | Tensor,
+        activations: Activations | None = None,
         *,
         head: Head[T] = logits_head,  # type: ignore[assignment]
         with_mtp: bool = True,
         with_aux_loss: bool = False,
     ) -> ForwardOutput[T]:
-        """Run all layers over packed documents (`None`: each row is one document)."""
-        num_rows, seq_len = ids_BS.shape
-        documents = documents or Documents.from_lengths([seq_len] * num_rows, device=ids_BS.device)
-        attend = DocumentAttention(documents)
-        rope = self.rope(documents.positions_T)
-        ids_T = ids_BS.flatten()
-        stats = _StatsCollector(self.config, num_rows if with_aux_loss else None)
+        """Run this section's layers over packed documents.
 
-        embedded_TD = self.embed(ids_T)
-        h_TD = self.model.norm(self.run_trunk(embedded_TD, rope, attend, stats.add))
-        main = head(h_TD, self.lm_head.weight, 0)
+        `inputs` may be plain ids [B, S], each row one document. `activations` come from the section before.
+        """
+        if isinstance(inputs, Tensor):
+            inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
+        if activations is None:
+            activations = self._embed_all(inputs, with_mtp)
+        rope = self.rope(inputs.positions_T)
+        stats = _StatsCollector(self.config, inputs.rows, with_aux_loss)
+        x_TD = self.run_trunk(activations.x_TD, rope, inputs.attend, stats.add)
+        if self.lm_head is None:
+            # None of the stats needs the head, so the next section can begin.
+            return ForwardOutput(None, (), stats.result(x_TD.device), activations._replace(x_TD=x_TD))  # type: ignore[arg-type]
+        assert self.model.norm is not None
+        h_TD = self.model.norm(x_TD)
+        main = head(h_TD, self.lm_head, 0)
         mtp = []
-        for depth, layer in enumerate(self.mtp_layers if with_mtp else (), start=1):
-            # Position t reads the embedding of token t + depth, or zeros past the end of its document: no label
-            # asks for that position, but what is routed there must not depend on who its neighbours are.
-            past_end_T1 = ~documents.continues_T(depth)[:, None]
-            next_TD = embedded_TD.roll(-depth, dims=0).masked_fill(past_end_T1, 0)
-            output = layer(h_TD, rope, attend, next_TD)
+        for depth, (layer, next_TD) in enumerate(zip(self.mtp_layers, activations.next_TD, strict=False), start=1):
+            output = layer(h_TD, rope, inputs.attend, next_TD)
             stats.add(output)
             h_TD = output.x_TD
-            mtp.append(head(h_TD, self.lm_head.weight, depth))
-        return ForwardOutput(main, tuple(mtp), stats.result(ids_BS.device))
+            mtp.append(head(h_TD, self.lm_head, depth))
+        return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
+
+    def _embed_all(self, inputs: ModelInputs, with_mtp: bool) -> Activations:
+        # Position t of MTP depth n reads the embedding of token t + n, or zeros past the end of its document: no
+        # label asks for that position, but what is routed there must not depend on who its neighbours are.
+        next_ids = inputs.next_ids_NT if with_mtp else ()
+        if with_mtp and len(next_ids) != self.config.num_nextn_predict_layers:
+            raise ValueError(
+                f"inputs hold the tokens of {len(next_ids)} MTP depths, the model has "
+                f"{self.config.num_nextn_predict_layers} MTP layers: give num_mtp_layers, or with_mtp=False"
+            )
+        return Activations(self.embed(inputs.ids_T), tuple(self.embed(ids_T) for ids_T in next_ids))
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Embeddings `[T, D]` in the compute dtype."""
-        return self.model.embed_tokens(ids_T).to(self.compute_dtype)
+        """Embeddings `[T, D]` in the compute dtype; zeros for `NO_TOKEN`."""
+        assert self.model.embed_tokens is not None, "only the first section embeds"
+        return cast(Tensor, self.model.embed_tokens(ids_T)).to(self.compute_dtype)
 
     def rope(self, positions_T: Tensor) -> Rope:
         """Rotation of tokens at these positions with the current base."""
@@ -159,10 +211,10 @@ class GlmMoe(nn.Module):
         return x_TD
 
     @torch.no_grad()
-    def logits(self, ids_BS: Tensor) -> Tensor:
+    def logits(self, ids_BS: Tensor, documents: Documents | None = None) -> Tensor:
         """Next-token logits `[B, S, V]` of full rows (no padding), in the compute dtype."""
-        output = self(ids_BS, with_mtp=False)
-        return output.main.unflatten(0, ids_BS.shape)
+        output = self(ModelInputs.whole(ids_BS, documents), with_mtp=False)
+        return cast(Tensor, output.main).unflatten(0, ids_BS.shape)
 
     def generate(self, ids: Tensor | Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
         """New tokens for every prompt (rows of a tensor, or lists of different length); see `generate.generate`."""
@@ -170,24 +222,29 @@ class GlmMoe(nn.Module):
 
 
 class _StatsCollector:
-    """Gathers router counts (and the auxiliary loss, when the number of rows is given) over the layers."""
+    """Gathers what the routers report (and what the auxiliary loss needs, if asked for) over the layers."""
 
-    def __init__(self, config: ModelConfig, num_rows: int | None) -> None:
-        self.config = config
-        self.num_rows = num_rows
+    def __init__(self, config: ModelConfig, rows: Rows, with_aux_loss: bool) -> None:
+        self.config, self.rows, self.with_aux_loss = config, rows, with_aux_loss
         self.counts: list[Tensor] = []
-        self.aux_losses: list[Tensor] = []
+        self.dropped: list[Tensor] = []
+        self.balance: list[RowBalance] = []
 
     def add(self, output: LayerOutput) -> None:
-        if output.counts_E is None or output.scores_TE is None:
+        if output.counts_E is None or output.dropped_E is None or output.scores_TE is None:
             return
         self.counts.append(output.counts_E)
-        if self.num_rows is not None:
-            k = self.config.num_experts_per_tok
-            self.aux_losses.append(sequence_balance_loss(output.scores_TE, self.num_rows, k))
+        self.dropped.append(output.dropped_E)
+        if self.with_aux_loss:
+            self.balance.append(row_balance(output.scores_TE, self.rows, self.config.num_experts_per_tok))
 
     def result(self, device: torch.device) -> RouterStats:
-        shape = (0, self.config.n_routed_experts)
-        counts_LE = torch.stack(self.counts) if self.counts else torch.zeros(shape, dtype=torch.int64, device=device)
-        aux_loss = torch.stack(self.aux_losses).sum() if self.aux_losses else torch.zeros((), device=device)
-        return RouterStats(counts_LE, aux_loss)
+        none = torch.zeros((0, self.config.n_routed_experts), dtype=torch.int64, device=device)
+        aux_loss = torch.zeros((), device=device)
+        if self.balance:
+            aux_loss = sequence_balance_loss(self.balance, self.rows, self.config.num_experts_per_tok)
+        return RouterStats(
+            torch.stack(self.counts) if self.counts else none,
+            torch.stack(self.dropped) if self.dropped else none,
+            aux_loss,
+        )

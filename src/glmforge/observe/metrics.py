@@ -3,7 +3,8 @@
 A record is a flat, JSON-able dictionary. Training writes one per logging step, evaluation one per source; the
 sinks, the progress bar, the HTML report and the docs all take their names from `METRICS`, so that a number is
 called the same everywhere and a misspelt one is an error rather than a second curve. What is not known is
-absent: there is no MFU on a device whose peak is unknown and no `device_memory_bytes` on a CPU.
+absent: there is no MFU on a device whose peak is unknown and no `device_memory_bytes` on a CPU. What one rank
+alone can tell (memory, communication) is told by the rank that writes the record.
 
 Expert balance follows Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts"
 (arXiv 2408.15664): MaxVio = (max load - mean load) / mean load per layer. Beside it stand the coefficient of
@@ -35,6 +36,18 @@ class Metric(NamedTuple):
         return f"{self.group}/{self.name}"
 
 
+# What `glmforge.parallel.communication` tells apart.
+_COMMUNICATION = {
+    "pp": "activations and their gradients between pipeline stages",
+    "dp_replicate": "gradients between copies of the model",
+    "fsdp": "dense parameters and their gradients between their shards",
+    "efsdp": "experts' parameters and their gradients between their shards",
+    "ep": "tokens between experts",
+    "cp": "keys and values between parts of a sequence",
+    "tp": "activations between parts of a matrix",
+    "other": "all else, such as sums over all ranks",
+}
+
 _ROWS = (
     Metric("step", "steps", "run", "optimizer steps done since the run began, this one included"),
     Metric("phase", "text", "run", "name of the training phase"),
@@ -60,7 +73,26 @@ _ROWS = (
         "training time per step since the last record, without evaluation and saves",
     ),
     Metric("data_seconds", "s", "speed", "time per step spent waiting for data, part of step_seconds"),
-    Metric("mfu", "fraction", "speed", "model FLOPs per second over the peak of the devices; known devices only"),
+    Metric(
+        "model_tflops_per_second",
+        "TFLOP/s",
+        "speed",
+        "the model's own FLOPs (no recomputation) per second and rank, since the last record",
+    ),
+    Metric(
+        "mfu",
+        "fraction",
+        "speed",
+        "these FLOPs per second over the devices' dense bf16 peak; bf16 on known devices only",
+    ),
+    *(
+        Metric(f"comm_seconds_{axis}", "s", "communication", f"time under way in the last measured step: {what}")
+        for axis, what in _COMMUNICATION.items()
+    ),
+    *(
+        Metric(f"comm_bytes_{axis}", "bytes", "communication", f"size of the buffers of that step: {what}")
+        for axis, what in _COMMUNICATION.items()
+    ),
     Metric("rss_bytes", "bytes", "memory", "resident memory of the rank that writes the record"),
     Metric("device_memory_bytes", "bytes", "memory", "peak accelerator memory allocated by that rank"),
     Metric(
@@ -75,6 +107,12 @@ _ROWS = (
     Metric("load_entropy_mean", "fraction", "balance", "entropy of expert loads over log E; mean over layers"),
     Metric("load_entropy_min", "fraction", "balance", "the same in the worst layer; 1 is perfect balance"),
     Metric("dead_experts", "experts", "balance", "experts that received no token in the step, summed over layers"),
+    Metric(
+        "dropped_fraction",
+        "fraction",
+        "balance",
+        "routed rows dropped for want of capacity; only with a capacity factor",
+    ),
     Metric(
         "expert_load",
         "fraction [L, E]",

@@ -1,59 +1,114 @@
-"""Bring row-sharded matrices together on one owner each, and the results back.
+"""Bring the parts of matrices together on their owners, and the updates back to all who hold a part.
 
-A matrix whose rows lie on W ranks cannot be orthogonalised where it lies. Gathering it on every rank would
-do the same work W times; instead each matrix has one owner, and one uneven `all_to_all_single` moves a
-batch of matrices from "my rows of all" to "all rows of mine", a second one back. Both buffers are flat, and
-one rank's traffic is about its own share of the batch. Collectives are over FSDP2's shard axis only: HSDP's
-replicas each do the same work on the same numbers.
+A matrix that lies in parts cannot be orthogonalised where it lies. Gathering it on every rank would do the same work
+many times; instead each matrix has one owner, and one uneven `all_to_all_single` moves a round of matrices from "my
+parts of all" to "all of mine", a second one back. Of several copies of a part only one goes to the owner, that of the
+copy which the owner itself has a part of; the update goes to all, so that copies stay equal to the last bit. Where
+owners hold their matrices whole, only the second move is made, and neither where nobody else holds them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from glmforge.optim.sharding import rows_per_rank
+from glmforge.optim.matrices import Box, Slice
+from glmforge.optim.ownership import Batch
+from glmforge.optim.sharding import union_ranks
+from glmforge.parallel.world import World
 
 
-def assign_owners(costs: Sequence[int], num_ranks: int) -> list[int]:
-    """An owner for each matrix: dearest first, each to the rank that has least to do so far.
+class Exchange:
+    """The moves of one round, for the matrices of parameters that have a gradient.
 
-    Deterministic, so that every rank comes to the same answer by itself.
-    """
-    loads = [0] * num_ranks
-    owners = [0] * len(costs)
-    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
-        owners[item] = loads.index(min(loads))
-        loads[owners[item]] += costs[item]
-    return owners
-
-
-class RowExchange:
-    """The two moves for a batch of N equal matrices [A, B], ordered by owner.
-
-    `num_owned[rank]` of the N matrices are owned by `rank` of `group`; r is the number of rows on this rank.
+    `pieces` are this rank's parts of these matrices, ordered by owner; `sends` tells of each whether the owner gets it
+    from this rank. Parts travel and come together in `dtype` on the world's device; parameters may lie on another.
     """
 
-    def __init__(self, group: dist.ProcessGroup, num_owned: Sequence[int], num_rows: int, num_columns: int):
-        self._group = group
-        self._num_columns = num_columns
-        self._rows = rows_per_rank(num_rows, group.size())
-        self._num_matrices, self._num_mine = sum(num_owned), num_owned[group.rank()]
-        my_rows = self._rows[group.rank()]
-        self._row_sizes = [num * my_rows * num_columns for num in num_owned]  # my rows, by owner
-        self._matrix_sizes = [self._num_mine * rows * num_columns for rows in self._rows]  # mine, by source
+    def __init__(self, batch: Batch, world: World, dtype: torch.dtype):
+        self._gathers, self._device, self._dtype = batch.gathers, world.device, dtype
+        self._group = world.group(batch.union) if batch.union else None
+        here = union_ranks(world.layout, world.rank, batch.union).index(world.rank) if batch.union else 0
+        by_owner = [[piece for piece in slices if piece.source.has_gradient] for slices in batch.slices_by_owner]
+        self.num_matrices = sum(len(piece) for slices in by_owner for piece in slices)
 
-    def gather(self, rows_NrB: Tensor) -> Tensor:
-        """This rank's rows of all N matrices -> all A rows of the matrices it owns, [num_owned, A, B]."""
-        received = rows_NrB.new_empty(sum(self._matrix_sizes))
-        dist.all_to_all_single(received, rows_NrB.reshape(-1), self._matrix_sizes, self._row_sizes, group=self._group)
-        blocks = zip(torch.split(received, self._matrix_sizes), self._rows, strict=True)
-        return torch.cat([block.view(self._num_mine, rows, self._num_columns) for block, rows in blocks], dim=1)
+        held = [[piece for piece in slices if piece.here.size] for slices in by_owner]
+        sent = [[piece for piece in held[owner] if _same_copy(piece, here, owner)] for owner in range(len(held))]
+        self.pieces = [piece for slices in held for piece in slices]
+        self.sends = [_same_copy(piece, here, owner) for owner, slices in enumerate(held) for piece in slices]
+        self._held_sizes = [sum(piece.here.size for piece in slices) for slices in held]
+        self._sent_sizes = [sum(piece.here.size for piece in slices) for slices in sent]
 
-    def scatter(self, matrices_MAB: Tensor) -> Tensor:
-        """The inverse of `gather`: owned matrices -> this rank's rows of all, [N, r, B]."""
-        sent = torch.cat([block.reshape(-1) for block in torch.split(matrices_MAB, self._rows, dim=1)])
-        received = matrices_MAB.new_empty(sum(self._row_sizes))
-        dist.all_to_all_single(received, sent, self._row_sizes, self._matrix_sizes, group=self._group)
-        return received.view(self._num_matrices, self._rows[self._group.rank()], self._num_columns)
+        self._own = by_owner[here]
+        members = range(len(by_owner) if self._group else 0)
+        self._targets = [list(_boxes(self._own, member)) for member in members]
+        self._sources = [list(_boxes(self._own, member, copy_of=here)) for member in members]
+
+    def gather(self, directions: Sequence[Tensor]) -> Tensor:
+        """The pieces that this rank sends, in `dtype` -> the matrices it owns, [N, A, B]; N = 0 if it owns none."""
+        if not self._gathers:
+            return torch.cat(list(directions)).to(self._device) if directions else self._empty(0, 0, 0)
+        received = self._exchange(self._flat(directions), self._sent_sizes, _sizes(self._sources))
+        matrices_NAB = self._empty(sum(map(len, self._own)), *(self._own[0].matrix_shape if self._own else (0, 0)))
+        boxes = [box for boxes in self._sources for box in boxes]
+        for box, part in zip(boxes, torch.split(received, [box.size for box in boxes]), strict=True):
+            _view(matrices_NAB, box).copy_(part.view(box.shape))
+        return matrices_NAB
+
+    def scatter(self, updates_NAB: Tensor) -> Sequence[Tensor]:
+        """The updates of the matrices this rank owns -> those of `pieces`, on the parameters' device."""
+        home = self.pieces[0].source.parameter.device if self.pieces else self._device
+        if self._group is None:
+            return torch.split(updates_NAB.to(home), list(map(len, self.pieces)))
+        sent = self._flat([_view(updates_NAB, box) for boxes in self._targets for box in boxes])
+        received = self._exchange(sent, _sizes(self._targets), self._held_sizes).to(home)
+        parts = torch.split(received, [piece.here.size for piece in self.pieces])
+        return [part.view(piece.here.shape) for piece, part in zip(self.pieces, parts, strict=True)]
+
+    def _exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
+        received = self._empty(sum(received_sizes))
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._group)
+        return received
+
+    def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        return torch.cat(flat).to(self._device) if flat else self._empty(0)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+def _sizes(boxes_by_rank: Sequence[Sequence[Box]]) -> list[int]:
+    return [sum(box.size for box in boxes) for boxes in boxes_by_rank]
+
+
+def _same_copy(piece: Slice, member: int, other: int) -> bool:
+    copies = piece.stack.spread.copies
+    return copies[member] == copies[other]
+
+
+def _boxes(slices: Sequence[Slice], member: int, copy_of: int | None = None) -> Iterator[Box]:
+    """A rank's parts of an owner's `slices`, as boxes within [N, A, B]; neighbours of the same rows and columns in one.
+
+    `copy_of`: only parts of the copy that this rank has a part of.
+    """
+    first = 0
+    last: Box | None = None
+    for piece in slices:
+        box = piece.part_of(member)
+        if box.size and (copy_of is None or _same_copy(piece, member, copy_of)):
+            start, stop = (first + matrix - piece.start for matrix in box.matrices)
+            if last and last[1:] == box[1:] and last.matrices[1] == start:
+                last = last._replace(matrices=(last.matrices[0], stop))
+            else:
+                if last:
+                    yield last
+                last = box._replace(matrices=(start, stop))
+        first += len(piece)
+    if last:
+        yield last
+
+
+def _view(matrices_NAB: Tensor, box: Box) -> Tensor:
+    return matrices_NAB[tuple(slice(*span) for span in box)]

@@ -15,33 +15,41 @@ from glmforge.config.schema import OptimConfig
 from glmforge.errors import CheckpointError
 from glmforge.optim.adamw import AdamW, AdamWParameter
 from glmforge.optim.groups import Treatment, treatment
-from glmforge.optim.muon import Muon, MuonParameter
-from glmforge.optim.sharding import row_group
+from glmforge.optim.matrices import MuonParameter
+from glmforge.optim.muon import Muon
+from glmforge.optim.sharding import splits_of
+from glmforge.parallel.world import World
 
 
 def build_optimizer(
     named_parameters: Iterable[tuple[str, Parameter]],
     config: OptimConfig,
     *,
+    world: World | None = None,
     newton_schulz_dtype: torch.dtype = torch.bfloat16,
 ) -> "Optimizer":
     """The optimizer of all parameters that require a gradient; frozen ones are left out.
 
-    Build it after the model has been sharded. Names must be those of the published checkpoint, by which
-    `glmforge.optim.groups` decides. `newton_schulz_dtype=torch.float32` makes Muon's updates independent of
-    the layout to within fp32 rounding, at twice the cost or more.
+    Build it after the model has been sharded, from the parameters of all model parts on this rank. Names must be those
+    of the published checkpoint, by which `glmforge.optim.groups` decides. `world` is the one the model is laid out on,
+    None for a single process that trains where its parameters lie. `newton_schulz_dtype=torch.float32` makes Muon's
+    updates independent of the layout to within fp32 rounding, at twice the cost or more. Raises `ValueError` for
+    tensors that are not placed as by `glmforge.parallel`.
     """
-    return Optimizer(
-        {name: parameter for name, parameter in named_parameters if parameter.requires_grad},
-        config,
-        newton_schulz_dtype,
-    )
+    parameters = {name: parameter for name, parameter in named_parameters if parameter.requires_grad}
+    return Optimizer(parameters, config, world or _alone(parameters.values()), newton_schulz_dtype)
 
 
 class Optimizer:
     """See `build_optimizer`. `lr` is the learning rate of the next step, that of `config` until `set_lr`."""
 
-    def __init__(self, parameters: Mapping[str, Parameter], config: OptimConfig, newton_schulz_dtype: torch.dtype):
+    def __init__(
+        self,
+        parameters: Mapping[str, Parameter],
+        config: OptimConfig,
+        world: World,
+        newton_schulz_dtype: torch.dtype,
+    ):
         self.lr = config.lr
         self._parameters = list(parameters.values())
         self._state: dict[str, Tensor] = {}
@@ -53,7 +61,7 @@ class Optimizer:
                 with_muon.append(self._muon_parameter(name, parameter, how))
             else:
                 with_adamw.append(self._adamw_parameter(name, parameter, how))
-        self._muon = Muon(with_muon, config, newton_schulz_dtype)
+        self._muon = Muon(with_muon, config, world, newton_schulz_dtype)
         self._adamw = AdamW(with_adamw, config)
 
     def step(self) -> None:
@@ -91,7 +99,7 @@ class Optimizer:
 
     def _muon_parameter(self, name: str, parameter: Parameter, how: Treatment) -> MuonParameter:
         momentum = self._remember(f"momentum.{name}", torch.zeros_like(parameter, requires_grad=False))
-        return MuonParameter(parameter, momentum, how.weight_decay, how.num_fused, row_group(parameter))
+        return MuonParameter(parameter, momentum, how.weight_decay, how.num_fused)
 
     def _adamw_parameter(self, name: str, parameter: Parameter, how: Treatment) -> AdamWParameter:
         return AdamWParameter(
@@ -105,6 +113,13 @@ class Optimizer:
     def _remember(self, key: str, tensor: Tensor) -> Tensor:
         self._state[key] = tensor
         return tensor
+
+
+def _alone(parameters: Collection[Parameter]) -> World:
+    device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+    if any(splits_of(parameter) for parameter in parameters):
+        raise ValueError("the optimizer of sharded parameters needs the world they are sharded over")
+    return World.single(device)
 
 
 def _refuse_other_names(own: Collection[str], loaded: Collection[str]) -> None:

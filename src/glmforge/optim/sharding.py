@@ -1,13 +1,44 @@
-"""What the optimizer needs to know of a sharded tensor: this rank's part, and with whom it shares the rest.
+"""Which part of a tensor lies on which rank, by arithmetic alone.
 
-FSDP2 keeps parameters, gradients and our state as DTensors, sharded over dim 0 of one mesh axis and, with
-HSDP, replicated over another. The optimizer's arithmetic is on the plain local parts: DTensor's dispatch
-costs more than the arithmetic of a small tensor, and would run Newton-Schulz as a chain of collectives.
+FSDP2, tensor and expert parallelism keep parameters, gradients and our state as DTensors. Their optimizer's arithmetic
+is on the plain local parts: DTensor's dispatch costs more than the arithmetic of a small tensor, and would run
+Newton-Schulz as a chain of collectives.
+
+A tensor is cut by one axis after another, `tp` or `ep` first and `fsdp` or `efsdp` within their blocks, each by
+DTensor's rule: equal blocks rounded up, the last ones short or empty. The axes that do not cut it hold copies. Since
+the layout gives the coordinates of every rank, each rank knows the parts of all others without asking: the optimizer
+plans its exchanges before the first step, and in a dry run without any process group behind it.
 """
 
-import torch.distributed as dist
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, cast
+
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from glmforge.config.layout import Layout
+
+Union = Literal["stage", "expert_stage"]
+"""The ranks that hold a tensor between them; see `glmforge.parallel.world`."""
+
+UNION_AXES: dict[Union, tuple[str, ...]] = {
+    "stage": ("dp_replicate", "fsdp", "tp"),
+    "expert_stage": ("dp_replicate", "efsdp"),
+}
+_CUT_FIRST, _CUT_NEXT = ("tp", "ep"), ("fsdp", "efsdp")
+
+Span = tuple[int, int]
+"""Start and stop along a dim."""
+
+
+class Split(NamedTuple):
+    """A mesh axis that cuts a tensor, its number of ranks, and the dim it cuts."""
+
+    axis: str
+    size: int
+    dim: int
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -15,36 +46,63 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def shard_groups(tensor: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The process groups of two or more ranks over which `tensor` is sharded; none if plain or replicated.
+def splits_of(tensor: Tensor) -> tuple[Split, ...]:
+    """What cuts `tensor`, outermost first; axes of one rank cut nothing, and a plain tensor is not cut.
 
-    Raises `ValueError` for a gradient that is still to be reduced.
+    Raises `ValueError` for a gradient that is still to be reduced, and for any layout but those of
+    `glmforge.parallel`: at most one of tp and ep, then at most one of fsdp and efsdp.
     """
     if not isinstance(tensor, DTensor):
         return ()
-    mesh, placements = tensor.device_mesh, tensor.placements
+    names, placements = tensor.device_mesh.mesh_dim_names or (), tensor.placements
     if any(place.is_partial() for place in placements):
         raise ValueError(f"a tensor placed {placements} holds unreduced partial sums")
-    axes = [axis for axis, place in enumerate(placements) if not place.is_replicate()]
-    return tuple(mesh.get_group(axis) for axis in axes if mesh.size(axis) > 1)
+    cuts = {
+        name: (Split(name, size, cast(Shard, place).dim % tensor.ndim), place)
+        for name, size, place in zip(names, tensor.device_mesh.shape, placements, strict=False)
+        if size > 1 and not place.is_replicate()
+    }
+    ordered = [cuts.pop(axis) for axes in (_CUT_FIRST, _CUT_NEXT) for axis in axes if axis in cuts]
+    splits = tuple(split for split, _ in ordered)
+    nested = all(_nests(place, split, splits[:position]) for position, (split, place) in enumerate(ordered))
+    if not names or cuts or not nested:
+        raise ValueError(f"the optimizer knows no tensor placed {placements} over the axes {names}")
+    return splits
 
 
-def row_group(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The group that shares the rows of a matrix, None where matrices are whole on a rank.
+def _nests(place: Placement, split: Split, outer: Sequence[Split]) -> bool:
+    """Whether DTensor too cuts the blocks that `outer` leaves; a plain `Shard` would cut before later mesh axes."""
+    return getattr(place, "split_factor", 1) == math.prod(other.size for other in outer if other.dim == split.dim)
 
-    Matrices are the last two dims; more dims (experts) come before and may be sharded without cutting a
-    matrix. Raises `ValueError` for any layout but FSDP2's: sharded along dim 0 over one mesh axis,
-    replicated over others.
+
+def union_of(tensor: Tensor) -> Union:
+    """The ranks that hold parts or copies of `tensor`, for experts those of the same ep rank."""
+    names = tensor.device_mesh.mesh_dim_names or () if isinstance(tensor, DTensor) else ()
+    return "expert_stage" if "ep" in names or "efsdp" in names else "stage"
+
+
+def union_ranks(layout: Layout, rank: int, union: Union) -> range:
+    """The ranks of a union around `rank`, in the order of its process group."""
+    first = rank - rank % layout.stage_ranks
+    if union == "stage":
+        return range(first, first + layout.stage_ranks)
+    return range(first + rank % layout.ep, first + layout.stage_ranks, layout.ep)
+
+
+def chunk(shape: Sequence[int], splits: Sequence[Split], coordinates: Mapping[str, int]) -> tuple[Span, ...]:
+    """The (start, stop) along each dim of the part of a tensor of (global) `shape` that lies at `coordinates`.
+
+    The part of a rank that gets nothing is empty, start == stop, along a dim.
     """
-    groups = shard_groups(parameter)
-    if not isinstance(parameter, DTensor) or not groups:
-        return None
-    if len(groups) > 1 or not all(place in (Shard(0), Replicate()) for place in parameter.placements):
-        raise ValueError(f"Muon needs dim 0 sharded over one mesh axis and got {parameter.placements}")
-    return groups[0] if parameter.ndim == 2 else None
+    spans = [(0, length) for length in shape]
+    for axis, size, dim in splits:
+        start, stop = spans[dim]
+        block = -(-(stop - start) // size)
+        first = min(start + block * coordinates[axis], stop)
+        spans[dim] = first, min(first + block, stop)
+    return tuple(spans)
 
 
-def rows_per_rank(num_rows: int, num_ranks: int) -> list[int]:
-    """Rows of `num_rows` on each rank, by DTensor's rule: equal blocks, rounded up, the last ones short."""
-    block = -(-num_rows // num_ranks)
-    return [max(0, min(block, num_rows - rank * block)) for rank in range(num_ranks)]
+def num_copies(tensor: Tensor, layout: Layout) -> int:
+    """How many ranks of a pipeline stage hold each element of `tensor`."""
+    return layout.stage_ranks // math.prod(split.size for split in splits_of(tensor))

@@ -1,55 +1,100 @@
 """From a configuration to this rank's part of the model.
 
-Order: modules on the meta device, compile each layer, shard, allocate this rank's shards, fill them. The initial
-weights are those of a single process: each rank draws just the rows it keeps (see `model.init`).
+Order: modules on the meta device, cut over tp and ep, recompute, compile each layer, shard with FSDP2, allocate this
+rank's shards, fill them. The initial weights are those of a single process: each rank draws just the part it keeps (see
+`model.init`).
 """
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch import nn
 
+from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
-from glmforge.model.init import initial_rows
-from glmforge.model.transformer import GlmMoe
-from glmforge.parallel.fsdp import apply_fsdp
+from glmforge.model.init import initial_chunk
+from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
+from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.pipeline import Pipeline, Stage
+from glmforge.parallel.placement import local_chunk
+from glmforge.parallel.recompute import apply_recompute
+from glmforge.parallel.tensor import parallelize_tensors
 from glmforge.parallel.world import World
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def build_model(config: RunConfig, world: World) -> GlmMoe:
+def build_model(config: RunConfig, world: World) -> ParallelModel:
     """The model with initial weights, fp32 masters, computing in `precision.compute`, laid out on `world`."""
-    with torch.device("meta"):
-        model = GlmMoe(config.model)
-    model.compute_dtype = DTYPES[config.precision.compute]
-    if config.parallel.compile:
-        for module in (*model.model.layers, model.model.norm):
-            module.compile()
-    if world.mesh is not None:
-        apply_fsdp(
-            model,
-            world.mesh,
-            compute_dtype=model.compute_dtype,
-            reshard_after_forward=config.parallel.reshard_after_forward,
-        )
-    model.to_empty(device=world.device)
-    initialize_shards(model, config.seed)
+    model = lay_out_model(config, world)
+    allocate(model, config)
+    for part in model.parts:
+        initialize_shards(part, config.seed)
     return model
+
+
+def lay_out_model(config: RunConfig, world: World, *, splits: Splits = splits_from_device) -> ParallelModel:
+    """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers."""
+    parallel = config.parallel
+    parts: list[GlmMoe] = []
+    partial: list[str] = []
+    for section in sections_of_rank(config, world):
+        with torch.device("meta"):
+            part = GlmMoe(config.model, section)
+        part.compute_dtype = DTYPES[config.precision.compute]
+        partial += parallelize_tensors(part, world, sequence_parallel=parallel.sequence_parallel)
+        parallelize_experts(part, world, splits)
+        apply_recompute(part, parallel.recompute, parallel.recompute_budget)
+        if parallel.compile:
+            for module in (*part.layers, *filter(None, (part.model.norm,))):
+                module.compile()
+        parts.append(part)
+    pipeline, roots = _connect(config, world, parts)
+    if needs_fsdp(world):
+        for root, part in zip(roots, parts, strict=True):
+            apply_fsdp(root, part, world, parallel, compute_dtype=part.compute_dtype)
+    return ParallelModel(config.model, world, parallel, parts, partial, pipeline)
+
+
+def sections_of_rank(config: RunConfig, world: World) -> list[Section]:
+    """The sections of the model that this rank holds, in ascending order."""
+    layout = world.layout
+    if layout.pp == 1:
+        return [Section.whole(config.model)]
+    stops = [sum(layout.stage_layers[: i + 1]) for i in range(len(layout.stage_layers))]
+    starts, last = [0, *stops[:-1]], len(stops) - 1
+    return [Section(starts[i], stops[i], first=i == 0, last=i == last) for i in _stage_indices(config, world)]
+
+
+def allocate(model: ParallelModel, config: RunConfig) -> None:
+    """Give every parameter and buffer memory on the device it is to live on, without values."""
+    device = model.world.device
+    for part in model.parts:
+        part.to_empty(device="cpu" if config.parallel.cpu_offload else device)
+        for module in part.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
 
 
 @torch.no_grad()
 def initialize_shards(model: GlmMoe, seed: int) -> None:
-    """Fill this rank's rows of every parameter, and every buffer whole."""
+    """Fill this rank's part of every parameter, and every buffer whole."""
     std = model.config.initializer_range
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        local, start = _local_rows(tensor)
-        local.copy_(initial_rows(name, tensor.shape, start, start + local.shape[0], seed=seed, std=std))
+        local, offsets = local_chunk(tensor)
+        if local.numel():
+            local.copy_(initial_chunk(name, tensor.shape, offsets, local.shape, seed=seed, std=std))
 
 
-def _local_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """The part of `tensor` that lies on this rank and the index of its first row."""
-    if not isinstance(tensor, DTensor):
-        return tensor, 0
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local(), offset[0]
+def _stage_indices(config: RunConfig, world: World) -> list[int]:
+    parallel = config.parallel
+    return stages_of_rank(parallel.pipeline_schedule, world.axis_rank("pp"), parallel.pp, stages_per_rank(parallel))
+
+
+def _connect(config: RunConfig, world: World, parts: list[GlmMoe]) -> tuple[Pipeline | None, list[nn.Module]]:
+    """The pipeline over this rank's parts, if there is one, and the module of each part that is called."""
+    if world.layout.pp == 1:
+        return None, list(parts)
+    stages = [Stage(part, index) for part, index in zip(parts, _stage_indices(config, world), strict=True)]
+    pipeline = Pipeline(stages, len(world.layout.stage_layers), config.parallel.pipeline_schedule, world)
+    return pipeline, list(stages)

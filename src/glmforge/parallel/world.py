@@ -1,15 +1,25 @@
-"""The processes of a run: who am I, on which device, and the one collective the trainer itself needs.
+"""The processes of a run: who am I, where do I lie on each axis, with whom do I communicate along it.
 
-One process without a launcher is a world of size 1: the same code runs, communication is skipped here and nowhere
-else. Under torchrun the process group lives on a store of its own per restart attempt: with torchrun's default store
+One process without a launcher is a world of size 1: the same code runs, and communication along an axis of size 1 is
+skipped. Under torchrun the process group lives on a store of its own per restart attempt: with torchrun's default store
 restarted workers read the stale addresses of the killed ones and hang (seen with gloo, torch 2.13).
+
+The ranks are seen in three ways (see `glmforge.config.layout`), each a DeviceMesh of its own:
+
+    dense    pp x dp_replicate x fsdp x tp          what shards a layer's matrices
+    expert   pp x dp_replicate x efsdp x ep         what shards its experts
+    tokens   pp x dp_replicate x dp_shard x cp x tp what shards the batch
+
+and two unions of axes have groups as well: `stage`, all ranks that hold the same layers, and `expert_stage`, all that
+hold the same experts.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -17,32 +27,100 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from glmforge.config.layout import AXES, Layout
 from glmforge.errors import ConfigError
+
+_VIEWS = {
+    "dense": ("pp", "dp_replicate", "fsdp", "tp"),
+    "expert": ("pp", "dp_replicate", "efsdp", "ep"),
+    "tokens": AXES,
+}
+_VIEW_OF_AXIS = {
+    "pp": "dense",
+    "dp_replicate": "dense",
+    "fsdp": "dense",
+    "tp": "dense",
+    "efsdp": "expert",
+    "ep": "expert",
+    "dp_shard": "tokens",
+    "cp": "tokens",
+}
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others. `mesh` has the axes `dp_replicate` and `dp_shard`; None for a single process."""
+    """This process among the others.
+
+    `meshes` holds the three views, empty for a single process. `unions` holds the groups of the unions of axes.
+    """
 
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh | None
+    layout: Layout = field(default_factory=Layout)
+    meshes: dict[str, DeviceMesh] = field(default_factory=dict)
+    unions: dict[str, dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def single(cls, device: torch.device | str | None = None) -> Self:
         """A world of one process."""
-        return cls(0, 1, torch.device(device) if device else default_device(), None)
+        return cls(0, 1, torch.device(device) if device else default_device())
+
+    @classmethod
+    def join(cls, layout: Layout, device: torch.device) -> Self:
+        """The world of an initialised process group, laid out as `layout`. All ranks call this together."""
+        meshes = {
+            view: init_device_mesh(device.type, tuple(map(layout.size, axes)), mesh_dim_names=axes)
+            for view, axes in _VIEWS.items()
+        }
+        return cls(dist.get_rank(), dist.get_world_size(), device, layout, meshes, _union_groups(layout, device))
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over all ranks, in place; returns the tensor."""
-        if self.size > 1:
+    @cached_property
+    def coordinates(self) -> dict[str, int]:
+        """Where this rank lies on each axis of all views."""
+        return self.layout.coordinates(self.rank)
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the `layout.data_ranks` shares of each batch this rank reads."""
+        return self.layout.data_rank(self.rank)
+
+    def axis_size(self, axis: str) -> int:
+        return self.layout.size(axis)
+
+    def axis_rank(self, axis: str) -> int:
+        return self.coordinates[axis]
+
+    def group(self, axis: str) -> dist.ProcessGroup | None:
+        """The ranks along an axis (or a union of axes) around this one; None where that is only this one."""
+        if axis in _VIEW_OF_AXIS:
+            return self.meshes[_VIEW_OF_AXIS[axis]].get_group(axis) if self.axis_size(axis) > 1 else None
+        return self.unions.get(axis)
+
+    def sum(self, tensor: Tensor, *axes: str) -> Tensor:
+        """Sum over the ranks along `axes` (over all ranks if none is named), in place; returns the tensor."""
+        if self.size == 1:
+            return tensor
+        if not axes:
             dist.all_reduce(tensor)
+        for axis in axes:
+            group = self.group(axis)
+            if group is not None:
+                dist.all_reduce(tensor, group=group)
         return tensor
+
+
+def _union_groups(layout: Layout, device: torch.device) -> dict[str, dist.ProcessGroup]:
+    """The groups `stage` and `expert_stage` of this rank, where they have two members or more."""
+    shards = layout.stage_ranks // layout.ep
+    mesh = init_device_mesh(device.type, (layout.pp, shards, layout.ep), mesh_dim_names=("pp", "expert_stage", "ep"))
+    stages = init_device_mesh(device.type, (layout.pp, layout.stage_ranks), mesh_dim_names=("pp", "stage"))
+    sizes = {"stage": (layout.stage_ranks, stages), "expert_stage": (shards, mesh)}
+    return {name: view.get_group(name) for name, (size, view) in sizes.items() if size > 1}
 
 
 def default_device() -> torch.device:
@@ -58,27 +136,26 @@ def world_size_from_environment() -> int:
 
 
 @contextmanager
-def join_world(dp_replicate: int, dp_shard: int, timeout_s: int) -> Iterator[World]:
+def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
     """Join the processes that the launcher started; leave them at the end.
 
     A process group that exists already is used and left alone.
     """
     size = world_size_from_environment()
-    if dp_replicate * dp_shard != size:
+    if layout.world_size != size:
         raise ConfigError(
-            f"parallel: dp_replicate {dp_replicate} x dp_shard {dp_shard} is not the world size {size}; "
+            f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; "
             "set dp_shard: auto or start the right number of processes"
         )
     if size == 1:
-        yield World.single()
+        yield World(0, 1, default_device(), layout)
         return
     device = default_device()
     joined_here = not dist.is_initialized()
     if joined_here:
         _init_process_group(size, device, timeout_s)
     try:
-        mesh = init_device_mesh(device.type, (dp_replicate, dp_shard), mesh_dim_names=("dp_replicate", "dp_shard"))
-        yield World(dist.get_rank(), size, device, mesh)
+        yield World.join(layout, device)
     finally:
         if joined_here:
             dist.destroy_process_group()

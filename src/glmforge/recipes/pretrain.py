@@ -4,7 +4,9 @@ import logging
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
+from glmforge.checkpoint.convert import load_hf_into
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig, SourceConfig
@@ -17,13 +19,26 @@ from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
+from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
-from glmforge.train.hooks import CheckpointHook, EvaluationHook, MetricsHook
+from glmforge.train.hooks import CheckpointHook, CommunicationHook, EvaluationHook, MetricsHook
 from glmforge.train.objective import NextTokenObjective
 from glmforge.train.state import TrainState
 from glmforge.train.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
+
+_MUST_AGREE = (
+    "num_attention_heads",
+    "partial_rotary_factor",
+    "num_experts_per_tok",
+    "n_group",
+    "topk_group",
+    "norm_topk_prob",
+    "routed_scaling_factor",
+    "rms_norm_eps",
+)
+"""What the shapes of weights do not tell, but outputs depend on. (The RoPE base may grow from phase to phase.)"""
 
 
 def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
@@ -36,7 +51,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
     layout = resolve_layout(config, world_size_from_environment())
     tokenizer, streams, held_out = open_data(config)
     keep_large_blocks()
-    with join_world(layout.dp_replicate, layout.dp_shard, config.parallel.process_group_timeout_s) as world:
+    with join_world(layout, config.parallel.process_group_timeout_s) as world:
         trainer, checkpoints = build_trainer(config, world, tokenizer, streams, held_out, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
@@ -79,14 +94,15 @@ def build_trainer(
     model = build_model(config, world)
     # fp32 runs orthogonalise in fp32 too: then the layout changes results by rounding only.
     newton_schulz_dtype = DTYPES[config.precision.compute]
-    optimizer = build_optimizer(model.named_parameters(), config.optim, newton_schulz_dtype=newton_schulz_dtype)
-    hooks: list[Hook] = [MetricsHook(config.output_dir)]
+    optimizer = build_optimizer(
+        model.named_parameters(), config.optim, world=world, newton_schulz_dtype=newton_schulz_dtype
+    )
+    hooks = _metrics_hooks(config)
     if config.observe.evaluate_every is not None:
         evaluate = partial(
             evaluate_held_out,
             held_out=held_out,
             tokenizer=tokenizer,
-            world=world,
             seq_len=max(phase.seq_len for phase in config.phases),
             max_tokens=config.observe.evaluate_tokens,
         )
@@ -95,12 +111,20 @@ def build_trainer(
     checkpoints = CheckpointHook(config.output_dir, fingerprints, tokenizer.fingerprint)
     hooks += [*extra_hooks, checkpoints]
     make_objective = partial(NextTokenObjective, num_mtp_layers=config.model.num_nextn_predict_layers)
-    return Trainer(config, world, model, optimizer, streams, make_objective, hooks), checkpoints
+    return Trainer(config, model, optimizer, streams, make_objective, hooks), checkpoints
+
+
+def _metrics_hooks(config: RunConfig) -> list[Hook]:
+    if config.observe.communication_every is None:
+        return [MetricsHook(config.output_dir)]
+    communication = CommunicationHook(config.observe.communication_every)
+    return [communication, MetricsHook(config.output_dir, communication)]
 
 
 def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
+    checkpoint = None
     if config.fault_tolerance.resume == "auto":
         checkpoint = checkpoints.resume(trainer)
         if checkpoint is not None and trainer.world.is_main:
@@ -109,10 +133,23 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         raise CheckpointError(
             f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"
         )
+    if checkpoint is None and config.init_from is not None:
+        _load_initial_weights(trainer.model, config.init_from)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
+
+
+def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
+    """Every rank reads its own part. MTP layers that the directory lacks keep the weights drawn from the seed."""
+    found = load_hf_into(directory, model.state_dict(), keep_absent_mtp=True)
+    differing = [name for name in _MUST_AGREE if getattr(found, name) != getattr(model.config, name)]
+    if differing:
+        raise ConfigError(
+            f"init_from: {directory} has {', '.join(f'{n} = {getattr(found, n)}' for n in differing)}, the run's model "
+            f"{', '.join(str(getattr(model.config, n)) for n in differing)}; take model from that directory"
+        )
 
 
 def _open_shard(source: SourceConfig, tokenizer: Tokenizer) -> TokenShard:
@@ -136,7 +173,7 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
     model = build_model(config, world)
     optimizer = build_optimizer(model.named_parameters(), config.optim)
     objective = partial(NextTokenObjective, num_mtp_layers=config.model.num_nextn_predict_layers)
-    Trainer(config, world, model, optimizer, streams[:1], objective, [stopwatch]).fit()
+    Trainer(config, model, optimizer, streams[:1], objective, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

@@ -1,44 +1,50 @@
-"""What is minimised: sums over this rank's batch, with the global numbers they will be divided by known beforehand.
+"""What is minimised: sums over this rank's share of a batch, divided by global numbers that are known beforehand.
 
 A training loss is a weighted sum of terms, each a mean over something of its own: labels, MTP labels, rows. A
 gradient is exact on any number of ranks and accumulation steps only if every term is divided by its GLOBAL
 denominator before the backward pass. Denominators depend on the data alone, so the trainer adds them up over ranks
-and micro-batches first, then asks for the numerators.
+and micro-batches first, then runs the model and asks for the numerators.
+
+The model may lie in sections on several pipeline ranks. So an objective does not call it: it says what the forward is
+to be asked for (`head`, `num_mtp`, `with_aux_loss`) and makes numerators of what any section answers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from glmforge.config.schema import PhaseConfig
 from glmforge.data.stream.batch import Batch
-from glmforge.model.loss import CrossEntropyHead
-from glmforge.model.transformer import GlmMoe
-
-
-@dataclass(frozen=True)
-class LossSum:
-    """`numerators` (fp32 scalars, one per term, differentiable) and the routers' `counts_LE` (int64)."""
-
-    numerators: Tensor
-    counts_LE: Tensor
+from glmforge.model.loss import CrossEntropyHead, labels_at_depth
+from glmforge.model.transformer import ForwardOutput, Head
+from glmforge.parallel.inputs import TokenShare
 
 
 class Objective(Protocol):
-    """One stage's loss. `terms` name the terms, `weights` [num_terms] weigh their means."""
+    """One stage's loss. `terms` name the terms, `weights` [num_terms] weigh their means.
+
+    Attributes:
+        num_mtp: MTP depths the forward is to run.
+        with_aux_loss: whether it is to compute the routers' balance loss.
+    """
 
     terms: tuple[str, ...]
     weights: tuple[float, ...]
+    num_mtp: int
+    with_aux_loss: bool
 
     def denominators(self, batch: Batch) -> Tensor:
         """float64 [num_terms]: what each numerator of this batch is to be divided by, summed over all batches."""
         ...
 
-    def loss(self, model: GlmMoe, batch: Batch) -> LossSum:
-        """Run the model on the batch (already on the model's device)."""
+    def head(self, batch: Batch, share: TokenShare) -> Head[Any]:
+        """What the last section is to make of the hidden states of the rank's tokens."""
+        ...
+
+    def numerators(self, output: ForwardOutput[Any]) -> Tensor:
+        """fp32 [num_terms], differentiable: a section's part of each numerator, 0 where it has none."""
         ...
 
 
@@ -50,34 +56,36 @@ class NextTokenObjective:
     """
 
     def __init__(self, phase: PhaseConfig, num_mtp_layers: int) -> None:
-        self.num_depths = num_mtp_layers if phase.mtp_loss_weight else 0
+        self.num_mtp = num_mtp_layers if phase.mtp_loss_weight else 0
         self.with_aux_loss = phase.aux_loss_weight > 0
-        self.terms = ("loss", *(f"mtp_{depth}" for depth in range(1, self.num_depths + 1)))
-        self.weights = (1.0, *[phase.mtp_loss_weight / num_mtp_layers] * self.num_depths)
+        self.terms = ("loss", *(f"mtp_{depth}" for depth in range(1, self.num_mtp + 1)))
+        self.weights = (1.0, *[phase.mtp_loss_weight / num_mtp_layers] * self.num_mtp)
         if self.with_aux_loss:
             self.terms += ("aux",)
             self.weights += (phase.aux_loss_weight,)
 
     def denominators(self, batch: Batch) -> Tensor:
-        head = CrossEntropyHead(batch.labels_BS, batch.documents(batch.labels_BS.device))
-        counts = [head.num_labels(depth) for depth in range(self.num_depths + 1)]
+        counts = [(labels_T >= 0).sum() for labels_T in self._labels(batch)]
         if self.with_aux_loss:
             counts.append(torch.tensor(batch.ids_BS.shape[0], device=batch.ids_BS.device))
         return torch.stack(counts).double()
 
-    def loss(self, model: GlmMoe, batch: Batch) -> LossSum:
-        documents = batch.documents(batch.ids_BS.device)
-        output = model(
-            batch.ids_BS,
-            documents,
-            head=CrossEntropyHead(batch.labels_BS, documents),
-            with_mtp=self.num_depths > 0,
-            with_aux_loss=self.with_aux_loss,
+    def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
+        return CrossEntropyHead([share.take(labels_T) for labels_T in self._labels(batch)])
+
+    def numerators(self, output: ForwardOutput[Tensor]) -> Tensor:
+        aux_loss = output.router.aux_loss
+        losses = (
+            [output.main, *output.mtp]
+            if output.activations is None
+            else [torch.zeros_like(aux_loss)] * (1 + self.num_mtp)
         )
-        numerators = [output.main, *output.mtp]
-        if self.with_aux_loss:
-            numerators.append(output.router.aux_loss)
-        return LossSum(torch.stack(numerators), output.router.counts_LE)
+        return torch.stack([*losses, aux_loss] if self.with_aux_loss else losses)
+
+    def _labels(self, batch: Batch) -> list[Tensor]:
+        """Labels of all tokens of the rows, one tensor per depth."""
+        documents, labels_T = batch.documents(batch.labels_BS.device), batch.labels_BS.flatten()
+        return [labels_at_depth(labels_T, documents, depth) for depth in range(self.num_mtp + 1)]
 
 
 ObjectiveFactory = Callable[[PhaseConfig], Objective]

@@ -17,10 +17,9 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.loader import Loader
 from glmforge.data.stream.phase import PhaseStream
 from glmforge.errors import GlmforgeError
-from glmforge.model.transformer import GlmMoe
 from glmforge.optim.optimizer import Optimizer
 from glmforge.optim.schedule import learning_rate, schedule_unit
-from glmforge.parallel.world import World
+from glmforge.parallel.model import ParallelModel
 from glmforge.train.objective import ObjectiveFactory
 from glmforge.train.state import TrainState
 from glmforge.train.step import StepResult, train_step
@@ -51,6 +50,9 @@ class Hook:
     def on_train_start(self, trainer: "Trainer") -> None:
         """Before the first step of this process, after a resume."""
 
+    def on_step_start(self, trainer: "Trainer") -> None:
+        """Before every step, when its batch is there."""
+
     def on_step_end(self, trainer: "Trainer", outcome: StepOutcome) -> None:
         """After every step, also a skipped one."""
 
@@ -80,16 +82,15 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        world: World,
-        model: GlmMoe,
+        model: ParallelModel,
         optimizer: Optimizer,
         streams: Sequence[PhaseStream],
         make_objective: ObjectiveFactory,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self.config, self.world, self.model, self.optimizer = config, world, model, optimizer
+        self.config, self.world, self.model, self.optimizer = config, model.world, model, optimizer
         self.streams, self.make_objective, self.hooks = streams, make_objective, hooks
-        self.layout = resolve_layout(config, world.size)
+        self.layout = resolve_layout(config, self.world.size)
         self.state = TrainState()
 
     def fit(self) -> TrainState:
@@ -109,17 +110,19 @@ class Trainer:
 
     def _run_phase(self, index: int) -> None:
         phase = self.config.phases[index]
-        self.model.rope_theta = phase.rope_theta or self.config.model.rope_theta
+        self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
+        self.model.set_capacity_factor(phase.capacity_factor)
         objective = self.make_objective(phase)
         for batch, data_seconds, started in self._timed_batches(index):
             micro_batches = batch.to(self.world.device).micro_batches(self._micro_batch_size(phase))
             lr = self._next_lr(phase)
+            for hook in self.hooks:
+                hook.on_step_start(self)
             result = train_step(
                 self.model,
                 self.optimizer,
                 objective,
                 micro_batches,
-                self.world,
                 lr=lr,
                 grad_clip=self.config.optim.grad_clip,
                 router_bias_rate=phase.router_bias_rate,
@@ -137,8 +140,8 @@ class Trainer:
         loader = Loader(
             self.streams[index],
             phase.num_steps,
-            rank=self.world.rank,
-            world=self.world.size,
+            rank=self.world.data_rank,
+            world=self.layout.data_ranks,
             num_workers=data.num_workers,
             prefetch=data.prefetch,
         )
@@ -176,7 +179,7 @@ class Trainer:
             )
 
 
-def model_tensors(model: GlmMoe, optimizer: Optimizer) -> dict[str, torch.Tensor]:
+def model_tensors(model: ParallelModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Everything a checkpoint holds, under flat names: `model.<parameter or buffer>`, `optim.<state>`."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     return tensors | {f"optim.{name}": tensor for name, tensor in optimizer.state_dict().items()}

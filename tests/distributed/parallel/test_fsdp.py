@@ -1,86 +1,115 @@
-"""FSDP2 and HSDP on gloo change nothing: initial weights, loss, every gradient and router counts equal one process."""
+"""What only the data axes show: shapes that divide by no number of ranks, bf16 on the wire, routers that stay fp32.
+
+That layouts change nothing is the whole-step equivalence suite's subject; here are the cases it does not have.
+"""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard
 
-from glmforge.kernels.documents import Documents
-from glmforge.model.loss import CrossEntropyHead
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.model.moe import Experts
 from glmforge.parallel.build import build_model
+from glmforge.parallel.fsdp import _expert_placement
 from glmforge.parallel.world import World, join_world
+from glmforge.train.objective import NextTokenObjective
+from glmforge.train.step import accumulate_gradients
 from helpers.distributed import run_ranks
-from helpers.models import run_config
+from helpers.equivalence import batches, whole_state
+from helpers.models import run_config, tiny_config
 
-NUM_ROWS, SEQ_LEN = 8, 16
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    ids_BS = torch.randint(0, 509, (NUM_ROWS, SEQ_LEN + 1), generator=generator)
-    return ids_BS[:, :-1], ids_BS[:, 1:]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
+ODD = {"n_routed_experts": 5, "vocab_size": 509, "num_hidden_layers": 3}
+"""Five experts and an odd vocabulary: dim 0 divides by no number of ranks, some shards are smaller or empty."""
+WIDTH_49 = {"n_routed_experts": 6, "hidden_size": 49, "num_hidden_layers": 2}
+"""Over ep = 2 and efsdp = 2 neither the three experts of a rank divide nor the rows of down_proj."""
+PHASE = {"name": "main", "steps": 1, "seq_len": 16, "batch_size": 8, "aux_loss_weight": 1e-2}
 
 
-def step(world: World, compute: str, compile_layers: bool = False) -> dict[str, Tensor]:
-    """Summed loss, counts, whole weights and whole gradients after one backward pass on this rank's rows."""
-    config = run_config(precision={"compute": compute}, parallel={"compile": compile_layers}, model=odd_model())
+def make_config(model: dict[str, Any], compute: str, parallel: dict[str, Any]) -> RunConfig:
+    sizes = tiny_config(**model).model_dump()
+    return run_config(model=sizes, phases=[PHASE], precision={"compute": compute}, parallel=parallel)
+
+
+def backward(config: RunConfig, world: World) -> dict[str, Tensor]:
+    """Losses, counts, whole weights and whole gradients of the first global batch."""
     model = build_model(config, world)
-    results = {f"weight.{name}": whole(p) for name, p in model.named_parameters()}
-    share = NUM_ROWS // world.size
-    ids_BS, labels_BS = (x[world.rank * share : (world.rank + 1) * share] for x in batch())
-    documents = Documents.from_lengths([5, SEQ_LEN - 5] * share)
-    output = model(ids_BS, documents, head=CrossEntropyHead(labels_BS, documents), with_aux_loss=True)
-    loss = output.main + 0.3 * output.mtp[0] + output.router.aux_loss
-    loss.backward()
-    results["loss"] = world.sum(loss.detach().clone())
-    results["counts"] = world.sum(output.router.counts_LE.clone())
-    results |= {f"gradient.{name}": whole(p.grad) for name, p in model.named_parameters()}
-    return results
+    objective = NextTokenObjective(config.phases[0], config.model.num_nextn_predict_layers)
+    share = PHASE["batch_size"] // world.layout.data_ranks
+    mine = batches(config)[0].rows(world.data_rank * share, (world.data_rank + 1) * share)
+    done = accumulate_gradients(model, objective, [mine])
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    results = {f"gradient.{name}": tensor for name, tensor in whole_state(gradients).items()}
+    results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
+    return results | {"losses": done.losses, "counts": done.counts_LE}
 
 
-def odd_model() -> dict:
-    """Five experts and an odd vocabulary: dim 0 divides by no number of ranks, some shards are smaller or empty."""
-    config = run_config().model.model_dump()
-    return config | {"n_routed_experts": 5, "vocab_size": 509, "num_hidden_layers": 3}
-
-
-def rank_step(dp_replicate: int, dp_shard: int, compute: str, compile_layers: bool) -> dict[str, Tensor]:
-    with join_world(dp_replicate, dp_shard, timeout_s=60) as world:
-        return step(world, compute, compile_layers)
+def rank_backward(config: RunConfig) -> dict[str, Tensor]:
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        results = backward(config, world)
+        return results if world.is_main else {}
 
 
 @pytest.mark.parametrize(
-    ("dp_replicate", "dp_shard", "compute"),
-    [(1, 2, "fp32"), (1, 4, "fp32"), (2, 2, "fp32"), (2, 1, "fp32"), (1, 2, "bf16")],
+    ("parallel", "num_ranks", "model", "compute"),
+    [
+        ({}, 4, ODD, "fp32"),
+        ({"dp_replicate": 2}, 4, ODD, "fp32"),
+        ({"ep": 2}, 4, WIDTH_49, "fp32"),
+        ({}, 2, ODD, "bf16"),
+    ],
+    ids=["short and empty shards", "hsdp", "uneven whole experts", "bf16"],
 )
-def test_one_backward_pass_equals_a_single_process(dp_replicate: int, dp_shard: int, compute: str) -> None:
-    expected = step(World.single("cpu"), compute)
-    for results in run_ranks(rank_step, dp_replicate * dp_shard, dp_replicate, dp_shard, compute, False):
-        assert results.keys() == expected.keys()
-        for name, value in results.items():
-            if name.startswith("weight.") or name == "counts":
-                assert torch.equal(value, expected[name]), name
-                continue
-            # fp32: sums over ranks in another order. bf16: per-rank partial gradients are rounded to bf16 (2^-9
-            # relative each) before their fp32 sum.
-            tolerance = 1e-5 if compute == "fp32" else 1e-2
-            error = (value - expected[name]).norm() / expected[name].norm().clamp_min(1e-12)
+def test_one_backward_pass_equals_a_single_process(
+    parallel: dict[str, Any], num_ranks: int, model: dict[str, Any], compute: str
+) -> None:
+    single = make_config(model, compute, {})
+    expected = backward(single, World(0, 1, torch.device("cpu"), resolve_layout(single, 1)))
+    actual, *_ = run_ranks(rank_backward, num_ranks, make_config(model, compute, parallel))
+    assert actual.keys() == expected.keys()
+    # fp32: sums over ranks in another order. bf16: per-rank partial gradients are rounded to bf16 (2^-9 relative each)
+    # before their fp32 sum.
+    tolerance = 1e-5 if compute == "fp32" else 1e-2
+    for name, value in expected.items():
+        if name.startswith("weight.") or name == "counts":
+            assert torch.equal(actual[name], value), name
+        else:
+            error = (actual[name] - value).norm() / value.norm().clamp_min(1e-12)
             assert error < tolerance, f"{name}: {error:.2e}"
 
 
+@pytest.mark.parametrize(
+    ("num_experts", "ep", "efsdp", "hidden_size", "dim"),
+    [
+        (8, 2, 2, 48, 0),
+        (8, 2, 4, 48, 0),
+        (8, 4, 4, 48, 1),
+        (8, 8, 4, 48, 1),
+        (8, 4, 4, 50, 0),  # neither two experts nor 50 rows over four ranks: FSDP's uneven shards
+    ],
+)
+def test_experts_are_cut_whole_or_by_rows(num_experts: int, ep: int, efsdp: int, hidden_size: int, dim: int) -> None:
+    with torch.device("meta"):
+        experts = Experts(tiny_config(n_routed_experts=num_experts, hidden_size=hidden_size))
+    sizes: Any = SimpleNamespace(axis_size={"ep": ep, "efsdp": efsdp}.__getitem__)
+    assert _expert_placement(experts, sizes)(experts.down_proj) == Shard(dim)
+
+
 def test_router_keeps_fp32_weights_under_bf16() -> None:
-    assert all(run_ranks(rank_router_dtype, 2))
+    assert run_ranks(rank_router_dtype, 2) == [{torch.float32}] * 2
 
 
-def rank_router_dtype() -> bool:
-    with join_world(1, 2, timeout_s=60) as world:
-        model = build_model(run_config(precision={"compute": "bf16"}), world)
-        gate = model.trunk_layers[1].mlp.gate
-        seen: list[torch.dtype] = []
-        gate.register_forward_pre_hook(lambda module, _: seen.append(module.weight.dtype))
-        model(batch()[0][:2])
-        return seen == [torch.float32]
+def rank_router_dtype() -> set[torch.dtype]:
+    config = make_config({}, "bf16", {})
+    with join_world(resolve_layout(config, 2), timeout_s=60) as world:
+        (part,) = build_model(config, world).parts
+        seen: set[torch.dtype] = set()
+        for moe in part.moe_layers.values():
+            moe.gate.register_forward_pre_hook(lambda module, _: seen.add(module.weight.dtype))
+        part(torch.zeros(2, 8, dtype=torch.int64))
+        return seen

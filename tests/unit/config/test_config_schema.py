@@ -74,6 +74,18 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
         (["name=a/b"], "name: should match pattern"),
         (["output_dir=null"], "output_dir: should be a path, not None"),
         (["optim=muon"], "optim: should be a mapping of keys to values, not 'muon'"),
+        (
+            ["parallel.pp=2", "parallel.pipeline_schedule=zbv", "parallel.reshard_after_forward=true"],
+            "parallel.reshard_after_forward: zbv needs the weights until their gradients are computed: leave it out",
+        ),
+        (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),
+        (["parallel.tp=0"], "parallel.tp: should be greater than 0, not 0"),
+        (
+            ["parallel.pipeline_layers=[1,-1]"],
+            "parallel.pipeline_layers.1: should be greater than or equal to 0, not -1",
+        ),
+        (["parallel.recompute_budget=1.5"], "parallel.recompute_budget: should be less than or equal to 1, not 1.5"),
+        (["phases.0.capacity_factor=0"], "phases.0.capacity_factor: should be greater than 0, not 0"),
         (["parallel.compile=yes"], "parallel.compile: should be a valid boolean, not 'yes'"),
         (["seed=1.5"], "seed: should be a valid integer, not 1.5"),
     ],
@@ -81,6 +93,21 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
 def test_impossible_runs_are_refused(run_yaml: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(run_yaml, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reshards"),
+    [
+        ([], True),
+        (["parallel.pp=2"], False),
+        (["parallel.pp=2", "parallel.reshard_after_forward=true"], True),
+        (["parallel.reshard_after_forward=false"], False),
+    ],
+)
+def test_weights_are_freed_after_the_forward_pass_without_a_pipeline(
+    run_yaml: str, overrides: list[str], reshards: bool
+) -> None:
+    assert load_config(run_yaml, overrides).parallel.reshards_after_forward is reshards
 
 
 def test_every_mistake_has_its_own_line(run_yaml: str) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+from glmforge.kernels.dispatch import combine, limit_to_capacity, permute, sort_by_expert
 
 
 def random_choice(num_tokens, num_choices, num_experts, seed=0):
@@ -83,3 +83,41 @@ def test_two_runs_give_the_same_bits():
         return [y_TD, *torch.autograd.grad(y_TD.square().sum(), (x_TD, weights_TK))]
 
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
+
+
+def test_dropped_slots_come_last_and_are_not_counted():
+    experts_TK = torch.tensor([[2, 3], [0, 3], [3, 2]])  # 3 marks a dropped choice of three experts
+    routing = sort_by_expert(experts_TK, 3)
+    assert routing.counts_E.tolist() == [1, 0, 2]
+    assert routing.order_N.tolist() == [2, 0, 5, 1, 3, 4]
+
+
+def limited_by_hand(experts_TK, weights_TK, num_experts, capacity):
+    """One slot after the other, the heaviest first, of equal ones the earlier first."""
+    experts, weights = experts_TK.flatten().tolist(), weights_TK.flatten().tolist()
+    taken = [0] * num_experts
+    for slot in sorted(range(len(experts)), key=lambda slot: (-weights[slot], slot)):
+        expert = experts[slot]
+        taken[expert] += 1
+        if taken[expert] > capacity:
+            experts[slot] = num_experts
+    return experts
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 7, 100])
+@pytest.mark.parametrize("num_weights", [None, 3, 1], ids=["distinct weights", "some ties", "all tied"])
+def test_capacity_drops_the_lightest(capacity, num_weights):
+    generator = torch.Generator().manual_seed(capacity)
+    experts_TK = random_choice(40, 2, 5, seed=capacity)
+    weights_TK = torch.rand(40, 2, generator=generator)
+    if num_weights is not None:
+        weights_TK = (weights_TK * num_weights).floor()
+    limited_TK = limit_to_capacity(experts_TK, weights_TK, 5, capacity)
+    assert limited_TK.flatten().tolist() == limited_by_hand(experts_TK, weights_TK, 5, capacity)
+    assert limited_TK.flatten().bincount(minlength=6)[:5].max() <= capacity
+
+
+def test_an_expert_that_nobody_chose_has_no_say_in_capacity():
+    experts_TK = torch.tensor([[3], [3], [3]])
+    limited_TK = limit_to_capacity(experts_TK, torch.tensor([[0.1], [0.3], [0.2]]), 4, 1)
+    assert limited_TK.tolist() == [[4], [3], [4]]

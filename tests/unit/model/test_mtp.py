@@ -5,9 +5,9 @@ import torch.nn.functional as F
 
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
+from glmforge.model.inputs import DocumentAttention, ModelInputs
 from glmforge.model.loss import CrossEntropyHead, labels_at_depth
 from glmforge.model.rope import Rope
-from glmforge.model.transformer import DocumentAttention
 from helpers.models import randomize_, tiny_config
 
 
@@ -43,7 +43,7 @@ def test_forward_is_the_published_formula() -> None:
     model = make_model()
     ids_BS = torch.randint(0, 512, (1, 9), generator=torch.Generator().manual_seed(1))
     hidden: list[torch.Tensor] = []
-    output = model(ids_BS, head=lambda h_TD, weight_VD, depth: hidden.append(h_TD) or h_TD)
+    output = model(ids_BS, head=lambda h_TD, lm_head, depth: hidden.append(h_TD) or h_TD)
     mtp = model.mtp_layers[0]
     embedded_TD = model.embed(ids_BS[0])
     documents = Documents.from_lengths([8])
@@ -66,7 +66,8 @@ def test_a_later_document_changes_nothing_in_an_earlier_one() -> None:
     changed_BS = ids_BS.clone()
     changed_BS[0, 6:] = (changed_BS[0, 6:] + 1) % 512
     labels_BS[0, 6:] = -100
-    first, second = (model(ids, documents, head=CrossEntropyHead(labels_BS, documents)) for ids in (ids_BS, changed_BS))
+    head = CrossEntropyHead.whole(labels_BS, documents, 1)
+    first, second = (model(ModelInputs.whole(ids, documents, 1), head=head) for ids in (ids_BS, changed_BS))
     torch.testing.assert_close(first.mtp[0], second.mtp[0])
     torch.testing.assert_close(first.main, second.main)
 
@@ -75,7 +76,7 @@ def test_gradients_flow_into_trunk_embedding_and_head() -> None:
     model = make_model(num_nextn_predict_layers=2)
     ids_BS = torch.randint(0, 512, (2, 8), generator=torch.Generator().manual_seed(3))
     documents = Documents.from_lengths([8, 8])
-    output = model(ids_BS, head=CrossEntropyHead(ids_BS.roll(-1, 1), documents))
+    output = model(ids_BS, head=CrossEntropyHead.whole(ids_BS.roll(-1, 1), documents, 2))
     assert len(output.mtp) == 2
     output.mtp[1].backward()
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight"):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
+from glmforge.model.inputs import ModelInputs
 from helpers.models import randomize_, tiny_config, transformers_model
 
 VARIANTS = {
@@ -77,7 +78,7 @@ def test_packed_documents_equal_separate_ones() -> None:
     ours, _ = make_pair({})
     lengths = [5, 1, 11, 7]
     ids_T = torch.randint(0, 512, (sum(lengths),), generator=torch.Generator().manual_seed(3))
-    packed = ours(ids_T[None], Documents.from_lengths(lengths)).main
+    packed = ours(ModelInputs.whole(ids_T[None], Documents.from_lengths(lengths))).main
     separate = torch.cat([ours(document[None]).main for document in ids_T.split(lengths)])
     # The same sums in other tiles: a few units in the last place of logits of scale 1 to 10.
     torch.testing.assert_close(packed, separate, rtol=1e-5, atol=2e-5)

@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from glmforge.model import GlmMoe
-from glmforge.model.router import Router, sequence_balance_loss
+from glmforge.model.inputs import Rows
+from glmforge.model.router import Router, row_balance, sequence_balance_loss
 from helpers.models import randomize_, tiny_config
+
+
+def balance_loss(layers: list[torch.Tensor], num_rows: int, k: int) -> float:
+    """The loss of layers with these scores [B * S, E], tokens in the order of the rows."""
+    num_tokens = len(layers[0])
+    rows = Rows(torch.arange(num_tokens) // (num_tokens // num_rows), num_rows, num_tokens // num_rows)
+    return sequence_balance_loss([row_balance(scores_TE, rows, k) for scores_TE in layers], rows, k).item()
 
 
 def test_balance_loss_is_the_formula_written_out() -> None:
@@ -17,8 +25,9 @@ def test_balance_loss_is_the_formula_written_out() -> None:
             probability = sum((scores[expert] / scores.sum()).item() for scores in row)
             count = sum(expert in scores.topk(k).indices for scores in row)
             expected += num_experts / (k * seq_len**2) * probability * count
-    loss = sequence_balance_loss(scores_TE, num_rows, k)
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    # fp32 sums of 15 tokens in another order.
+    assert balance_loss([scores_TE], num_rows, k) == pytest.approx(expected, rel=1e-5)
+    assert balance_loss([scores_TE] * 2, num_rows, k) == pytest.approx(2 * expected, rel=1e-5)
 
 
 def test_balance_loss_of_a_level_router_is_one_per_row() -> None:
@@ -27,7 +36,7 @@ def test_balance_loss_of_a_level_router_is_one_per_row() -> None:
     scores_TE = torch.full((8, num_experts), 0.5)
     for token in range(8):
         scores_TE[token, [(2 * token) % 8, (2 * token + 1) % 8]] += 1e-6
-    assert sequence_balance_loss(scores_TE, 2, k).item() == pytest.approx(2.0, rel=1e-4)
+    assert balance_loss([scores_TE], 2, k) == pytest.approx(2.0, rel=1e-4)
 
 
 def test_balance_loss_counts_ignore_the_correction_bias_and_gradients_reach_the_router() -> None:

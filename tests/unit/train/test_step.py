@@ -8,9 +8,9 @@ import torch
 
 from glmforge.config.schema import PhaseConfig
 from glmforge.data.stream.batch import Batch
-from glmforge.model import GlmMoe
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.build import build_model
+from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.pretrain import open_data
 from glmforge.train.objective import NextTokenObjective
@@ -21,7 +21,7 @@ WORLD = World.single("cpu")
 PHASE = PhaseConfig(name="main", steps=1, seq_len=32, batch_size=8, mtp_loss_weight=0.5, aux_loss_weight=0.01)
 
 
-def make(tiny_data: TinyData, tmp_path: Path) -> tuple[GlmMoe, Optimizer, Batch]:
+def make(tiny_data: TinyData, tmp_path: Path) -> tuple[ParallelModel, Optimizer, Batch]:
     config = tiny_data.run_config(tmp_path)
     _, streams, _ = open_data(config)
     model = build_model(config, WORLD)
@@ -29,10 +29,10 @@ def make(tiny_data: TinyData, tmp_path: Path) -> tuple[GlmMoe, Optimizer, Batch]
     return model, optimizer, streams[0].batch(0)
 
 
-def take_step(model: GlmMoe, optimizer: Optimizer, micro_batches: list[Batch], **changes: object) -> StepResult:
+def take_step(model: ParallelModel, optimizer: Optimizer, micro_batches: list[Batch], **changes: object) -> StepResult:
     options = {"lr": 1e-2, "grad_clip": 1.0, "router_bias_rate": 1e-3} | changes
     objective = NextTokenObjective(PHASE, model.config.num_nextn_predict_layers)
-    return train_step(model, optimizer, objective, micro_batches, WORLD, **options)
+    return train_step(model, optimizer, objective, micro_batches, **options)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -69,7 +69,7 @@ def test_nothing_is_updated_on_a_non_finite_gradient(tiny_data: TinyData, tmp_pa
     model, optimizer, batch = make(tiny_data, tmp_path)
     take_step(model, optimizer, [batch])
     with torch.no_grad():
-        model.model.norm.weight[0] = float("nan")
+        model.parts[0].model.norm.weight[0] = float("nan")
     state = {name: tensor.clone() for name, tensor in (model.state_dict() | optimizer.state_dict()).items()}
     result = take_step(model, optimizer, [batch])
     assert not result.finite
@@ -81,11 +81,9 @@ def test_nothing_is_updated_on_a_non_finite_gradient(tiny_data: TinyData, tmp_pa
 def test_router_biases_move_against_the_load(tiny_data: TinyData, tmp_path: Path) -> None:
     model, optimizer, batch = make(tiny_data, tmp_path)
     result = take_step(model, optimizer, [batch], router_bias_rate=0.25)
-    moe_layers = [
-        layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "gate") and hasattr(layer.mlp, "experts")
-    ]
-    assert len(moe_layers) == len(result.counts_LE) == 4
-    for moe, counts_E in zip(moe_layers, result.counts_LE, strict=True):
+    moe_layers = model.moe_layers()
+    assert list(moe_layers) == [0, 1, 2, 3]
+    for moe, counts_E in zip(moe_layers.values(), result.counts_LE, strict=True):
         expected_E = 0.25 * (counts_E.double().mean() - counts_E).sign()
         assert torch.equal(moe.gate.e_score_correction_bias.double(), expected_E)
 
@@ -94,6 +92,6 @@ def test_weight_zero_leaves_a_term_out(tiny_data: TinyData, tmp_path: Path) -> N
     model, optimizer, batch = make(tiny_data, tmp_path)
     phase = PHASE.model_copy(update={"mtp_loss_weight": 0.0, "aux_loss_weight": 0.0})
     objective = NextTokenObjective(phase, 1)
-    result = train_step(model, optimizer, objective, [batch], WORLD, lr=1e-2, grad_clip=None, router_bias_rate=1e-3)
+    result = train_step(model, optimizer, objective, [batch], lr=1e-2, grad_clip=None, router_bias_rate=1e-3)
     assert set(result.losses) == {"loss"}
     assert len(result.counts_LE) == 3

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from glmforge.checkpoint.convert.boxes import Box
 from glmforge.config.model import ModelConfig
 
 Shape = tuple[int, ...]
@@ -31,6 +32,19 @@ class Piece:
     name: str
     index: tuple[int | slice, ...]
     shape: Shape
+
+    @property
+    def box(self) -> Box:
+        """Where the tensor on disk lies in the one in memory; an expert is a box of size 1 along dim 0."""
+        num_fixed = sum(isinstance(part, int) for part in self.index)
+        sizes = (1,) * num_fixed + self.shape
+        starts = [part if isinstance(part, int) else part.start for part in self.index]
+        return Box((*starts, *(0 for _ in sizes[len(starts) :])), sizes)
+
+    def part(self, box: Box) -> tuple[slice, ...]:
+        """The index of `box`, a part of `self.box`, in the tensor on disk."""
+        index = box.within(self.box)
+        return index[len(index) - len(self.shape) :]
 
 
 def packed_shapes(config: ModelConfig) -> dict[str, Shape]:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from glmforge.model.transformer import GlmMoe
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.sinks import JsonlSink
+from glmforge.parallel.model import ParallelModel
 from glmforge.train.trainer import Hook, StepOutcome, Trainer
 
-Evaluate = Callable[[GlmMoe], Sequence[Record]]
+Evaluate = Callable[[ParallelModel], Sequence[Record]]
 """All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...)."""
 
 
@@ -33,7 +33,10 @@ class EvaluationHook(Hook):
         if state.step % self.every_steps and not state.is_done(trainer.config):
             return
         trainer.model.eval()
+        # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
+        trainer.model.set_capacity_factor(None)
         records = self.evaluate(trainer.model)
+        trainer.model.set_capacity_factor(outcome.phase.capacity_factor)
         trainer.model.train()
         if self._sink is None:
             return

@@ -1,0 +1,165 @@
+"""What a Hugging Face directory consists of, planned from shapes alone, and the files beside its tensors.
+
+transformers' own model has no MTP layers. It passes over them in silence at the published depths (layers 46
+and 92) and reports them as unexpected at any other; the trunk loads right at every depth. Engines that do use
+them read `num_nextn_predict_layers`, so an export without MTP layers says 0 there: llama.cpp refuses it
+otherwise.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from glmforge.checkpoint.convert.hf_config import hf_config, hf_generation_config
+from glmforge.checkpoint.convert.hf_names import (
+    INDEX_FILE,
+    Piece,
+    disk_dtype,
+    mtp_duplicates,
+    mtp_prefixes,
+    packed_shapes,
+    published_pieces,
+)
+from glmforge.checkpoint.durable import fsync_file, write_durably
+from glmforge.checkpoint.wording import list_some
+from glmforge.config.model import ModelConfig
+from glmforge.errors import CheckpointError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What is written.
+
+    Attributes:
+        config: of the model as it is exported.
+        dtype: of all tensors but the correction biases, which stay fp32.
+        shards: the tensors of each file, in their order.
+    """
+
+    config: ModelConfig
+    dtype: torch.dtype
+    shards: Sequence[Sequence[Piece]]
+
+    def file(self, shard: int) -> str:
+        """Name of a shard's file."""
+        return f"model-{shard + 1:05d}-of-{len(self.shards):05d}.safetensors"
+
+    def write_rest(self, directory: Path, tokenizer_dir: Path | None) -> None:
+        """Write all but the shards: their index, the configurations, the tokenizer."""
+        files = {piece.disk_name: self.file(n) for n, shard in enumerate(self.shards) for piece in shard}
+        total_bytes = sum(num_bytes(piece, self.dtype) for shard in self.shards for piece in shard)
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(files.items()))}
+        _write_json(directory / INDEX_FILE, index)
+        _write_json(directory / "config.json", hf_config(self.config, self.dtype))
+        _write_json(directory / "generation_config.json", hf_generation_config(self.config))
+        if tokenizer_dir is not None:
+            _copy_tokenizer(tokenizer_dir, directory)
+
+
+def plan_export(
+    config: ModelConfig, *, dtype: torch.dtype, with_mtp: bool, duplicate_mtp_head: bool, max_shard_bytes: int
+) -> ExportPlan:
+    """Which tensors lie in which file, in the order of the layers."""
+    if not with_mtp:
+        config = config.model_copy(update={"num_nextn_predict_layers": 0})
+    shapes = packed_shapes(config)
+    pieces = [piece for name, shape in shapes.items() for piece in published_pieces(name, shape)]
+    if duplicate_mtp_head:
+        if not mtp_prefixes(config):
+            raise ValueError("duplicate_mtp_head needs MTP layers to be exported")
+        pieces += [Piece(copy, name, (), shapes[name]) for copy, name in mtp_duplicates(config).items()]
+    return ExportPlan(config, dtype, _fill_shards(pieces, dtype, max_shard_bytes))
+
+
+def num_bytes(piece: Piece, dtype: torch.dtype) -> int:
+    """Bytes of a tensor on disk."""
+    return math.prod(piece.shape) * disk_dtype(piece.name, dtype).itemsize
+
+
+def check_names(names: Collection[str], config: ModelConfig) -> None:
+    """Refuse a model that is not the one of `config`."""
+    expected = packed_shapes(config)
+    if missing := [name for name in expected if name not in names]:
+        raise CheckpointError(f"the model to export lacks {list_some(missing)}, which its configuration asks for")
+    if unexpected := [name for name in names if name not in expected]:
+        raise CheckpointError(f"the model to export has {list_some(unexpected)}, unknown to its configuration")
+
+
+def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenizer_dir: Path | None) -> None:
+    """Refuse a directory that is taken and a tokenizer that does not fit the model's vocabulary."""
+    _check_target(out_dir, overwrite)
+    if tokenizer_dir is not None:
+        _check_tokenizer(tokenizer_dir, config)
+
+
+def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file and force it to the disk."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # what the operating system refused is in its text only
+        raise CheckpointError(f"{file} was not written: {error}; free space or choose another place") from error
+    fsync_file(file)
+
+
+def _check_target(out_dir: Path, overwrite: bool) -> None:
+    if not out_dir.exists() or (overwrite and (out_dir / INDEX_FILE).exists()):
+        return
+    if overwrite:
+        raise CheckpointError(f"{out_dir}: exists and is no earlier export; choose another directory")
+    raise CheckpointError(f"{out_dir}: exists; remove it or choose another directory")
+
+
+def _check_tokenizer(directory: Path, config: ModelConfig) -> None:
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        raise CheckpointError(f"{file}: missing; give the directory that 'glmforge data tokenizer' wrote")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: is not a BPE tokenizer as 'glmforge data tokenizer' writes it") from error
+    if max(ids) >= config.vocab_size:
+        raise CheckpointError(
+            f"{file}: has the token id {max(ids):,}, the model only {config.vocab_size:,} (vocab_size); "
+            "give the tokenizer that the model was trained with"
+        )
+
+
+def _fill_shards(pieces: Sequence[Piece], dtype: torch.dtype, max_shard_bytes: int) -> list[list[Piece]]:
+    """Fill one shard after the other; a tensor larger than a shard gets one of its own."""
+    shards: list[list[Piece]] = [[]]
+    filled = 0
+    for piece in pieces:
+        size = num_bytes(piece, dtype)
+        if shards[-1] and filled + size > max_shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(piece)
+        filled += size
+    return shards
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for name in _TOKENIZER_FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+            fsync_file(target / name)
+
+
+def _write_json(file: Path, content: object) -> None:
+    write_durably(file, json.dumps(content, indent=2, ensure_ascii=False))

@@ -1,0 +1,133 @@
+"""`glmforge plan`: what a layout is and takes, before anything is launched."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from glmforge.config.layout import Layout
+    from glmforge.config.schema import RunConfig
+    from glmforge.recipes.dry_run.run import DryRun
+
+_GIB = 2**30
+
+
+def plan(
+    config: Annotated[str, typer.Argument(help="A run's YAML file, or the name of a packaged run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
+    ] = None,
+    world_size: Annotated[int, typer.Option("--world-size", min=1, help="Number of processes (GPUs).")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Take one step of the real sharded model on tensors without memory.")
+    ] = False,
+    phase: Annotated[str | None, typer.Option(help="The phase to look at; the first one if not given.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Dry-run this rank alone.")] = None,
+    imbalance: Annotated[
+        float, typer.Option(help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
+    ] = 1.0,
+    gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Print how CONFIG lies on that many GPUs; with --dry-run, what each kind of rank holds, needs and communicates.
+
+    Neither data nor a GPU is needed.
+
+    Examples:
+
+        glmforge plan configs/layouts/glm45_355b_guide.yaml --world-size 8192
+
+        glmforge plan configs/layouts/glm45_355b_guide.yaml parallel.recompute=full --world-size 8192 --dry-run
+    """
+    from glmforge.config import load_config
+    from glmforge.config.layout import resolve_layout
+    from glmforge.plan.layout import select_phase
+
+    loaded = load_config(config, overrides or [])
+    layout = resolve_layout(loaded, world_size)
+    loaded = select_phase(loaded, phase)
+    console = Console()
+    if not dry_run:
+        _print_layout(loaded, layout, console, as_json=as_json)
+        return
+    from glmforge.recipes.dry_run.run import dry_run as take
+
+    errors = Console(stderr=True)
+    found = take(
+        loaded, world_size, rank=rank, imbalance=imbalance, progress=lambda line: errors.print(line, highlight=False)
+    )
+    if as_json:
+        from glmforge.recipes.dry_run.report import as_json as found_as_json
+
+        typer.echo(json.dumps(found_as_json(found), indent=2))
+        return
+    _print_layout(loaded, layout, console, as_json=False)
+    _print_dry_run(found, gpu_memory, console)
+
+
+def _print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as_json: bool) -> None:
+    from glmforge.plan.layout import axis_rows, batch_words, group_rows, layout_as_json, stages_of_pp_rank
+
+    if as_json:
+        typer.echo(json.dumps(layout_as_json(config, layout), indent=2))
+        return
+    axes = _table("axis", "ranks", "")
+    for axis, size, meaning in axis_rows(layout):
+        axes.add_row(axis, f"{size:,}", meaning)
+    groups = _table("ranks that", "number")
+    for words, number in group_rows(layout):
+        groups.add_row(words, f"{number:,}")
+    stages = _table("pp", "holds")
+    for pp_rank in range(layout.pp):
+        stages.add_row(str(pp_rank), "; ".join(stage.words for stage in stages_of_pp_rank(config, layout, pp_rank)))
+    _print_table(f"{layout.world_size:,} ranks on axes", axes, console)
+    _print_table("Who shares what", groups, console)
+    _print_table("Pipeline", stages, console)
+    console.print(batch_words(layout, config.phases[0]), highlight=False)
+
+
+def _print_dry_run(found: "DryRun", gpu_memory: float, console: Console) -> None:
+    from glmforge.recipes.dry_run import report
+
+    held = _table(*report.MEMORY_COLUMNS)
+    for pp_rank, words, ranks, parameters, sizes, moment in report.memory_rows(found):
+        held.add_row(str(pp_rank), words, f"{ranks:,}", f"{parameters / 1e6:,.1f} M", *map(_gib, sizes), moment)
+    peak = _table(*report.PEAK_COLUMNS)
+    for pp_rank, sizes in report.peak_rows(found):
+        peak.add_row(str(pp_rank), *map(_gib, sizes))
+    traffic = _table("pp", *report.traffic_axes(found))
+    for pp_rank, cells in report.traffic_rows(found):
+        traffic.add_row(str(pp_rank), *(f"{calls:,} {_gib(size)}" for calls, size in cells))
+    _print_table("What each kind of rank holds, and needs at most (GiB)", held, console)
+    _print_table("What lives at the peak (GiB)", peak, console)
+    if report.traffic_axes(found):
+        _print_table("Communication of one step: calls and GiB", traffic, console)
+    share = found.peak / (gpu_memory * 1e9)
+    console.print(
+        f"The largest peak is {_gib(found.peak)} GiB, {share:.0%} of a GPU of {gpu_memory:g} GB. "
+        f"The dry run took {found.seconds:.0f} s.",
+        highlight=False,
+    )
+    for note in report.notes(found):
+        console.print(f"- {note}", highlight=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in columns:
+        in_words = name in ("", "axis", "ranks that", "holds")
+        table.add_column(name, justify="left" if in_words else "right", no_wrap=not in_words)
+    return table
+
+
+def _print_table(title: str, table: Table, console: Console) -> None:
+    console.print(f"[italic]{title}[/italic]", highlight=False)
+    console.print(table)
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:,.2f}"

@@ -1,0 +1,75 @@
+"""How routed tokens get to the experts and their results back.
+
+The MoE layer hands tokens to a dispatcher and takes rows in expert order from it; where the experts are is the
+dispatcher's matter. `LocalDispatcher` serves experts that are all on this device. Expert parallelism sends the rows to
+the ranks that hold the experts (`glmforge.parallel.expert`); a fused library (DeepEP and the like) would be one more
+class with these two methods.
+
+Shapes: T tokens, D hidden_size, E experts, K experts per token, N routed rows, e experts on this rank.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Rows on their way to the experts of this rank.
+
+    Attributes:
+        arrive: gives `x_ND`, the rows sorted by expert; waits until all are there.
+        counts_e: int64, rows per expert of this rank.
+        ticket: what the dispatcher needs to bring the results back.
+    """
+
+    arrive: Callable[[], Tensor]
+    counts_e: Tensor
+    ticket: Any
+
+
+class Dispatcher(Protocol):
+    """Brings tokens to experts and back; both directions are differentiable."""
+
+    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
+        """Send each token to its experts. With `may_drop`, a choice of `num_experts` goes nowhere."""
+        ...
+
+    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+        """y_TD: each token's weighted sum of its experts' outputs; a dropped choice adds nothing."""
+        ...
+
+
+class LocalDispatcher:
+    """All experts are here: sort the rows, and sum them back."""
+
+    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
+        routing = sort_by_expert(experts_TK, num_experts)
+        x_ND = permute(x_TD, routing)
+        if may_drop:
+            x_ND = x_ND[: int(routing.counts_E.sum())]
+        return ExpertRows(lambda: x_ND, routing.counts_E, routing)
+
+    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+        return combine_rows(y_ND, weights_TK, rows.ticket)
+
+
+def combine_rows(y_ND: Tensor, weights_TK: Tensor, routing: Routing) -> Tensor:
+    """`combine` with zeros for the rows of dropped choices, which come last and were never computed."""
+    num_dropped = len(routing.order_N) - len(y_ND)
+    if num_dropped:
+        y_ND = F.pad(y_ND, (0, 0, 0, num_dropped))
+    return combine(y_ND, weights_TK, routing)
+
+
+def expert_counts(experts_TK: Tensor, num_experts: int) -> Tensor:
+    """int64 [E]: how many tokens chose each expert, without the dropped choices (`num_experts`)."""
+    experts_N = experts_TK.reshape(-1)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=experts_N.device)
+    return counts.scatter_add_(0, experts_N, torch.ones_like(experts_N))[:num_experts]

@@ -1,0 +1,79 @@
+"""Which tokens of a micro-batch a rank runs, and the model's inputs for them.
+
+All ranks of a pipeline stage that share rows (cp, tp) read the same rows. What is cut here is cut by index, on tokens
+that are still integers: the tokens to come of MTP layers and the labels are shifted on whole rows before, so that no
+border of a cut is ever seen by them.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from glmforge.config.schema import ParallelConfig
+from glmforge.kernels.documents import Documents
+from glmforge.model.attention import Attend
+from glmforge.model.inputs import DocumentAttention, ModelInputs, Rows, next_ids
+from glmforge.parallel.context import GatheredKeyValues, Ulysses, zigzag_index
+from glmforge.parallel.world import World
+
+
+class TokenShare:
+    """This rank's tokens of micro-batches of B rows of S tokens."""
+
+    def __init__(self, num_rows: int, seq_len: int, world: World, parallel: ParallelConfig) -> None:
+        self.num_rows, self.seq_len, self.world, self.parallel = num_rows, seq_len, world, parallel
+        self.index_t: Tensor | None = None
+        if world.axis_size("cp") > 1:
+            cp, rank = world.axis_size("cp"), world.axis_rank("cp")
+            self.index_t = zigzag_index(num_rows, seq_len, cp, rank, device=world.device)
+        self.rows = Rows(self._row_of_routed_tokens(), num_rows, seq_len, self._sum_over_sequence())
+
+    def take(self, x_T: Tensor) -> Tensor:
+        """The rank's part, along the last dim, of something that has a value for each of the B * S tokens."""
+        return x_T if self.index_t is None else x_T[..., self.index_t]
+
+    def put(self, x_t: Tensor) -> Tensor:
+        """The inverse of `take`, all ranks' parts together; collective."""
+        if self.index_t is None:
+            return x_t
+        x_T = x_t.new_zeros(self.num_rows * self.seq_len)
+        x_T[self.index_t] = x_t
+        return self.world.sum(x_T, "cp")
+
+    def inputs(self, ids_BS: Tensor, documents: Documents, num_mtp_layers: int) -> ModelInputs:
+        """What the model reads of one micro-batch."""
+        ids_T = ids_BS.flatten()
+        return ModelInputs(
+            self.take(ids_T),
+            self.take(next_ids(ids_T, documents, num_mtp_layers)),
+            self.take(documents.positions_T),
+            self.rows,
+            self._attend(documents),
+        )
+
+    def _attend(self, documents: Documents) -> Attend:
+        if self.index_t is None:
+            return DocumentAttention(documents)
+        if self.parallel.context_method == "ulysses":
+            return Ulysses(documents, self.world, self.num_rows, self.seq_len)
+        # Under recomputation the gathered keys and values are dropped with the rest.
+        regather = self.parallel.recompute == "none"
+        return GatheredKeyValues(documents, self.world, self.num_rows, self.seq_len, regather=regather)
+
+    def _row_of_routed_tokens(self) -> Tensor:
+        """Routers see the rank's own part of the tokens that its tp ranks share."""
+        places_T = torch.arange(self.num_rows * self.seq_len, device=self.world.device)
+        row_t = self.take(places_T) // self.seq_len
+        return row_t.chunk(self.world.axis_size("tp"))[self.world.axis_rank("tp")]
+
+    def _sum_over_sequence(self) -> Callable[[Tensor], Tensor]:
+        groups = [group for group in (self.world.group("cp"), self.world.group("tp")) if group is not None]
+
+        def add_up(tensor: Tensor) -> Tensor:
+            for group in groups:
+                dist.all_reduce(tensor, group=group)
+            return tensor
+
+        return add_up

@@ -1,0 +1,173 @@
+"""Pipeline parallelism: the model's sections on different ranks, micro-batches flowing through them.
+
+The schedules and the traffic between ranks are torch.distributed.pipelining's. What travels is the hidden states and,
+where MTP layers wait at the end, the embeddings of the tokens to come: a second tensor of the same size, which keeps
+the embedding in one place. (The alternative is a copy of it on the last rank, with its gradients exchanged and its norm
+counted once; at the 355B model's width the tensor costs less traffic than one layer's tensor parallelism.)
+
+Every section adds losses of its own, the routers' balance loss: `attach_loss` hangs it onto the hidden states, so that
+its gradient joins in when theirs comes back.
+
+Everything else a section needs (ids, documents, labels) every rank of the pipeline reads by itself: they are the same
+batch on all of them.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+
+from glmforge.config.pipeline import stages_of_rank
+from glmforge.model.transformer import Activations, GlmMoe
+from glmforge.parallel.world import World
+
+RunPart = Callable[[GlmMoe, int, Activations | None], tuple[Tensor, Activations | None]]
+"""`run(part, micro_batch, activations)` gives the section's own loss (a scalar) and what the next section gets."""
+
+_SCHEDULES: dict[str, type[Any]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "looped_bfs": ScheduleLoopedBFS,
+    "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+
+
+class Stage(nn.Module):
+    """A section as the pipeline calls it: tensors in, tensors (or the loss, from the last one) out.
+
+    A stage sees its micro-batches in order, whatever the schedule, so counting calls tells which one it is.
+    """
+
+    def __init__(self, part: GlmMoe, index: int) -> None:
+        super().__init__()
+        self.part, self.index = part, index
+        self._run: RunPart | None = None
+        self._micro_batch = 0
+
+    def begin(self, run: RunPart) -> None:
+        """Take `run` for the micro-batches that follow, from number 0."""
+        self._run, self._micro_batch = run, 0
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        assert self._run is not None, "begin() tells a stage what to run"
+        received = Activations(tensors[0], tensors[1:]) if tensors else None
+        loss, passed_on = self._run(self.part, self._micro_batch, received)
+        self._micro_batch += 1
+        if passed_on is None:
+            return loss
+        nothing = loss.detach()
+        return attach_loss(passed_on.x_TD, loss), *(attach_loss(tensor, nothing) for tensor in passed_on.next_TD)
+
+
+class Pipeline:
+    """Runs this rank's stages, `num_stages` of them over all ranks, by the named schedule.
+
+    A dry run, which has nobody to talk to, puts others in the place of torch's `schedule_class` and `stage_class`.
+    """
+
+    def __init__(self, stages: Sequence[Stage], num_stages: int, schedule: str, world: World) -> None:
+        self.stages, self.num_stages, self.world = stages, num_stages, world
+        self.num_ranks = world.axis_size("pp")
+        self._stages_of = functools.partial(
+            stages_of_rank, schedule, pp=self.num_ranks, per_rank=num_stages // self.num_ranks
+        )
+        self.schedule_class = _SCHEDULES[schedule]
+        self.stage_class: type[PipelineStage] = PipelineStage
+        self._schedules: dict[tuple[Any, ...], PipelineScheduleSingle | PipelineScheduleMulti] = {}
+
+    def run(self, run: RunPart, num_micro_batches: int, traveller: Tensor, num_travellers: int, backward: bool) -> None:
+        """Send all micro-batches through; `traveller` (on the meta device) is one of the tensors that travel."""
+        for stage in self.stages:
+            stage.begin(run)
+        if not backward:
+            for _ in range(num_micro_batches):
+                self._forward(traveller, num_travellers)
+            return
+        key = (num_micro_batches, traveller.shape, traveller.dtype, num_travellers)
+        if key not in self._schedules:
+            self._schedules[key] = self._make_schedule(num_micro_batches, (traveller,) * num_travellers)
+        # The last stage gives the loss itself; the target only has to be there.
+        target = torch.arange(num_micro_batches) if any(s.index == self.num_stages - 1 for s in self.stages) else None
+        self._schedules[key].step(target=target, return_outputs=False)
+
+    @torch.no_grad()
+    def _forward(self, traveller: Tensor, num_travellers: int) -> None:
+        """One micro-batch through this rank's stages without gradients. (Schedules ask for several at once.)"""
+        rank_of = {index: rank for rank in range(self.num_ranks) for index in self._stages_of(rank)}
+        group, here = self.world.group("pp"), self.world.axis_rank("pp")
+        sent: dict[int, tuple[Tensor, ...]] = {}
+        for stage in self.stages:
+            received = sent.get(stage.index, ())
+            if stage.index > 0 and rank_of[stage.index - 1] != here:
+                received = tuple(torch.empty_like(traveller, device=self.world.device) for _ in range(num_travellers))
+                for tensor in received:
+                    dist.recv(tensor, group=group, group_src=rank_of[stage.index - 1])
+            output = stage(*received)
+            if stage.index == self.num_stages - 1:
+                return
+            if rank_of[stage.index + 1] == here:
+                sent[stage.index + 1] = output
+                continue
+            for tensor in output:
+                dist.send(tensor.contiguous(), group=group, group_dst=rank_of[stage.index + 1])
+
+    def _make_schedule(self, num_micro_batches: int, travellers: tuple[Tensor, ...]) -> Any:
+        loss = torch.empty((), device="meta")
+        stages = [
+            self.stage_class(
+                stage,
+                stage.index,
+                self.num_stages,
+                self.world.device,
+                input_args=travellers if stage.index > 0 else (),
+                output_args=travellers if stage.index < self.num_stages - 1 else (loss,),
+                group=self.world.group("pp"),
+            )
+            for stage in self.stages
+        ]
+        one = issubclass(self.schedule_class, PipelineScheduleSingle)
+        return self.schedule_class(
+            stages[0] if one else stages,
+            num_micro_batches,
+            loss_fn=lambda output, _: output,
+            scale_grads=False,
+        )
+
+
+def attach_loss(x: Tensor, loss: Tensor) -> Tensor:
+    """`x`, such that whoever differentiates it differentiates `loss` as well, with weight 1.
+
+    A tensor of its own, although it shares memory: pipelining detaches a stage's outputs in place, which is forbidden
+    for inputs and for views.
+    """
+    return _AttachLoss.apply(x, loss)
+
+
+class _AttachLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.save_for_backward(loss)
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        (loss,) = ctx.saved_tensors
+        return grad, torch.ones_like(loss)

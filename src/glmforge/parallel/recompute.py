@@ -1,0 +1,116 @@
+"""Activation recomputation: what a layer's backward pass computes again instead of keeping it.
+
+`full` keeps a layer's input alone; `selective` also what is dear to compute again (matrix products, attention, what
+came over the network) and recomputes norms, rotations, SiLU and permutations, which are cheap and most of the bytes;
+`budget` leaves the choice to torch.compile's partitioner, which keeps a given share.
+
+Whatever else is recomputed, the router's choice of experts is kept. On a GPU a product computed twice need not agree
+to the last bit, and two experts may be that close: a token routed elsewhere in the backward pass would get a wrong
+gradient, and the sizes of an exchange would differ between ranks. Counts of tokens are outputs of a layer, not writes
+into a buffer, so nothing is counted twice.
+
+torch's own selective checkpointing insists that the backward pass runs the very operations of the forward pass. FSDP
+units inside a layer (router, experts) break that, since their weights may still be gathered in one and not in the
+other; so the two dispatch modes here look at the kept operations only.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+
+from glmforge.model.transformer import GlmMoe
+
+_CHOICE = frozenset({torch.ops.aten.topk.default})
+
+_DEAR = _CHOICE | {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.torch_attn._varlen_attn.default,
+    torch.ops.glmforge.sliced_mm.default,
+    torch.ops._c10d_functional.all_to_all_single.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    torch.ops._c10d_functional.all_reduce.default,
+}
+
+
+def apply_recompute(model: GlmMoe, mode: Literal["none", "selective", "full", "budget"], budget: float) -> None:
+    """Let every layer of `model` keep only what `mode` says, in place. To be called before compiling.
+
+    `budget` is the share of activations that the mode of that name may keep. Compiled code is taken as a whole: there
+    the modes are exact for what is not compiled, and the choice of experts is recomputed by the same kernel.
+    """
+    if mode == "none":
+        return
+    if mode == "budget":
+        torch._functorch.config.activation_memory_budget = budget
+        return
+    for layer in model.layers:
+        _checkpoint(layer, _DEAR if mode == "selective" else _CHOICE)
+
+
+def _checkpoint(layer: nn.Module, kept: frozenset[Any]) -> None:
+    # No random numbers are drawn in a layer, and saving the generators' state would wait for the device.
+    layer.forward = functools.partial(
+        checkpoint,
+        layer.forward,
+        use_reentrant=False,
+        context_fn=functools.partial(_contexts, kept),
+        preserve_rng_state=False,
+        determinism_check="none",
+    )
+
+
+def _contexts(kept: frozenset[Any]) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """What the forward pass of one layer runs under, and what its recomputation does."""
+    results: dict[Any, list[Any]] = defaultdict(list)
+    return _Keep(kept, results), _Reuse(kept, results)
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, kept: frozenset[Any], results: dict[Any, list[Any]]) -> None:
+        super().__init__()
+        self.kept, self.results = kept, results
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class _Keep(_Mode):
+    """Keeps the results of some operations, in order."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self.kept:
+            self.results[func].append(tree_map_only(Tensor, Tensor.detach, out))
+        return out
+
+
+class _Reuse(_Mode):
+    """Gives kept results instead of computing them, from the first one on every time it is entered."""
+
+    def __enter__(self) -> Self:
+        self.left = {func: iter(results) for func, results in self.results.items()}
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in self.kept:
+            return tree_map_only(Tensor, Tensor.detach, next(self.left[func]))
+        return func(*args, **(kwargs or {}))

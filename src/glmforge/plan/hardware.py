@@ -1,0 +1,77 @@
+"""What known accelerators can do at most: the figures that utilisation, step time and memory are measured against.
+
+All are the makers' own, per device, for dense matrices: data sheets like to print the double, which only matrices with
+half their elements zero can reach. Exports are taken at what was announced for them (A800 and H800 differ from A100
+and H100 in NVLink only). Memory and bandwidth count 1 GB as 10^9 bytes; the driver often shows a few percent more.
+
+A device is found by the name that `torch.cuda.get_device_name()` gives it, the whole name: a laptop's RTX 4090 is no
+RTX 4090, and a MIG slice no H100. What is not in the table is not known, and nothing is guessed for it.
+"""
+
+import re
+from typing import NamedTuple
+
+_TERA = 10**12
+_GIGA = 10**9
+
+
+class Accelerator(NamedTuple):
+    """Peak figures of one device."""
+
+    name: str
+    bf16_flops: float
+    """Dense bf16 FLOP/s, accumulated in fp32."""
+    fp8_flops: float | None
+    """Dense fp8 FLOP/s; None where the device has no fp8."""
+    memory_bytes: int
+    memory_bandwidth: float
+    """Bytes per second."""
+    source: str
+    device_names: tuple[str, ...]
+    """Regular expressions for the whole device name, NVIDIA in front taken off, as older drivers leave it out."""
+
+
+def _row(
+    name: str,
+    bf16: float,
+    fp8: float | None,
+    memory: int,
+    bandwidth: float,
+    source: str,
+    *device_names: str,
+) -> Accelerator:
+    """A row from TFLOP/s, GB and GB/s."""
+    fp8_flops = None if fp8 is None else fp8 * _TERA
+    return Accelerator(name, bf16 * _TERA, fp8_flops, memory * _GIGA, bandwidth * _GIGA, source, device_names)
+
+
+ACCELERATORS = (
+    _row("A100 SXM 40GB", 312, None, 40, 1555, "A100 data sheet", r"A100-SXM4-40GB"),
+    _row("A100 SXM 80GB", 312, None, 80, 2039, "A100 data sheet", r"A100-SXM4-80GB"),
+    _row("A100 PCIe 40GB", 312, None, 40, 1555, "A100 data sheet", r"A100-PCI[Ee]-40GB"),
+    _row("A100 PCIe 80GB", 312, None, 80, 1935, "A100 data sheet", r"A100 80GB PCIe", r"A100-PCI[Ee]-80GB"),
+    _row("A800 SXM 80GB", 312, None, 80, 2039, "A800 as A100", r"A800-SXM4-80GB"),
+    _row("A800 PCIe 80GB", 312, None, 80, 1935, "A800 as A100", r"A800 80GB PCIe"),
+    _row("H100 SXM", 989.4, 1978.9, 80, 3350, "H100 white paper", r"H100 80GB HBM3"),
+    _row("H100 PCIe", 756, 1513, 80, 2000, "H100 data sheet", r"H100 PCIe"),
+    _row("H100 NVL", 835.5, 1670.5, 94, 3900, "H100 data sheet", r"H100 NVL"),
+    _row("H800 SXM", 989.4, 1978.9, 80, 3350, "H800 as H100", r"H800"),
+    _row("H800 PCIe", 756, 1513, 80, 2000, "H800 as H100", r"H800 PCIe"),
+    _row("H20 96GB", 148, 296, 96, 4000, "H20 announcement", r"H20"),
+    _row("H20 141GB", 148, 296, 141, 4800, "H20 announcement", r"H20-3e"),
+    _row("H200 SXM", 989.4, 1978.9, 141, 4800, "H200 data sheet", r"H200"),
+    _row("H200 NVL", 835.5, 1670.5, 141, 4800, "H200 data sheet", r"H200 NVL"),
+    _row("GH200 96GB", 989.4, 1978.9, 96, 4000, "GH200 data sheet", r"GH200 480GB"),
+    _row("B200", 2250, 4500, 180, 7700, "HGX B200 data sheet", r"B200"),
+    _row("GB200", 2500, 5000, 186, 8000, "GB200 NVL72 data sheet", r"GB200"),
+    _row("L40S", 362, 733, 48, 864, "L40S data sheet", r"L40S"),
+    _row("RTX 4090", 165.2, 330.3, 24, 1008, "Ada white paper", r"GeForce RTX 4090"),
+    _row("MI300X", 1307.4, 2614.9, 192, 5300, "MI300X data sheet", r"AMD Instinct MI300X( OAM| VF)?"),
+)
+
+
+def find_accelerator(device_name: str) -> Accelerator | None:
+    """The row of a device by its name, as `torch.cuda.get_device_name()` gives it; None if it is not in the table."""
+    name = " ".join(device_name.split()).removeprefix("NVIDIA ")
+    matches = (row for row in ACCELERATORS if any(re.fullmatch(pattern, name) for pattern in row.device_names))
+    return next(matches, None)

@@ -1,0 +1,89 @@
+"""The equivalence suite sees the mistakes it is there for: planted, each must show in the numbers it spoils."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from glmforge.model import transformer
+from glmforge.model.block import LayerOutput
+from glmforge.parallel import context, expert, inputs, model, tensor
+from glmforge.parallel.model import ParallelModel
+from helpers.distributed import RankFailure, run_ranks
+from helpers.equivalence import Case, differences, rank_case, single_case
+
+
+def divide_experts_by_ep() -> None:
+    """The factor-EP bug: experts averaged over ranks whose gradients their own already contains."""
+    finish = ParallelModel.finish_gradients
+
+    def finish_and_divide(self: ParallelModel) -> None:
+        finish(self)
+        for name, parameter in self.named_parameters():
+            if ".mlp.experts." in name and parameter.grad is not None:
+                parameter.grad /= self.world.axis_size("ep")
+
+    model.ParallelModel.finish_gradients = finish_and_divide  # type: ignore[method-assign]
+
+
+def forget_qk_norms() -> None:
+    """Leave the QK-norms' gradients as each tp rank has them, from its own heads."""
+    is_partial = tensor._is_partial
+    tensor._is_partial = lambda name, *rest: "k_norm" not in name and "q_norm" not in name and is_partial(name, *rest)
+
+
+def count_twice() -> None:
+    """Sum the counts over the ranks of a layer where they are made, although the step sums them over all ranks."""
+    add = transformer._StatsCollector.add
+
+    def sum_and_add(self: transformer._StatsCollector, output: LayerOutput) -> None:
+        if output.counts_E is not None:
+            dist.all_reduce(output.counts_E)
+        add(self, output)
+
+    transformer._StatsCollector.add = sum_and_add  # type: ignore[method-assign]
+
+
+def lose_rows() -> None:
+    """Bring the rows back from the experts in the order of the ranks, not in that of their senders."""
+    expert._order_by_expert = lambda received_Re, num_rows: torch.arange(num_rows)
+
+
+def look_ahead() -> None:
+    """Give cp ranks two neighbouring chunks but the positions in the row of the zig-zag."""
+    index = context.zigzag_index
+
+    def neighbours(*args: object, **kwargs: object) -> Tensor:
+        return index(*args, **kwargs).roll(1)  # type: ignore[arg-type]
+
+    inputs.zigzag_index = neighbours
+
+
+PLANTS: dict[str, tuple[Callable[[], None], Case, str]] = {
+    "factor EP": (divide_experts_by_ep, Case({"ep": 2}, 2), "gradient.model.layers.2.mlp.experts.down_proj"),
+    "QK-norm": (forget_qk_norms, Case({"tp": 2}, 2), "gradient.model.layers.1.self_attn.q_norm.weight"),
+    "doubled count": (count_twice, Case({"tp": 2}, 2), "counts.0"),
+    "order of rows": (lose_rows, Case({"ep": 2}, 2), "gradient.model.layers.2.mlp.experts.down_proj"),
+    "context index": (look_ahead, Case({"cp": 2}, 2), "loss.0.loss"),
+}
+
+
+def rank_with_plant(name: str) -> dict[str, Tensor]:
+    plant, case, _ = PLANTS[name]
+    plant()
+    return rank_case(case)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_bug_is_seen(name: str) -> None:
+    _, case, spoiled = PLANTS[name]
+    try:
+        actual = run_ranks(rank_with_plant, case.world_size, name, timeout_s=120)[0]
+    except RankFailure as failure:
+        if "ranks that hold copies of a part differ" not in str(failure):
+            raise
+        return
+    errors = differences(actual, single_case(case))
+    assert errors[spoiled] > 1e-3, errors[spoiled]

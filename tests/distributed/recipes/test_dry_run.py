@@ -1,0 +1,168 @@
+"""A dry run tells what real ranks hold: the same watch on gloo ranks and on one rank that stands alone."""
+
+import os
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.parallel.build import initialize_shards
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.world import join_world
+from glmforge.recipes.dry_run.observe import StandIns, observe_step
+from glmforge.recipes.dry_run.rank import dry_run_rank
+from glmforge.recipes.dry_run.steps import Purpose, RankFindings, Step, replay
+from glmforge.recipes.dry_run.timeline import in_order
+from helpers.distributed import run_ranks
+from helpers.models import run_config
+
+SEQ_LEN = 64
+
+
+def config_of(parallel: dict[str, Any], batch_size: int = 8, **model: Any) -> RunConfig:
+    """fp32, for which a dry run takes the CPU's kernels."""
+    usual = run_config()
+    phase = {"name": "main", "steps": 1, "seq_len": SEQ_LEN, "batch_size": batch_size, "aux_loss_weight": 1e-2}
+    return run_config(model=usual.model.model_dump() | model, phases=[phase], parallel=parallel)
+
+
+def real_rank(config: RunConfig) -> tuple[dict[Purpose, int], Step]:
+    """What a gloo rank held, and its step."""
+    layout = resolve_layout(config, dist.get_world_size())
+    with join_world(layout, timeout_s=60) as world:
+        num_rows = layout.rank_batch_size(config.phases[0])
+        make_batch = partial(random_rows, num_rows, config.model.vocab_size, seed=world.data_rank)
+        seen, _ = observe_step(config, world, make_batch, StandIns(), initialize)
+    return seen.held, replay(in_order(seen))
+
+
+def random_rows(num_rows: int, vocab_size: int, seed: int) -> Batch:
+    ids = torch.randint(0, vocab_size, (num_rows, SEQ_LEN), generator=torch.Generator().manual_seed(seed))
+    return Batch(ids, ids.clone(), ((SEQ_LEN,),) * num_rows, (0,) * num_rows, (0,) * num_rows)
+
+
+def initialize(model: ParallelModel) -> None:
+    for part in model.parts:
+        initialize_shards(part, 0)
+
+
+Job = tuple[RunConfig, int, int, bool]
+"""Arguments of `dry_rank`."""
+
+
+def dry(*jobs: Job) -> list[RankFindings]:
+    """Each in a process of its own: torch makes a fake process group only once in each."""
+    return run_ranks(dry_rank, len(jobs), jobs, init_group=False)
+
+
+def dry_rank(jobs: list[Job]) -> RankFindings:
+    config, world_size, rank, shorten = jobs[int(os.environ["RANK"])]
+    return dry_run_rank(config, world_size, rank, shorten=shorten)
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "fsdp": ({"micro_batch_size": 1, "recompute": "full"}, 2),
+    "hsdp": ({"dp_replicate": 2, "micro_batch_size": 1, "reduce_gradients": "last_micro_batch"}, 4),
+    "tp + fsdp": ({"tp": 2, "micro_batch_size": 2}, 4),
+    "ep + fsdp": ({"ep": 2, "micro_batch_size": 2, "recompute": "selective"}, 4),
+    "pp + fsdp": ({"pp": 2, "micro_batch_size": 1, "reshard_after_forward": False}, 4),
+    "pp + tp + cp + ep": ({"pp": 2, "tp": 2, "cp": 2, "ep": 2, "micro_batch_size": 2}, 8),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
+    parallel, world_size = LAYOUTS[name]
+    config = config_of(parallel)
+    layout = resolve_layout(config, world_size)
+    real = run_ranks(real_rank, world_size, config)
+    ranks = [pp_rank * layout.stage_ranks for pp_rank in range(layout.pp)]
+    for pp_rank, findings in enumerate(dry(*((config, world_size, rank, True) for rank in ranks))):
+        held, step = real[ranks[pp_rank]]
+        expected = findings.step_at(layout, config.phases[0], "1f1b", pp_rank)
+        assert held == findings.held
+        # Real routing is uneven, which a dry run does not know; gloo keeps what it sends until it has been received.
+        # Measured: equal to the byte without ep and pp, within 1.5 % with them.
+        assert step.peak == pytest.approx(expected.peak, rel=0.05 if layout.ep * layout.pp > 1 else 0.002)
+        for (axis, what), number in expected.traffic.items():
+            tolerance = 0.2 if (axis, what) == ("ep", "bytes") else 0
+            if axis == "pp":  # real stages vote on how shapes are found, at most two numbers each way
+                assert 0 <= step.traffic[axis, what] - number <= 16
+            else:
+                assert step.traffic[axis, what] == pytest.approx(number, rel=tolerance), (axis, what)
+
+
+@pytest.mark.parametrize(("schedule", "reshard"), [("1f1b", True), ("gpipe", False)])
+def test_the_step_composed_of_three_micro_batches_is_the_whole_step(schedule: str, reshard: bool) -> None:
+    parallel = {"pp": 3, "micro_batch_size": 1, "pipeline_schedule": schedule, "reshard_after_forward": reshard}
+    config = config_of(parallel, batch_size=14, num_hidden_layers=5)  # 7 micro-batches
+    layout = resolve_layout(config, 6)
+    # The second stage's findings serve the first and the last as well, but for embedding and head.
+    jobs = [(config, 6, pp_rank * layout.stage_ranks, shorten) for pp_rank in (1, 2) for shorten in (True, False)]
+    composed_1, whole_1, composed_2, whole_2 = dry(*jobs)
+    for pp_rank, findings, whole in ((1, composed_1, whole_1.step), (2, composed_2, whole_2.step)):
+        composed = findings.step_at(layout, config.phases[0], schedule, pp_rank)
+        assert whole is not None
+        assert composed.traffic == whole.traffic
+        assert composed.moment == whole.moment
+        # Indices and sums that are made once per step are counted with the buffers that grow with micro-batches.
+        assert 0 <= composed.peak - whole.peak < 4096
+
+
+@pytest.mark.parametrize("reduce_gradients", ["every_micro_batch", "last_micro_batch"])
+def test_the_step_prolonged_is_the_whole_step(reduce_gradients: str) -> None:
+    config = config_of({"micro_batch_size": 1, "reduce_gradients": reduce_gradients}, batch_size=10)
+    findings, whole = dry((config, 2, 0, True), (config, 2, 0, False))
+    prolonged = findings.step_at(resolve_layout(config, 2), config.phases[0], "1f1b", 0)
+    assert whole.step is not None
+    assert prolonged.traffic == whole.step.traffic
+    assert 0 <= prolonged.peak - whole.step.peak < 4096  # see above
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
+def test_schedules_of_several_stages_are_run_as_they_are(schedule: str) -> None:
+    config = config_of({"pp": 2, "micro_batch_size": 1, "pipeline_schedule": schedule})
+    (findings,) = dry((config, 4, 0, True))
+    held, step = run_ranks(real_rank, 4, config)[0]
+    assert findings.held == held
+    assert findings.step is not None
+    # gloo holds on to what is on its way.
+    assert step.peak == pytest.approx(findings.step.peak, rel=0.1)
+
+
+def test_more_rows_for_an_expert_rank_need_more_memory_and_traffic() -> None:
+    config = config_of({"ep": 2, "micro_batch_size": 2})
+    layout = resolve_layout(config, 2)
+    steps = [
+        findings.step_at(layout, config.phases[0], "1f1b", 0)
+        for imbalance in (1.0, 1.5)
+        for findings in run_ranks(dry_run_rank, 1, config, 2, 0, imbalance, init_group=False)
+    ]
+    assert steps[1].peak > steps[0].peak
+    assert steps[1].traffic["ep", "bytes"] > steps[0].traffic["ep", "bytes"]
+    assert steps[1].traffic["ep", "calls"] == steps[0].traffic["ep", "calls"]
+
+
+def test_ranks_with_smaller_shards_are_told_apart() -> None:
+    """FSDP pads weights and gradients to the largest shard, the optimizer does not: AdamW has 8 bytes per element."""
+    config = config_of({"micro_batch_size": 4}, batch_size=12)
+    config = config.model_copy(update={"optim": config.optim.model_copy(update={"matrix_optimizer": "adamw"})})
+    first, last = dry((config, 3, 0, True), (config, 3, 2, True))
+    assert first.shard_classes == last.shard_classes
+    large, small = first.shard_classes
+    assert (large.first_rank, large.num_ranks, small.first_rank, small.num_ranks) == (0, 2, 2, 1)
+    assert first.held[Purpose.WEIGHTS] == last.held[Purpose.WEIGHTS]
+    assert first.held[Purpose.OPTIMIZER] - last.held[Purpose.OPTIMIZER] == 8 * (large.parameters - small.parameters) > 0
+
+
+def test_what_dtensor_infers_on_whole_shapes_is_not_memory() -> None:
+    """Making weights and optimizer state leaves nothing behind but these, and needs nothing more while it lasts."""
+    (findings,) = dry((config_of({"tp": 2, "ep": 4}, batch_size=32), 64, 0, True))
+    assert findings.actions is not None
+    # For the batch's token ids; the whole embedding alone has 96 KiB, the rank's weights 21.
+    assert findings.actions.before.at_peak[Purpose.WORKING] <= 4096

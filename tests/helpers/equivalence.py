@@ -1,0 +1,158 @@
+"""Whole-training-step results of a layout, in a form that can be compared with one process's.
+
+A case is a few steps of the trainer's own step function on batches that every layout reads in its own shares: losses,
+every gradient before clipping, its norm, tokens per expert, and all weights, router biases and optimizer states after
+the last step, put together from all ranks by published name.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.optim.optimizer import build_optimizer
+from glmforge.parallel.build import build_model
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.placement import local_chunk
+from glmforge.parallel.world import World, join_world
+from glmforge.train.objective import NextTokenObjective
+from glmforge.train.step import accumulate_gradients, train_step
+from helpers.models import run_config
+
+NUM_STEPS = 3
+LR = 1e-3
+NUM_ROWS, SEQ_LEN = 8, 32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run."""
+
+    parallel: dict[str, Any]
+    world_size: int
+    phase: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    optim: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        changes = self.parallel | self.phase | self.model | self.optim
+        return ",".join(f"{key}={value}" for key, value in changes.items())
+
+    def config(self, *, single: bool) -> RunConfig:
+        """The run of this case; `single` for the one process it is compared with."""
+        usual = run_config()
+        size = {"steps": NUM_STEPS, "seq_len": SEQ_LEN, "batch_size": NUM_ROWS}
+        phase = {"name": "main", "aux_loss_weight": 1e-2} | size
+        return run_config(
+            # Weights large enough that attention, experts and routers all matter to the loss.
+            model=usual.model.model_dump() | {"initializer_range": 0.15} | self.model,
+            phases=[phase | self.phase],
+            parallel={} if single else self.parallel,
+            # Adam makes steps of full size of gradients that are zero but for rounding, such as that of a key's bias in
+            # the dims that do not rotate (it moves all of a query's scores alike): a large eps keeps them small.
+            optim={"lr": LR, "eps": 1e-3} | self.optim,
+        )
+
+
+def batches(config: RunConfig) -> list[Batch]:
+    """The global batch of each step: packed documents of uneven length, other ones in every row."""
+    phase, generator = config.phases[0], torch.Generator().manual_seed(5)
+    made = []
+    for step in range(NUM_STEPS):
+        shape = (phase.batch_size, phase.seq_len + 1)
+        ids = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+        cuts = [(3 + 5 * row + step) % (phase.seq_len - 2) + 1 for row in range(phase.batch_size)]
+        lengths = tuple((cut, phase.seq_len - cut) for cut in cuts)
+        labels = ids[:, 1:].clone()
+        for row, cut in enumerate(cuts):
+            labels[row, cut - 1] = -100
+        made.append(Batch(ids[:, :-1], labels, lengths, tuple(range(phase.batch_size)), (0,) * phase.batch_size))
+    return made
+
+
+def run_case(config: RunConfig, world: World) -> dict[str, Tensor]:
+    """Train `NUM_STEPS` steps on this rank; everything worth comparing, whole, on every rank."""
+    phase = config.phases[0]
+    model = build_model(config, world)
+    optimizer = build_optimizer(model.named_parameters(), config.optim, world=world, newton_schulz_dtype=torch.float32)
+    model.set_capacity_factor(phase.capacity_factor)
+    objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)
+    results = {f"initial.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
+    for step, batch in enumerate(batches(config)):
+        share = phase.batch_size // world.layout.data_ranks
+        mine = batch.rows(world.data_rank * share, (world.data_rank + 1) * share)
+        micro_batches = mine.micro_batches(world.layout.micro_batch_size or share)
+        if step == 0:
+            accumulate_gradients(model, objective, micro_batches)
+            results |= {f"gradient.{name}": grad for name, grad in whole_state(_gradients(model)).items()}
+            optimizer.zero_grad()
+        outcome = train_step(model, optimizer, objective, micro_batches, lr=LR, grad_clip=0.5, router_bias_rate=1e-3)
+        results |= {f"loss.{step}.{term}": value for term, value in outcome.losses.items()}
+        results[f"grad_norm.{step}"] = outcome.grad_norm
+        results[f"counts.{step}"] = outcome.counts_LE
+        results[f"dropped.{step}"] = outcome.dropped_LE
+        results[f"attended.{step}"] = outcome.mean_attended_length
+    results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
+    results |= {f"optimizer.{name}": tensor for name, tensor in whole_state(optimizer.state_dict()).items()}
+    return results
+
+
+def rank_case(case: Case) -> dict[str, Tensor]:
+    """`run_case` on the ranks that `run_ranks` started; the whole result on rank 0, nothing on the others."""
+    config = case.config(single=False)
+    layout = resolve_layout(config, dist.get_world_size())
+    with join_world(layout, timeout_s=60) as world:
+        results = run_case(config, world)
+        return results if world.is_main else {}
+
+
+def single_case(case: Case) -> dict[str, Tensor]:
+    """The same on one process."""
+    config = case.config(single=True)
+    return run_case(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)))
+
+
+def _gradients(model: ParallelModel) -> dict[str, Tensor]:
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def whole_state(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put tensors together from all ranks' parts; where several hold a part, they must hold the same bits."""
+    parts = {name: (tuple(t.shape), local_chunk(t)[1], local_chunk(t)[0].clone()) for name, t in tensors.items()}
+    gathered: list[dict[str, Any]] = [parts]
+    if dist.is_initialized():
+        gathered = [{}] * dist.get_world_size()
+        dist.all_gather_object(gathered, parts)
+    whole: dict[str, Tensor] = {}
+    for rank_parts in gathered:
+        for name, (shape, offsets, local) in rank_parts.items():
+            tensor = whole.setdefault(name, torch.full(shape, float("nan"), dtype=torch.float64))
+            place = tuple(slice(o, o + n) for o, n in zip(offsets, local.shape, strict=True))
+            known = tensor[place]
+            copies_agree = known.isnan() | (known == local.double())
+            assert copies_agree.all(), f"{name}: ranks that hold copies of a part differ"
+            tensor[place] = local.double()
+    for name, tensor in whole.items():
+        assert not tensor.isnan().any(), f"{name}: no rank holds some of it, or it is not finite"
+    return whole
+
+
+def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Relative error (of norms) of everything; exact integers count as infinitely wrong if they differ at all."""
+    missing = expected.keys() ^ actual.keys()
+    assert not missing, f"only in one of the two: {sorted(missing)}"
+    return {name: _error(name, actual[name], expected[name]) for name in expected}
+
+
+def _error(name: str, actual: Tensor, expected: Tensor) -> float:
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual, expected) else float("inf")
+    # A bias starts at zero and one without a real gradient stays there: it is measured by the length of a step.
+    floor = LR * expected.numel() ** 0.5 if name.startswith("weight.") else 1e-12
+    return float((actual.double() - expected.double()).norm() / expected.double().norm().clamp_min(floor))
