@@ -24,12 +24,13 @@ def train(
         torchrun --nproc-per-node 2 -m glmforge train configs/demo.yaml
     """
     from glmforge.config import load_config
+    from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
 
     loaded = load_config(config, overrides or [])
     state = run(loaded)
     directory: Path = loaded.output_dir
     console = Console(stderr=True)
-    if state is not None:
+    if is_main_process():
         console.print(f"[bold]{loaded.name}[/bold]: {state.step:,} steps, {state.tokens:,} tokens, in {directory}")
         console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")

@@ -135,6 +135,11 @@ def world_size_from_environment() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def is_main_process() -> bool:
+    """Whether this is the process that speaks to the user, also before and after there is a world."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
     """Join the processes that the launcher started; leave them at the end.
