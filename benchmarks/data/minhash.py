@@ -49,7 +49,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-import pyarrow as pa
 import zstandard
 from numpy.typing import NDArray
 
@@ -124,22 +123,19 @@ def ours(path: Path, work: Path, laps: Laps) -> Clusters:
 
 
 def ours_from_jsonl(path: Path, work: Path, laps: Laps) -> Clusters:
-    """From compressed JSON lines, which become a shard first."""
-    import polars
-
-    from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
+    """From compressed JSON lines, of which the extract stage makes a shard first."""
+    from glmforge.data.corpus.engine.stage import StageContext
+    from glmforge.data.corpus.engine.task import PlannedStep, run_task
+    from glmforge.data.corpus.extract.inputs import Input
+    from glmforge.data.corpus.extract.stage import Extract
 
     laps.lap("none")
-    with pa.CompressedInputStream(pa.OSFile(str(path)), "zstd") as file:
-        lines = b"".join(iter(lambda: file.read(1 << 22), b""))
-    columns = polars.read_ndjson(lines, schema={"id": polars.String, "text": polars.String})
-    batch = DocumentBatch.from_columns(columns["id"].to_arrow(), columns["text"].to_arrow(), "benchmark")
-    laps.lap("read JSONL")
-    shard = work / "in.parquet"
-    with BatchWriter(shard) as writer:
-        writer.write(batch)
-    laps.lap("write shard")
-    return ours(shard, work / "stage", laps)
+    extract = Extract(inputs=(Input(source="benchmark", path=path, id_field="id"),))
+    context = StageContext(work / "extract", [])
+    (step,) = extract.steps(context)
+    run_task(PlannedStep(step, context.directory, "benchmark"), 0)
+    laps.lap("extract")
+    return ours(context.task_directory(step.name, 0) / "documents.parquet", work / "minhash", laps)
 
 
 # Peers

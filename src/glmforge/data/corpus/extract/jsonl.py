@@ -1,27 +1,34 @@
 """JSON lines to documents, some hundred megabytes per CPU second.
 
-Blocks of whole lines go through Arrow's JSON parser, which makes columns without a Python object per record. It is
-strict about types, but says of a damaged block only that it is damaged: then, and where fields are missing, empty or
-not UTF-8, the same lines are read one by one, and each bad one is put aside with its own reason. (polars is a little
-faster still, and was not taken: it turns numbers into text and half surrogate pairs into NUL without a word.)
+Blocks of whole lines go through one compiled pass that takes the text and the id out of each record, without a Python
+object per record (`json_kernels.py`). A line that it does not take, and every line where metadata is wanted or the
+block is not UTF-8, goes through a complete JSON parser on its own, and is put aside with its reason if it is bad. Both
+roads come to the same documents.
 """
 
-import io
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import json as arrow_json
+from numpy.typing import NDArray
 
-from glmforge.data.corpus.batch import DocumentBatch
+from glmforge.data.corpus.batch import DocumentBatch, concatenate
 from glmforge.data.corpus.extract.compression import chunks_of
 from glmforge.data.corpus.extract.inputs import SourceFile
-from glmforge.data.corpus.extract.records import Context, blank_rows, dump_metadata
+from glmforge.data.corpus.extract.json_kernels import count_newlines, parse_lines
+from glmforge.data.corpus.extract.records import Context, dump_metadata
 from glmforge.errors import DataError
 
 BLOCK_BYTES = 8 << 20
+
+_LINES_AFTER = 64
+"""Lines that go one by one where one had to: damage and odd fields rarely come alone, and each change of road costs."""
+
+
+_BLANKS = " \t\n\r\v\f"
 
 
 class LineBlock(NamedTuple):
@@ -29,10 +36,12 @@ class LineBlock(NamedTuple):
 
     Attributes:
         number: of the first line, from 1.
+        num_newlines: as many as there are lines, but for the last line of a file.
     """
 
     number: int
     data: bytes | None
+    num_newlines: int = 0
     begin: bytes = b""
 
 
@@ -47,17 +56,19 @@ def read_jsonl(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
             detail = f"a line of more than max_document_bytes = {context.max_document_bytes:,}"
             context.reject("too long", f"{file.name}:{block.number}", block.begin, detail)
             continue
-        batch = _fast(block, file)
-        if batch is None:
-            batch = _by_line(block, file, context)
+        batch = concatenate(_batches(block, file, context))
         if len(batch):
             yield batch
 
 
 def line_blocks(chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[LineBlock]:
-    """Lines in blocks of about `BLOCK_BYTES`; before an error of `chunks` passes, what came before it."""
-    number, pending, size, skipping = 1, list[bytes](), 0, False
-    failure: DataError | None = None
+    """Lines in blocks of about `BLOCK_BYTES`; before an error of `chunks` passes, what came before it.
+
+    A line of more than `max_line_bytes` is too long, unless it is within `BLOCK_BYTES`; no chunk is longer than that.
+    """
+    limit = max(max_line_bytes, BLOCK_BYTES)
+    number, pending, size, unended = 1, list[bytes](), 0, 0  # the last `unended` bytes are of a line without its end
+    skipping, failure = False, None
     iterator = iter(chunks)
     while True:
         try:
@@ -66,79 +77,111 @@ def line_blocks(chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[LineBl
             chunk, failure = None, error
         if chunk is None:
             break
+        end = chunk.find(b"\n")
+        if not skipping and unended + (len(chunk) if end < 0 else end) > limit:
+            data = b"".join((*pending, chunk))
+            cut = size - unended
+            if cut:
+                block = _block(number, data[:cut])
+                yield block
+                number += block.num_newlines
+            yield LineBlock(number, None, begin=data[cut : cut + 1000])
+            pending, size, unended, skipping = [], 0, 0, True
         if skipping:  # in the middle of a line that is too long
-            cut = chunk.find(b"\n")
-            if cut < 0:
+            if end < 0:
                 continue
-            chunk, skipping, number = chunk[cut + 1 :], False, number + 1
+            chunk, skipping, number = chunk[end + 1 :], False, number + 1
         pending.append(chunk)
         size += len(chunk)
-        if size < BLOCK_BYTES:
-            continue
-        data = b"".join(pending)
-        cut = data.rfind(b"\n") + 1
-        if cut:
-            yield LineBlock(number, data[:cut])
-            number += data.count(b"\n", 0, cut)
-        pending, size = [data[cut:]], len(data) - cut
-        if size > max_line_bytes:
-            yield LineBlock(number, None, data[cut : cut + 1000])
-            pending, size, skipping = [], 0, True
+        last = chunk.rfind(b"\n") + 1
+        unended = len(chunk) - last if last else unended + len(chunk)
+        if last and size >= BLOCK_BYTES:
+            block = _block(number, b"".join((*pending[:-1], chunk[:last])))
+            yield block
+            number += block.num_newlines
+            pending, size = [chunk[last:]], unended
     if size:
-        yield LineBlock(number, b"".join(pending))
+        yield _block(number, b"".join(pending))
     if failure is not None:
         raise failure
 
 
-def _fast(block: LineBlock, file: SourceFile) -> DocumentBatch | None:
-    """All records at once; None if anything about any of them is out of the ordinary."""
+def _block(number: int, data: bytes) -> LineBlock:
+    return LineBlock(number, data, count_newlines(np.frombuffer(data, np.uint8)))
+
+
+def _batches(block: LineBlock, file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
+    """The documents of a block in order, in parts that took the one road or the other."""
     source, data = file.input, block.data
     assert data is not None
-    if source.metadata:
-        return None
-    fields = [pa.field(source.text_field, pa.large_string())]
-    if source.id_field is not None and source.id_field != source.text_field:
-        fields.append(pa.field(source.id_field, pa.string()))
-    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    # The parser takes white space for white space: records must be seen to begin and end with their lines.
-    if not data.startswith(b"{") or data.count(b"}\n{") != num_lines - 1:
-        return None
+    if source.metadata or source.id_field in ("", source.text_field) or not _is_utf8(data):
+        yield _by_line(block, file, context)
+        return
+    number, place, num_lines = block.number, 0, block.num_newlines + 1
+    while place < len(data):
+        batch, place, taken = _fast(data, place, number, num_lines, file, context.max_document_bytes)
+        yield batch
+        number += taken
+        end = _after_lines(data, place, _LINES_AFTER)
+        odd = _block(number, data[place:end])
+        yield _by_line(odd, file, context)
+        number, place = number + odd.num_newlines, end
+
+
+def _is_utf8(data: bytes) -> bool:
+    borders = pa.py_buffer(np.array([0, len(data)]))
     try:
-        table = arrow_json.read_json(
-            io.BytesIO(data),
-            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            arrow_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
-        ).combine_chunks()
-        if table.num_rows != num_lines or any(column.null_count for column in table.columns):
-            return None
-        if not table.num_rows:
-            return None
-        texts = table.column(0).chunk(0)
-        for column in table.columns:
-            column.validate(full=True)  # UTF-8
-    except (pa.ArrowException, UnicodeDecodeError):
-        return None
-    if blank_rows(texts).any():
-        return None
+        pa.Array.from_buffers(pa.large_string(), 1, [None, borders, pa.py_buffer(data)]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _fast(
+    data: bytes, place: int, number: int, num_lines: int, file: SourceFile, max_document_bytes: int
+) -> tuple[DocumentBatch, int, int]:
+    """The documents from `place`, in line `number`, up to the first line out of the ordinary: (they, its place, lines
+    before it)."""
+    source, room = file.input, len(data) - place
+    texts, text_offsets = np.empty(room, np.uint8), np.empty(num_lines + 1, np.int64)
+    ids, id_offsets = np.empty(room if source.id_field else 0, np.uint8), np.empty(num_lines + 1, np.int32)
+    lines = np.empty(num_lines, np.int64)
+    keys = (np.frombuffer((name or "").encode(), np.uint8) for name in (source.text_field, source.id_field))
+    place, taken, rows = parse_lines(
+        np.frombuffer(data, np.uint8), place, *keys, max_document_bytes, texts, text_offsets, ids, id_offsets, lines
+    )
     if source.id_field is None:
-        numbers = pa.array(range(block.number, block.number + num_lines)).cast(pa.string())
-        ids = pc.binary_join_element_wise(pa.scalar(file.name), numbers, ":")
+        names = pc.binary_join_element_wise(file.name, pa.array(lines[:rows] + number).cast(pa.string()), ":")
     else:
-        ids = table.column(source.id_field).chunk(0)
-        if pc.min(pc.binary_length(ids)).as_py() == 0:
-            return None
-    languages = pa.repeat(pa.scalar(source.language, pa.string()), num_lines)
-    return DocumentBatch.from_columns(ids, texts, source.source, languages=languages)
+        names = _strings(pa.string(), ids, id_offsets, rows)
+    languages = pa.repeat(pa.scalar(source.language, pa.string()), rows)
+    texts = _strings(pa.large_string(), texts, text_offsets, rows)
+    return DocumentBatch.from_columns(names, texts, source.source, languages=languages), place, taken
+
+
+def _strings(kind: pa.DataType, data: NDArray[np.uint8], offsets: NDArray[np.signedinteger], rows: int) -> pa.Array:
+    """A column of the first `rows` strings, without a copy of their bytes."""
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets[: rows + 1].copy()), pa.py_buffer(data)])
+
+
+def _after_lines(data: bytes, place: int, count: int) -> int:
+    """Where the line begins that comes `count` lines after the one at `place`, or the end."""
+    for _ in range(count):
+        place = data.find(b"\n", place) + 1
+        if not place:
+            return len(data)
+    return place
 
 
 def _by_line(block: LineBlock, file: SourceFile, context: Context) -> DocumentBatch:
+    """The documents of a block, each line parsed on its own."""
     source = file.input
     assert block.data is not None
     ids, texts, metadata = list[str](), list[str](), list[str | None]()
     for number, line in enumerate(block.data.split(b"\n"), start=block.number):
         if not line.strip():
             continue
-        record, reason, detail = _parse(line, source.text_field, source.id_field)
+        record, reason, detail = _parse(line, source.text_field, source.id_field, context.max_document_bytes)
         if record is None:
             context.reject(reason, f"{file.name}:{number}", line[:1000], detail)
             continue
@@ -149,7 +192,9 @@ def _by_line(block: LineBlock, file: SourceFile, context: Context) -> DocumentBa
     return DocumentBatch.from_columns(ids, texts, source.source, languages=languages, metadata=metadata)
 
 
-def _parse(line: bytes, text_field: str, id_field: str | None) -> tuple[dict[str, str] | None, str, str]:
+def _parse(
+    line: bytes, text_field: str, id_field: str | None, max_document_bytes: int
+) -> tuple[dict[str, str] | None, str, str]:
     """(record, "", "") or (None, reason, detail)."""
     try:
         record = orjson.loads(line)
@@ -165,8 +210,10 @@ def _parse(line: bytes, text_field: str, id_field: str | None) -> tuple[dict[str
         return None, "not text", f"'{text_field}' is {type(text).__name__}"
     if id_field is not None and (not isinstance(record[id_field], str | int) or record[id_field] == ""):
         return None, "not an id", f"'{id_field}' is {record[id_field]!r}"
-    if not text.encode(errors="replace").strip():
+    if not text.strip(_BLANKS):
         return None, "empty text", ""
+    if len(text) > max_document_bytes // 4 and (size := len(text.encode())) > max_document_bytes:
+        return None, "too long", f"{size:,} bytes are more than max_document_bytes = {max_document_bytes:,}"
     return record, "", ""
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from glmforge.data.corpus.dedup.minhash import bands
-from glmforge.data.corpus.dedup.minhash.bands import candidates, write_keys
+from glmforge.data.corpus.dedup.minhash.bands import KEYS, ROW_BITS, candidates, write_keys
 from glmforge.data.corpus.dedup.minhash.clusters import Clusters, join, removed
 from glmforge.data.corpus.dedup.minhash.similarity import jaccard_similarities, signature_similarities
 from glmforge.data.corpus.dedup.places import places, rows_of, shards_of
@@ -157,3 +157,14 @@ def test_which_copy_stays(weights: list[float], num_old: int, stays: list[int]) 
     members = np.concatenate([places(0, np.array([3, 7])), places(1, np.array([0]))])
     gone = removed(Clusters(members, np.zeros(3, np.int64)), np.array(weights), num_old)
     assert np.flatnonzero(~gone).tolist() == stays
+
+
+@pytest.mark.parametrize(("num_documents", "high"), [(0, 2**64), (1, 2**64), (300, 2**64), (300, 3), (3000, 2**30)])
+def test_keys_are_stored_in_order(num_documents, high, tmp_path):
+    keys = np.random.default_rng(0).integers(0, high, (num_documents, 7), np.uint64) << np.uint64(
+        24 if high < 2**40 else 0
+    )
+    write_keys(tmp_path, keys, np.ones(num_documents, bool))
+    rows = np.arange(num_documents, dtype=np.uint64)[:, None]
+    expected = np.sort(keys >> np.uint64(ROW_BITS) << np.uint64(ROW_BITS) | rows, axis=None)
+    assert np.array_equal(np.load(tmp_path / KEYS), expected)

@@ -29,6 +29,7 @@ ROW_BITS = 24
 both. Two keys agree in 40 bits by chance once in 10^12; such a pair costs a verification."""
 
 _ROW_MASK = np.uint64((1 << ROW_BITS) - 1)
+_DIGIT_BITS, _NUM_DIGITS = 10, 4  # of the radix sort: an even number, so that the result is where the input was
 
 KEYS = "keys.npy"
 
@@ -42,8 +43,32 @@ def write_keys(directory: Path, keys: NDArray[np.uint64], has_shingles: NDArray[
     if len(keys) > 1 << ROW_BITS:
         raise DataError(f"a shard of {len(keys):,} documents: {1 << ROW_BITS:,} are the most; cut it into smaller ones")
     rows = np.flatnonzero(has_shingles).astype(np.uint64)
-    packed = keys[has_shingles] & ~_ROW_MASK | rows[:, None]
-    np.save(directory / KEYS, np.sort(packed, axis=None))
+    packed = (keys[has_shingles] & ~_ROW_MASK | rows[:, None]).ravel()
+    _sort_upper_bits(packed, np.empty_like(packed))
+    np.save(directory / KEYS, packed)
+
+
+@compiled
+def _sort_upper_bits(values: Any, spare: Any) -> None:
+    """Sort by the bits above the row, which rise already in what is equal there: by ten bits at a time, from the lowest
+    (a radix sort: a seventh of the time of a sort by comparisons, and the same result)."""
+    digit = np.uint64((1 << _DIGIT_BITS) - 1)
+    starts = np.zeros((_NUM_DIGITS, 1 << _DIGIT_BITS), np.int64)
+    for value in values:
+        for k in range(_NUM_DIGITS):
+            starts[k, value >> np.uint64(ROW_BITS + k * _DIGIT_BITS) & digit] += 1
+    for k in range(_NUM_DIGITS):
+        total = 0
+        for d in range(1 << _DIGIT_BITS):
+            count = starts[k, d]
+            starts[k, d] = total
+            total += count
+        shift = np.uint64(ROW_BITS + k * _DIGIT_BITS)
+        for value in values:
+            d = value >> shift & digit
+            spare[starts[k, d]] = value
+            starts[k, d] += 1
+        values, spare = spare, values
 
 
 def candidates(directories: Sequence[Path], part: int, num_parts: int, num_old: int) -> tuple[Places, Places]:
