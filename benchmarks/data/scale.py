@@ -6,9 +6,10 @@ The text is all documents of the shared data, four times: once as they are and t
 shuffled, so that copies have other 5-grams; in an order shuffled once, and cut into eight parts, of which a run takes
 the first n. The pipeline is extraction from JSONL, the whole filter chain, exact, MinHash and substring deduplication,
 then encoding. The chain judges and removes nothing (`analyze`): every stage gets all text, which no real corpus asks
-for. Each run is `glmforge data run` in a process of its own with one worker; its CPU time is that of the process and
-its children. A run on a thirty-second of a part tells what starting costs: what is reported is the cost of the text
-beyond it. Disk is what stages leave behind, intermediate files included.
+for; the largest run is done once more with filters that remove (`clean`). Each run is `glmforge data run` in a process
+of its own with one worker; its CPU time is that of the process and its children. A run on a thirty-second of a part
+tells what starting costs: what is reported is the cost of the text beyond it. Disk is what stages leave behind,
+intermediate files included.
 
 Expected before measuring: linear within 10 %, since every task sees its own shard only, sorts are by radix or within a
 partition, and filters dominate; some 100 CPU seconds per gigabyte.
@@ -71,11 +72,11 @@ def write_inputs(lines: list[bytes], directory: Path, parts: int) -> int:
     return sum(len(orjson.loads(line)["text"].encode()) for line in lines[: parts * step])
 
 
-def pipeline(raw: Path, output: Path) -> str:
+def pipeline(raw: Path, output: Path, chain: str) -> str:
     clean = ["normalise", "language", "boilerplate", "gopher_quality", "gopher_repetition", "c4", "fineweb", "code"]
     stages: list[Any] = [
         {"extract": {"inputs": [{"source": "real", "path": str(raw)}], "shard_bytes": 1}},
-        {"analyze": [*clean, "pii", "quality"]},
+        {chain: [*clean, "pii", "quality"]},
         "exact",
         {"minhash": {"threshold": 0.85}},
         "substring",
@@ -95,9 +96,11 @@ def bytes_below(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def measure(name: str, raw: Path, num_bytes: int, scratch: Path, tokenizer: Path) -> dict[str, Any]:
+def measure(
+    name: str, raw: Path, num_bytes: int, scratch: Path, tokenizer: Path, chain: str = "analyze"
+) -> dict[str, Any]:
     output, file = scratch / f"out-{name}", scratch / f"{name}.yaml"
-    file.write_text(pipeline(raw, output))
+    file.write_text(pipeline(raw, output, chain))
     glmforge = [sys.executable, "-m", "glmforge", "data"]
     run = cpu_of([*glmforge, "run", str(file)])
     prefix = scratch / f"tokens-{name}"
@@ -180,6 +183,7 @@ def main() -> None:
                 f"encoding {run['encoding_cpu_seconds_per_gigabyte']:.1f}",
                 flush=True,
             )
+        removing = measure("removing", raw, run["text_bytes"], scratch, tokenizer, "clean")
     rates = [run["cpu_seconds_per_gigabyte"] for run in runs.values()]
     result = {
         "machine": describe_machine(),
@@ -187,6 +191,7 @@ def main() -> None:
         "revision": git_revision(ROOT),
         "start": start,
         "runs": runs,
+        "largest_with_filters_that_remove": removing,
         "largest_deviation_from_mean": max(abs(rate * len(rates) / sum(rates) - 1) for rate in rates),
         "extrapolation": extrapolate(runs[max(PARTS)], start),
     }

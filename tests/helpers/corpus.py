@@ -1,5 +1,7 @@
 """Documents and stages for tests of the corpus room; in a module, so that worker processes can import them."""
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -52,6 +54,32 @@ class _Numbers(Step):
                 raise DataError("told to fail")
         output.quarantine("no number", f"somewhere:{task}", b"\xff\x00", "as planned")
         output.statistics.add_written(batch)
+
+
+class Stuck(Stage):
+    """Numbers, but while a file exists all tasks but the first say so on stderr and never end.
+
+    They also say whether they are deaf to Ctrl-C.
+    """
+
+    kind: ClassVar[str] = "stuck"
+    shards: int = 4
+    stuck_while: str = ""
+
+    def steps(self, context: StageContext) -> list[Step]:
+        return [_Stuck(self.shards, 10, -1, "", stuck_while=self.stuck_while)]
+
+
+@dataclass(frozen=True)
+class _Stuck(_Numbers):
+    stuck_while: str = ""
+
+    def run(self, task: int, output: TaskOutput) -> None:
+        if task and Path(self.stuck_while).exists():
+            deaf = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+            os.write(2, b"never ends, deaf\n" if deaf else b"never ends\n")
+            signal.pause()
+        super().run(task, output)
 
 
 class Shout(Block):

@@ -37,16 +37,22 @@ def run_until_killed(pipeline: Path, overrides: list[str], output: Path, after: 
     target = finished_tasks(output) + after
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + TIME_LIMIT_S
-    while process.poll() is None and finished_tasks(output) < target:
+    while finished_tasks(output) < target and not _ends(process, within_s=0.005):
         assert time.monotonic() < deadline, "hangs"
-        time.sleep(0.005)
-    time.sleep(random_.random() * 0.2)
-    killed = process.poll() is None
+    killed = not _ends(process, within_s=random_.random() * 0.2)
     if killed:
         os.killpg(process.pid, signal.SIGKILL)
     printed, _ = process.communicate()
     assert killed or process.returncode == 0, printed.decode()
     return killed
+
+
+def _ends(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def run_to_its_end(pipeline: Path, overrides: list[str], output: Path) -> str:

@@ -56,6 +56,11 @@ def main() -> None:
     except GlmforgeError as error:
         print(f"glmforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except SystemExit as ended:
+        cause = getattr(ended.__context__, "__cause__", None)
+        if isinstance(cause, KeyboardInterrupt):  # typer says nothing of it
+            print(": ".join(["glmforge: interrupted", *map(str, cause.args)]), file=sys.stderr)
+        raise
     except KeyboardInterrupt:
         print("glmforge: interrupted", file=sys.stderr)
         sys.exit(130)

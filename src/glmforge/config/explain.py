@@ -10,8 +10,8 @@ Keys that are missing from one section share a line.
 import difflib
 import reprlib
 import typing
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -24,15 +24,52 @@ from glmforge.config.tree import KeyPath, Node, child, locate
 _LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"]}
 
 
+class Mistake(NamedTuple):
+    """What is wrong with a configuration in one place; `str` of it is a line for the user.
+
+    Attributes:
+        place: where it was written, as `file:line`.
+        key: dotted; of the section where a key is missing, empty for the whole.
+        message: what is wrong, and what to write instead.
+    """
+
+    place: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
+
+
 def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
     """One line per mistake that pydantic found in `tree` when reading it as `cls`."""
+    return "\n".join(map(str, mistakes(error, cls, tree)))
+
+
+def suggest(name: str, valid: Iterable[str]) -> str:
+    """What else a name may be that is none of `valid`: the nearest of them, or all."""
+    names = list(valid)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
+
+
+def mistakes(error: ValidationError, cls: type[Strict], tree: Node) -> list[Mistake]:
+    """What pydantic found wrong in `tree` when reading it as `cls`, by key."""
     problems: dict[tuple[tuple[str | int, ...], str], list[ErrorDetails]] = {}
-    for details in error.errors(include_url=False):
-        if details["type"] == "default_factory_not_called":  # a consequence of another error in the list
+    every = error.errors(include_url=False)
+    for details in every:
+        if _is_consequence(details, every):
             continue
         kind = "missing" if details["type"] == "missing" else "wrong"
         problems.setdefault((_path(details, tree), kind), []).append(details)
-    return "\n".join(_line(cls, tree, path, same) for (path, _), same in problems.items())
+    return [_mistake(cls, tree, path, same) for (path, _), same in problems.items()]
+
+
+def _is_consequence(details: ErrorDetails, every: Sequence[ErrorDetails]) -> bool:
+    """Whether an error is there only because of another one: pydantic counts the items of a list that are right."""
+    place = details["loc"]
+    below = any(other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in every)
+    return details["type"] == "default_factory_not_called" or (details["type"] == "too_short" and below)
 
 
 def _path(details: ErrorDetails, tree: Node) -> tuple[str | int, ...]:
@@ -53,8 +90,8 @@ def _path(details: ErrorDetails, tree: Node) -> tuple[str | int, ...]:
     return tuple(known)
 
 
-def _line(cls: type[Strict], tree: Node, path: KeyPath, same: list[ErrorDetails]) -> str:
-    """The mistakes at one key in one line; there are several if a value fits no branch of a union."""
+def _mistake(cls: type[Strict], tree: Node, path: KeyPath, same: list[ErrorDetails]) -> Mistake:
+    """The mistakes at one key as one; there are several if a value fits no branch of a union."""
     if same[0]["type"] == "missing":
         message = f"missing, without a default: {', '.join(str(details['loc'][-1]) for details in same)}"
     else:
@@ -62,7 +99,7 @@ def _line(cls: type[Strict], tree: Node, path: KeyPath, same: list[ErrorDetails]
         message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     if message.startswith("should "):
         message += f", not {reprlib.repr(same[0]['input'])}"
-    return ": ".join(part for part in (locate(tree, path), ".".join(map(str, path)), message) if part)
+    return Mistake(locate(tree, path), ".".join(map(str, path)), message)
 
 
 def _describe(details: ErrorDetails, cls: type[Strict], path: KeyPath) -> str:

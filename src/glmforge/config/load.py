@@ -36,6 +36,7 @@ from glmforge.config.tree import (
     dump,
     from_value,
     merge,
+    override,
     parse,
     to_value,
     where,
@@ -57,8 +58,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     else:
         path = _find(source, "run")
         tree = _read_run(path / "config.yaml" if path.is_dir() else path, ())
-    for override in overrides:
-        tree = _override(tree, override)
+    for text in overrides:
+        tree = _normalise_model(as_mapping(override(tree, text, "optim.lr=3e-4")))
     return _validate(RunConfig, _resolve_model(tree))
 
 
@@ -151,18 +152,6 @@ def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
         tree = without_child(tree, "model")
         return as_mapping(assign(tree, ["model", "preset"], model, where(model)))
     return tree
-
-
-def _override(tree: yaml.MappingNode, override: str) -> yaml.MappingNode:
-    """Apply one `dotted.key=value`."""
-    key, equals, text = override.partition("=")
-    source = f"override '{override}'"
-    if not (equals and all(key.split("."))):
-        raise ConfigError(f"{source}: must have the form dotted.key=value, such as optim.lr=3e-4")
-    if not text.strip():
-        raise ConfigError(f"{source}: has no value; write {key}=null to unset it")
-    value = from_value(to_value(parse(text, source)), source)
-    return _normalise_model(as_mapping(assign(tree, key.split("."), value, source)))
 
 
 def _resolve_model(tree: yaml.MappingNode) -> Node:

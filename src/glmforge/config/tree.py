@@ -195,6 +195,20 @@ def assign(node: Node, path: Sequence[str], value: Node, source: str) -> Node:
     return with_child(node, key, assign(child(node, part) or empty, rest, value, source))
 
 
+def override(tree: Node, text: str, example: str) -> Node:
+    """`tree` with one `dotted.key=value` of a command line laid over it, the value in YAML.
+
+    Raises `ConfigError`, which shows the form by `example` if that is what is wrong.
+    """
+    key, equals, value = text.partition("=")
+    source = f"override '{text}'"
+    if not (equals and all(key.split("."))):
+        raise ConfigError(f"{source}: must have the form dotted.key=value, such as {example}")
+    if not value.strip():
+        raise ConfigError(f"{source}: has no value; write {key}=null to unset it")
+    return assign(tree, key.split("."), from_value(to_value(parse(value, source)), source), source)
+
+
 def where(node: Node) -> str:
     """Where a node was written, as `file:line` or a source without lines."""
     mark = node.start_mark

@@ -18,6 +18,7 @@ from typing import Any, overload
 
 import numba
 from numba import njit
+from numpy.typing import NDArray
 
 _MARK = b"compiled"
 _KEPT_VERSIONS = 3
@@ -46,6 +47,23 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         return njit(cache=True, nogil=True, **options)(function)
     finally:
         settings.CACHE_DIR = before
+
+
+def non_allocating(function: Callable[..., Any]) -> Any:
+    """Compile a function that makes no arrays, nor calls one that does; an allocation is an error of compilation.
+
+    numba otherwise counts references to the arrays that a function takes, at every call that it does not inline:
+    for a small function called per character that costs more than what it does. Without numba's run time there is
+    nothing to count.
+    """
+    return compiled(function, _nrt=False)
+
+
+def readonly(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that cannot be written: to a compiled function the two are types, and each is compiled for."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 @cache

@@ -5,9 +5,10 @@ final name last. A run that is killed leaves a `.partial` file and never a short
 others read.
 """
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from glmforge.errors import DataError
@@ -42,7 +43,8 @@ def publish(path: Path) -> None:
 
 def discard_partial(path: Path) -> None:
     """Remove what was written of `path` and not published."""
-    partial_path(path).unlink(missing_ok=True)
+    with suppress(FileNotFoundError, NotADirectoryError):
+        partial_path(path).unlink()
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -60,12 +62,47 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise DataError(f"{path}: exists already: choose another name, or replace it with --force")
 
 
+def refuse_unwritable(path: Path, overwrite: bool) -> None:
+    """Raise unless a file of that name may be made or replaced: told before hours of work, not after."""
+    refuse_existing(path, overwrite)
+    if path.is_dir():
+        raise DataError(f"{path}: is a directory: give the name of a file")
+    place = next(parent for parent in path.absolute().parents if parent.exists())
+    if not place.is_dir():
+        raise DataError(f"{path}: cannot be written ({place} is a file): choose another place")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be written (no permission in {place}): choose another place")
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn what the operating system refuses (disk full, no permission) into an error that names `path`."""
     try:
         yield
     except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written ({error.strerror or error}): free space or choose another place"
-        ) from error
+        advice = _ADVICE.get(error.errno or 0, "choose another place")
+        raise DataError(f"{path}: cannot be written ({_refusal(error, path)}): {advice}") from error
+
+
+_ADVICE = {
+    errno.ENOSPC: "free space there or choose another place",
+    errno.EDQUOT: "free space within your quota or choose another place",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another place",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EACCES: "make it accessible to this user or choose another place",
+    errno.EPERM: "make it accessible to this user or choose another place",
+    errno.EROFS: "mount it writable or choose another place",
+    errno.ENOENT: "something removed a file or directory meanwhile: see that nothing else works there, and run again",
+    errno.ENOTDIR: "a file stands where a directory is to be: move it away or choose another place",
+    errno.EEXIST: "a file stands where a directory is to be: move it away or choose another place",
+    errno.EISDIR: "a directory stands where a file is to be: move it away or choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "the disk or the network to it fails: choose another place",
+}
+
+
+def _refusal(error: OSError, path: Path) -> str:
+    """What the operating system said, and of which file if that is not obvious from `path`."""
+    said = error.strerror or str(error)
+    name = str(error.filename or "")
+    return said if not name or name.startswith(str(path)) else f"{name}: {said}"

@@ -1,12 +1,14 @@
 """`glmforge data` as a user types it."""
 
 import json
+import sys
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from glmforge.cli.data import app
+from glmforge.cli import main
+from glmforge.cli.data import app, tokens
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
@@ -97,3 +99,73 @@ def test_pack_beside_the_shard(run, corpus, tokenizer_dir, tmp_path):
     run("tokenize", corpus, "--tokenizer", tokenizer_dir, "--out", "data/x", "--text-field", "body")
     run("pack", "data/x", "--seq-len", 8)
     assert len(list((tmp_path / "data").glob("x.pack-8-*.idx"))) == 1
+
+
+def test_progress_is_told_on_stderr(run, corpus, tokenizer_dir, monkeypatch):
+    monkeypatch.setattr(tokens, "_FIRST_LINE", 1)
+    options = ("--tokenizer", tokenizer_dir, "--text-field", "body")
+    lines = {
+        "tokenize": (corpus, *options, "--out", "x"),
+        "fertility": (corpus, *options),
+        "tokenizer": (corpus, "--vocab-size", 310, "--sample-bytes", 2000, "--out", "t", "--text-field", "body"),
+        "pack": ("x", "--seq-len", 8),
+    }
+    told = {command: run(command, *arguments).stderr for command, arguments in lines.items()}
+    assert told["tokenize"].startswith("encoding x: 60 documents, ")
+    assert told["fertility"] == "encoding: 0 MB of text read\n"
+    assert "measuring the sources: 0 MB of text read\nlearning 310 tokens: 0 MB of text read\n" in told["tokenizer"]
+    assert told["pack"].endswith("packing x: 100%\n")
+
+
+def test_nothing_is_made_where_a_part_is_there_already(run, corpus, tokenizer_dir, tmp_path):
+    options = ("--tokenizer", tokenizer_dir, "--out", "x", "--text-field", "body")
+    run("tokenize", corpus, *options)
+    with pytest.raises(DataError, match=r"x.bin: exists already"):
+        run("tokenize", corpus, *options, "--held-out", 0.2)
+    assert not (tmp_path / "x-held-out.bin").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tokenizer", "none.jsonl", "--vocab-size", 310, "--out", "file"),
+        ("tokenize", "corpus.jsonl", "--tokenizer", "none", "--out", "file/x"),
+        ("fertility", "corpus.jsonl", "--tokenizer", "none", "--out", "file/x.json"),
+        ("fertility", "corpus.jsonl", "--tokenizer", "none", "--html", "file/x.html"),
+        ("mix", "--inputs", "none", "--tokenizer", "none", "--out", "file/x.yaml"),
+    ],
+)
+def test_an_output_that_cannot_be_is_told_before_the_work(run, corpus, tmp_path, arguments):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/\S+: cannot be written \(.*file is a file\)"):
+        run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--inputs", ","), r"--inputs ',': names no shard"),
+        (("--tokens", "inf"), r"--tokens inf: must be a number"),
+        (("--tokenizer", "none"), r"none/tokenizer.json: no such file"),
+        (("--tokenizer", "other"), r"x: written by another tokenizer"),
+    ],
+)
+def test_mixtures_that_cannot_be(run, corpus, tokenizer_dir, tmp_path, change, message):
+    run("tokenize", corpus, "--tokenizer", tokenizer_dir, "--out", "x", "--text-field", "body")
+    run("tokenizer", corpus, "--vocab-size", 300, "--out", "other", "--text-field", "body")
+    arguments = {"--inputs": "x", "--tokenizer": "tok", "--out": "m.yaml"} | dict([change])
+    with pytest.raises(DataError, match=message):
+        run("mix", *(word for pair in arguments.items() for word in pair))
+    assert not (tmp_path / "m.yaml").exists()
+
+
+def test_interrupted_it_says_so_in_a_line(corpus, tokenizer_dir, tmp_path, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tokens, "tokenize_corpus", interrupted)
+    monkeypatch.setattr(sys, "argv", ["glmforge", "data", "tokenize", str(corpus), "--tokenizer", "tok", "--out", "x"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "glmforge: interrupted"

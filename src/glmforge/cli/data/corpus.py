@@ -1,12 +1,12 @@
 """`glmforge data run` and the commands that are a pipeline of one purpose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from glmforge.cli.data.progress import step_progress
 from glmforge.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ RedoOption = Annotated[
 def run(
     pipeline: Annotated[Path, typer.Argument(help="Pipeline file (YAML).")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the file, with dotted keys.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the file, with dotted keys.")
     ] = None,
     executor: ExecutorOption = "local",
     redo: RedoOption = False,
@@ -33,7 +33,9 @@ def run(
 
         glmforge data run examples/corpus/pipeline.yaml
 
-        glmforge data run pipeline.yaml output=/scratch/corpus --executor slurm
+        glmforge data run pipeline.yaml output=/scratch/corpus executors.local.workers=4
+
+        glmforge data run pipeline.yaml --executor slurm
     """
     from glmforge.data.corpus.engine.pipeline import load_pipeline
 
@@ -41,9 +43,16 @@ def run(
 
 
 InputsArgument = Annotated[
-    list[Path], typer.Argument(help="Files and directories: text, JSONL, Parquet, HTML, WARC, PDF, repositories.")
+    list[Path],
+    typer.Argument(
+        help="Files and directories: text, JSONL, Parquet, HTML, WARC, PDF, told by suffix, also under .gz and .zst. "
+        "For repositories and issues write a pipeline file."
+    ),
 ]
-OutOption = Annotated[Path, typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl.")]
+OutOption = Annotated[
+    Path,
+    typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. Interrupted, it goes on there."),
+]
 TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
 
 
@@ -69,7 +78,7 @@ def clean(
     inputs: InputsArgument,
     out: OutOption,
     quality_threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Remove documents whose quality score is below.")
+        float | None, typer.Option(min=0, max=1, help="Remove documents whose quality score, from 0 to 1, is below.")
     ] = None,
     quality_model: Annotated[
         Path | None, typer.Option(help="Model of 'train-quality'; a heuristic on text statistics without one.")
@@ -93,13 +102,18 @@ def clean(
 
         glmforge data clean documents/ --out clean --quality-model quality.npz --quality-threshold 0.3
     """
-    language: dict[str, Any] = {"keep": languages.split(",")} if languages else {}
+    language: dict[str, Any] = {"keep": languages.replace(" ", "").split(",")} if languages else {}
     quality = {"model": None if quality_model is None else str(quality_model), "threshold": quality_threshold}
     blocks: list[Any] = ["normalise", {"language": language}, "boilerplate", *_RULES]
     if toxic_words is not None:
         blocks.append({"toxicity": {"lists": str(toxic_words), "remove": "severe"}})
     blocks += [*(["pii"] if mask else []), {"quality": quality}]
-    run_and_tell(inline_pipeline(inputs, out, [{"clean": blocks}], text_field=text_field, workers=workers), redo=redo)
+    options = {"language.keep": "--languages", "toxicity.lists": "--toxic-words"}
+    options |= {"quality.model": "--quality-model", "quality.threshold": "--quality-threshold"}
+    run_and_tell(
+        inline_pipeline(inputs, out, [{"clean": blocks}], text_field=text_field, workers=workers, options=options),
+        redo=redo,
+    )
 
 
 _RULES = ["gopher_quality", "gopher_repetition", "c4", "fineweb", "code"]
@@ -112,7 +126,9 @@ def dedup(
         float, typer.Option(help="Jaccard similarity of word 5-grams from which two documents are the same.")
     ] = 0.85,
     check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
-    keep: Annotated[str, typer.Option(help="Which copy stays: first, longest, or the name of a score.")] = "first",
+    keep: Annotated[
+        str, typer.Option(help="Which copy stays: first, longest, or a score's name: its highest.")
+    ] = "first",
     against: Annotated[
         list[Path] | None,
         typer.Option(help="Output of an earlier 'dedup --index' whose documents count as there already; repeatable."),
@@ -138,7 +154,10 @@ def dedup(
     minhash |= {"index": [str(_minhash_stage(path)) for path in against or []]}
     minhash |= {"store": "shingles" if index else "nothing"}
     stages: list[dict[str, Any]] = [{"exact": {"check_only": check_only}}, {"minhash": minhash}]
-    run_and_tell(inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers), redo=redo)
+    options = {"minhash.threshold": "--threshold", "minhash.keep": "--keep", "minhash.index": "--against"}
+    run_and_tell(
+        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+    )
 
 
 def _minhash_stage(output: Path) -> Path:
@@ -152,7 +171,10 @@ def _minhash_stage(output: Path) -> Path:
 def decontaminate(
     inputs: InputsArgument,
     out: OutOption,
-    against: Annotated[list[Path], typer.Option(help="Evaluation set (JSONL, Parquet, zipped CSV); may be repeated.")],
+    against: Annotated[
+        list[Path],
+        typer.Option(help="Evaluation set: JSONL, JSON, CSV, Parquet, or a .zip or directory of these; repeatable."),
+    ],
     text_field: TextFieldOption = "text",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
@@ -163,9 +185,11 @@ def decontaminate(
 
         glmforge data decontaminate clean/documents --against gsm8k-test.jsonl --against math-test.jsonl --out safe
     """
-    sets = [{"name": path.name.split(".")[0], "path": str(path)} for path in against]
-    stages = [{"decontaminate": {"against": sets}}]
-    run_and_tell(inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers), redo=redo)
+    sets = [{"name": name, "path": str(path)} for name, path in zip(_names_of(against), against, strict=True)]
+    stages, options = [{"decontaminate": {"against": sets}}], {"decontaminate.against": "--against"}
+    run_and_tell(
+        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+    )
 
 
 def inline_pipeline(
@@ -176,74 +200,47 @@ def inline_pipeline(
     text_field: str = "text",
     workers: int = 0,
     seed: int = 0,
+    options: Mapping[str, str] | None = None,
 ) -> "Pipeline":
-    """The pipeline that a command stands for: what it reads, and then `stages` in the form of a pipeline file."""
-    from glmforge.config.tree import dump
-    from glmforge.data.corpus.engine.pipeline import parse_pipeline
+    """The pipeline that a command stands for.
+
+    Args:
+        inputs: what it reads.
+        stages: what comes after reading, in the form of a pipeline file.
+        options: key of a stage or block -> the option that gives it, by which errors are to call it:
+            {"minhash.threshold": "--threshold"}.
+    """
+    from glmforge.data.corpus.engine.pipeline import pipeline_of
 
     sources = [
-        {"source": path.name.split(".")[0] or "input", "path": str(path), "text_field": text_field} for path in inputs
+        {"source": name, "path": str(path), "text_field": text_field}
+        for name, path in zip(_names_of(inputs), inputs, strict=True)
     ]
-    text = {
+    value = {
         "output": str(out),
         "name": out.name,
         "seed": seed,
         "stages": [{"extract": {"inputs": sources}}, *stages],
         "executors": {"local": {"workers": workers}},
     }
-    return parse_pipeline(dump(text), "command line")
+    return pipeline_of(value, "command line", options or {})
+
+
+def _names_of(paths: Sequence[Path]) -> list[str]:
+    """What files are called in reports and ids: short, and by their whole paths where that is not enough."""
+    short = [path.name.split(".")[0] or "input" for path in paths]
+    return [name if short.count(name) == 1 else path.as_posix() for name, path in zip(short, paths, strict=True)]
 
 
 def run_and_tell(pipeline: "Pipeline", executor: str = "local", *, redo: bool = False) -> dict[str, Any]:
-    """Run a pipeline with a bar per step, and say what came out."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from glmforge.data.corpus.engine.run import Progress as StepProgress
+    """Run a pipeline, show how far it is, and say what came out."""
+    from glmforge.cli.data.outcome import outcome
     from glmforge.recipes.corpus import make_corpus, page_of
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console()
-    with Progress(*columns, console=console) as bars:
-        shown: dict[tuple[str, str], Any] = {}
-
-        def show(step: StepProgress) -> None:
-            key = (step.stage, step.step)
-            if key not in shown:
-                shown[key] = bars.add_task(step.stage if step.step == "documents" else f"{step.stage}: {step.step}")
-            bars.update(shown[key], completed=step.done, total=step.total)
-
+    with step_progress() as show:
         report = make_corpus(pipeline, executor, redo=redo, progress=show)
-    _tell(console, report, page_of(pipeline.output), pipeline.output)
-    return report
-
-
-def _tell(console: Console, report: dict[str, Any], page: Path, output: Path) -> None:
-    for stage in report["stages"]:
-        for line in _lines(stage):
-            console.print(line, soft_wrap=True, highlight=False)
-    quarantined = sum(sum(stage["statistics"]["quarantined"].values()) for stage in report["stages"])
-    if quarantined:
-        console.print(f"{output / 'quarantine.jsonl'}: {quarantined:,} records that could not be read", soft_wrap=True)
+    for line in outcome(report, pipeline.output, page_of(pipeline.output)):
+        typer.echo(line)
     if not report["stages"][-1]["statistics"]["written"]["documents"]:
-        raise DataError(f"{output}: no document is left: {page} says where they went")
-    console.print(f"{output / 'documents'}: the documents; {page}: the report", soft_wrap=True)
-
-
-def _lines(stage: dict[str, Any]) -> Iterator[str]:
-    """What a stage did, in a line, and what a stage that compares documents found, in another."""
-    statistics, kind = stage["statistics"], stage["kind"]
-    removed = sum(flow["documents"] for flow in statistics["removed"].values())
-    written = statistics["written"]
-    yield f"{kind}: {written['documents']:,} documents, {written['bytes'] / 1e6:,.1f} MB" + (
-        f"; removed {removed:,}" if removed else ""
-    )
-    if kind in _TELLING:
-        found = [f"{name.removeprefix(kind + ': ')} {count:,}" for name, count in statistics["counts"].items() if count]
-        for details in stage["details"]:
-            sets = details.get("sets", [])
-            found += [f"{part['items_found']:,} of {part['items']:,} items of {part['name']}" for part in sets]
-        if found or not removed:
-            yield "    found: " + (", ".join(found) or "nothing")
-
-
-_TELLING = ("exact", "minhash", "substring", "semantic", "decontaminate", "hold_out", "repeat", "augment")
+        raise DataError(f"{pipeline.output}: no document is left: {page_of(pipeline.output)} says where they went")
+    return report

@@ -1,5 +1,7 @@
 """`glmforge data train-quality|train-toxicity`: a classifier from documents one wants and documents one does not."""
 
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,105 +9,125 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from glmforge.cli.data.tokens import ForceOption, TextFieldOption
+from glmforge.cli.data.progress import Show, work_progress
+from glmforge.cli.data.tokens import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
+from glmforge.data.corpus.read import Corpus, read_documents
+from glmforge.data.files import refuse_unwritable
 
 if TYPE_CHECKING:
     from glmforge.data.corpus.filter.linear.training import Seeds, TrainingReport
 
-OutOption = Annotated[Path, typer.Option(help="Model file to write (.npz).")]
-HeldOutOption = Annotated[
-    float, typer.Option(min=0.01, max=0.4, help="Share to measure on; an equal share calibrates.")
-]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of the split, the hash and the order of training.")]
-PassesOption = Annotated[int, typer.Option(min=1, help="Passes over the documents.")]
-BitsOption = Annotated[int, typer.Option(min=10, max=26, help="The model has 2^BITS weights.")]
-NgramOption = Annotated[int, typer.Option(min=1, max=3, help="Words in a row that make a feature, at most.")]
-CharNgramOption = Annotated[int, typer.Option(min=0, max=8, help="Characters in a row that make one, too; 0: none.")]
-HighPrecisionOption = Annotated[
-    float, typer.Option(min=0, max=1, help="Precision on held-out documents from bucket 'high' on.")
-]
-LowRecallOption = Annotated[
-    float, typer.Option(min=0.01, max=1, help="Share of held-out positives that must lie above bucket 'low'.")
-]
+_Command = Callable[..., None]
 
 
-def train_quality(
-    positive: Annotated[list[Path], typer.Option(help="Documents one wants; may be given several times.")],
-    negative: Annotated[list[Path], typer.Option(help="Documents one does not want.")],
-    out: OutOption,
-    held_out: HeldOutOption = 0.1,
-    seed: SeedOption = 0,
-    high_precision: HighPrecisionOption = 0.95,
-    low_recall: LowRecallOption = 0.95,
-    passes: PassesOption = 5,
-    bits: BitsOption = 20,
-    max_ngram: NgramOption = 2,
-    char_ngram: CharNgramOption = 0,
-    text_field: TextFieldOption = "text",
-    force: ForceOption = False,
-) -> None:
-    """Train a quality classifier, and choose the bounds of the buckets high, medium and low.
+def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str], about: str) -> _Command:
+    """The command that trains a classifier of `what`: options and work are the same for all, the sides' names are not.
 
-    Example:
+    Args:
+        positives, negatives: (option, its help) of the documents of the two labels.
+        about: the command's help.
+    """
+    (wanted, wanted_help), (unwanted, unwanted_help) = positives, negatives
+
+    def train(
+        positive: Annotated[
+            list[Path], typer.Option(f"--{wanted}", help=f"{wanted_help}; may be given several times.")
+        ],
+        negative: Annotated[list[Path], typer.Option(f"--{unwanted}", help=f"{unwanted_help}.")],
+        out: Annotated[Path, typer.Option(help="Model file to write (.npz).")],
+        held_out: Annotated[
+            float, typer.Option(min=0.01, max=0.4, help="Share to measure on; an equal share calibrates.")
+        ] = 0.1,
+        seed: Annotated[int, typer.Option(min=0, help="Of the split, the hash and the order of training.")] = 0,
+        high_precision: Annotated[
+            float, typer.Option(min=0, max=1, help="Precision on held-out documents from bucket 'high' on.")
+        ] = 0.95,
+        low_recall: Annotated[
+            float, typer.Option(min=0.01, max=1, help="Share of held-out positives that must lie above bucket 'low'.")
+        ] = 0.95,
+        passes: Annotated[int, typer.Option(min=1, help="Passes over the documents.")] = 5,
+        bits: Annotated[int, typer.Option(min=10, max=26, help="The model has 2^BITS weights.")] = 20,
+        max_ngram: Annotated[int, typer.Option(min=1, max=3, help="Words in a row that make a feature, at most.")] = 2,
+        char_ngram: Annotated[
+            int, typer.Option(min=0, max=8, help="Characters in a row that make one, too; 0: none.")
+        ] = 0,
+        text_field: TextFieldOption = "text",
+        positive_text_field: Annotated[
+            str | None, typer.Option(f"--{wanted}-text-field", help=f"The same, of --{wanted} only.")
+        ] = None,
+        negative_text_field: Annotated[
+            str | None, typer.Option(f"--{unwanted}-text-field", help=f"The same, of --{unwanted} only.")
+        ] = None,
+        on_error: OnErrorOption = OnError.stop,
+        force: ForceOption = False,
+    ) -> None:
+        from glmforge.data.corpus.filter.linear.classifier import Features, Training
+        from glmforge.data.corpus.filter.linear.training import split_seeds, train_on_seeds
+
+        refuse_unwritable(out, force)
+        console, rule = Console(), (high_precision, low_recall)
+        sides = (
+            read_documents(positive, positive_text_field or text_field, on_error.value),
+            read_documents(negative, negative_text_field or text_field, on_error.value),
+        )
+        with work_progress("reading the seeds", 100_000) as show:
+            texts = _texts(sides, show)
+            seeds = split_seeds(*texts, held_out, seed, (wanted, unwanted))
+        features = Features(bits, max_ngram, char_ngram, seed=seed)
+        with work_progress(f"training on {len(seeds.labels):,} documents", 1):
+            report = train_on_seeds(seeds, features, Training(passes, seed=seed), *rule, what)
+        report.classifier.save(out)
+        _print_report(console, out, seeds, report, rule)
+        for side in sides:
+            print_skipped(console, side)
+
+    train.__name__, train.__doc__ = f"train_{what}", about
+    return train
+
+
+train_quality = _trainer(
+    "quality",
+    positives=("positive", "Documents one wants"),
+    negatives=("negative", "Documents one does not want"),
+    about="""Train a quality classifier, and choose the bounds of the buckets high, medium and low.
+
+    Examples:
 
         glmforge data train-quality --positive good.jsonl --negative crawl.jsonl --out quality.npz
-    """
-    _train("quality", positive, negative, out, held_out, seed, (high_precision, low_recall), passes,
-           (bits, max_ngram, char_ngram), text_field, force)  # fmt: skip
 
+        glmforge data train-quality --positive books.jsonl --negative crawl.parquet --negative-text-field content
+        --out quality.npz
+    """,
+)
 
-def train_toxicity(
-    toxic: Annotated[list[Path], typer.Option(help="Toxic documents; may be given several times.")],
-    harmless: Annotated[list[Path], typer.Option(help="Harmless ones, best of the same kind and topics.")],
-    out: OutOption,
-    held_out: HeldOutOption = 0.1,
-    seed: SeedOption = 0,
-    high_precision: HighPrecisionOption = 0.95,
-    low_recall: LowRecallOption = 0.95,
-    passes: PassesOption = 5,
-    bits: BitsOption = 20,
-    max_ngram: NgramOption = 2,
-    char_ngram: CharNgramOption = 0,
-    text_field: TextFieldOption = "text",
-    force: ForceOption = False,
-) -> None:
-    """Train a toxicity classifier; the probability it gives is that of the toxic label.
+train_toxicity = _trainer(
+    "toxicity",
+    positives=("toxic", "Toxic documents"),
+    negatives=("harmless", "Harmless ones, best of the same kind and topics"),
+    about="""Train a toxicity classifier; the probability it gives is that of the toxic label.
 
-    Example:
+    Examples:
 
         glmforge data train-toxicity --toxic bad.jsonl --harmless good.jsonl --char-ngram 4 --out toxicity.npz
-    """
-    _train("toxicity", toxic, harmless, out, held_out, seed, (high_precision, low_recall), passes,
-           (bits, max_ngram, char_ngram), text_field, force)  # fmt: skip
+
+        glmforge data train-toxicity --toxic pairs.jsonl --toxic-text-field rejected --harmless pairs.jsonl
+        --harmless-text-field chosen --out toxicity.npz
+    """,
+)
 
 
-def _train(
-    what: str,
-    positive: list[Path],
-    negative: list[Path],
-    out: Path,
-    held_out: float,
-    seed: int,
-    rule: tuple[float, float],
-    passes: int,
-    features: tuple[int, int, int],
-    text_field: str,
-    force: bool,
-) -> None:
-    from glmforge.data.corpus.filter.linear.classifier import Features, Training
-    from glmforge.data.corpus.filter.linear.training import read_seeds, train_on_seeds
-    from glmforge.data.files import refuse_existing
+def _texts(sides: tuple[Corpus, Corpus], show: Show) -> tuple[Iterator[str], Iterator[str]]:
+    """The texts of both sides, counted as they are read."""
+    number = itertools.count(1)
 
-    console = Console()
-    refuse_existing(out, force)
-    with console.status("reading the seeds"):
-        seeds = read_seeds(positive, negative, text_field, held_out, seed)
-    bits, max_ngram, char_ngram = features
-    look = Features(bits, max_ngram, char_ngram, seed=seed)
-    with console.status(f"training on {len(seeds.labels):,} documents"):
-        report = train_on_seeds(seeds, look, Training(passes, seed=seed), *rule, what)
-    report.classifier.save(out)
-    _print_report(console, out, seeds, report, rule)
+    def counted(corpus: Corpus) -> Iterator[str]:
+        for document in corpus:
+            count = next(number)
+            if count % 1000 == 0:
+                show(count, f"{count:,} documents")
+            yield document.text
+
+    return counted(sides[0]), counted(sides[1])
 
 
 def _print_report(

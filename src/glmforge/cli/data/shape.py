@@ -21,6 +21,8 @@ from glmforge.errors import DataError
 if TYPE_CHECKING:
     from glmforge.data.stream.mixture_file import MixedSource
 
+_DEFAULT_SHARE = 0.1  # of the documents get an altered copy
+
 SeedOption = Annotated[int, typer.Option(min=0, help="Another seed, another choice.")]
 
 _RULES: list[Any] = ["normalise", "language", "gopher_quality", "gopher_repetition", "c4", "fineweb", "quality"]
@@ -48,7 +50,9 @@ def sample(
     inputs: InputsArgument,
     out: OutOption,
     documents: Annotated[int | None, typer.Option(min=1, help="Number of documents, of each group.")] = None,
-    fraction: Annotated[float | None, typer.Option(help="Share of the documents instead of a number.")] = None,
+    fraction: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of the documents instead of a number.")
+    ] = None,
     by: Annotated[str, typer.Option(help="Groups: all, source, or language (which the documents must know).")] = "all",
     seed: SeedOption = 0,
     text_field: TextFieldOption = "text",
@@ -63,7 +67,18 @@ def sample(
     """
     options = {"documents": documents, "fraction": fraction, "by": by}
     stages = [{"sample": {name: value for name, value in options.items() if value is not None}}]
-    run_and_tell(inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, seed=seed), redo=redo)
+    run_and_tell(
+        inline_pipeline(
+            inputs,
+            out,
+            stages,
+            text_field=text_field,
+            workers=workers,
+            seed=seed,
+            options={f"sample.{name}": f"--{name}" for name in options},
+        ),
+        redo=redo,
+    )
 
 
 def augment(
@@ -71,7 +86,11 @@ def augment(
     out: OutOption,
     operation: Annotated[
         list[str],
-        typer.Option(metavar="NAME=SHARE", help="metadata, typing, case or lines, and the share of documents for it."),
+        typer.Option(
+            metavar="NAME[=SHARE]",
+            help="metadata (put in front), typing (a slip in 1 of 100 letters), case (changed) or lines (broken anew), "
+            f"and the share of documents that get such a copy, {_DEFAULT_SHARE:g} if not given. Repeatable.",
+        ),
     ],
     seed: SeedOption = 0,
     text_field: TextFieldOption = "text",
@@ -82,10 +101,13 @@ def augment(
 
     Example:
 
-        glmforge data augment clean/documents --operation metadata=0.1 --operation typing=0.01 --out augmented
+        glmforge data augment clean/documents --operation typing=0.2 --operation case --out augmented
     """
-    stages = [{"augment": {"operations": dict(map(_operation, operation))}}]
-    run_and_tell(inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, seed=seed), redo=redo)
+    stages, options = [{"augment": {"operations": _operations(operation)}}], {"augment.operations": "--operation"}
+    run_and_tell(
+        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, seed=seed, options=options),
+        redo=redo,
+    )
 
 
 def mix(
@@ -111,10 +133,19 @@ def mix(
         glmforge data mix --inputs data/web,data/code --ratios 0.8,0.2 --max-epochs 1,4 --tokens 10B
         --tokenizer tokenizers/150k --code code --out mixture.yaml
     """
+    from glmforge.data.files import refuse_unwritable
     from glmforge.data.stream.mixture_file import plan_mixture, write_mixture
+    from glmforge.data.tokens.shards import TokenShard
+    from glmforge.data.tokens.tokenizer import Tokenizer
 
+    refuse_unwritable(out, force)
+    prefixes, encoder = [Path(name) for name in _words(inputs)], Tokenizer.load(tokenizer)
+    if not prefixes:
+        raise DataError(f"--inputs '{inputs}': names no shard: give prefixes with commas between them")
+    for prefix in prefixes:
+        TokenShard(prefix).check_tokenizer(encoder)
     sources = plan_mixture(
-        [Path(name) for name in _words(inputs)],
+        prefixes,
         _numbers("ratios", ratios),
         tokens=None if tokens is None else _count(tokens),
         max_epochs=_numbers("max-epochs", max_epochs),
@@ -144,12 +175,21 @@ def _mixture_table(sources: list["MixedSource"]) -> Table:
     return table
 
 
-def _operation(word: str) -> tuple[str, float]:
-    name, equals, share = word.partition("=")
-    try:
-        return name, float(share if equals else "0.1")
-    except ValueError:
-        raise DataError(f"--operation {word}: must have the form NAME=SHARE, such as typing=0.01") from None
+def _operations(words: list[str]) -> dict[str, float]:
+    """Operation -> share of the documents."""
+    shares: dict[str, float] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        try:
+            share = float(text) if equals else _DEFAULT_SHARE
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise DataError(f"--operation {word}: must be NAME=SHARE with a share above 0 and up to 1: {name}=0.1")
+        if name in shares:
+            raise DataError(f"--operation {word}: {name} has a share already: name each operation once")
+        shares[name] = share
+    return shares
 
 
 def _words(text: str) -> list[str]:
@@ -168,5 +208,5 @@ def _count(text: str) -> int:
     number, factor = (text[:-1], factors[text[-1].lower()]) if text[-1:].lower() in factors else (text, 1)
     try:
         return round(float(number.replace("_", "")) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise DataError(f"--tokens {text}: must be a number, with k, M, B or T behind it if you like") from None

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from glmforge.cli.data.corpus import RedoOption
+from glmforge.cli.data.progress import Show, step_progress, work_progress
 from glmforge.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from glmforge.data.corpus.document import Document
-    from glmforge.data.corpus.synthesise.endpoint.generate import Question
+    from glmforge.data.corpus.synthesise.endpoint.ask import Progress
 
 FAMILIES = "arithmetic,number_theory,word_problems,algebra,logic,programs,tables,tools"
 
@@ -21,11 +22,12 @@ def problems(
     families: Annotated[str, typer.Option(help="Families, separated by commas.")] = FAMILIES,
     levels: Annotated[str, typer.Option(help="Difficulties: 3, 1-5, or 1,2,5.")] = "1-5",
     languages: Annotated[str, typer.Option(help="en, zh or both.")] = "en,zh",
-    seed: Annotated[int, typer.Option(help="Another seed gives other problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other problems.")] = 0,
     against: Annotated[
         list[Path] | None, typer.Option(help="Evaluation set whose items must not occur; may be given often.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    redo: RedoOption = False,
 ) -> None:
     """Make problems with step-by-step solutions, each verified by an independent checker.
 
@@ -36,9 +38,6 @@ def problems(
         glmforge data problems --families logic,tools --levels 3-5 --count 20000 --out data/hard \\
             --against gsm8k-test.jsonl --against math-test.jsonl
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from glmforge.data.corpus.engine.run import Progress as StepProgress
     from glmforge.data.corpus.synthesise.make import make_problems
     from glmforge.data.corpus.synthesise.stage import Problems
 
@@ -51,16 +50,8 @@ def problems(
         against=[{"name": path.stem, "path": path} for path in against or ()],
     )
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        shown: dict[str, Any] = {}
-
-        def show(step: StepProgress) -> None:
-            if step.step not in shown:
-                shown[step.step] = bars.add_task(step.step)
-            bars.update(shown[step.step], completed=step.done, total=step.total)
-
-        report = make_problems(options, out, seed=seed, workers=workers, progress=show)
+    with step_progress() as show:
+        report = make_problems(options, out, seed=seed, workers=workers, redo=redo, progress=show)
     console.print(
         f"{out}: {report['written']:,} problems of {len(report['templates'])} templates and levels; of "
         f"{report['made']:,} made, {report['not_verified']:,} not verified, {report['duplicates']:,} duplicates, "
@@ -83,9 +74,10 @@ def _levels(text: str) -> list[int]:
     levels: list[int] = []
     for part in _names(text):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        span = range(int(first), int(last or first) + 1) if first.isdecimal() and (last or first).isdecimal() else ()
+        if not span:
             raise ConfigError(f"--levels {text}: write 3, 1-5, or 1,2,5")
-        levels += range(int(first), int(last or first) + 1)
+        levels += span
     return levels
 
 
@@ -149,13 +141,12 @@ def generate(
         glmforge data generate --endpoint https://api.example.com/v1 --model glm-4.6 --documents books.jsonl.zst \\
             --out data/books --prompt-price 0.6 --completion-price 2.2 --max-cost 50
     """
-    from glmforge.data.corpus.synthesise.endpoint.ask import Server, Tally
+    from glmforge.data.corpus.synthesise.endpoint.ask import Server
     from glmforge.data.corpus.synthesise.endpoint.generate import Sampling
     from glmforge.data.corpus.synthesise.endpoint.generate import generate as run
+    from glmforge.data.corpus.synthesise.endpoint.inputs import read_inputs
     from glmforge.data.corpus.synthesise.endpoint.judge import Judgement
 
-    if max_cost is not None and not (prompt_price or completion_price):
-        raise ConfigError("--max-cost: a cap needs prices: give --prompt-price and --completion-price")
     server = _model(
         Server,
         endpoint=endpoint,
@@ -180,46 +171,21 @@ def generate(
     )
     rules = _model(Judgement, require_thinking=require_thinking, agreement=agreement)
     console = Console()
-    items, unreadable = _inputs(documents, questions, text_field)
+    items, unreadable = read_inputs(documents or [], questions, text_field)
     for problem in unreadable[:5]:
         console.print(f"left out: {problem}", soft_wrap=True, markup=False)
-    with console.status("asking") as status:
-
-        def show(tally: Tally, spent: float) -> None:
-            done = tally.reused + tally.asked
-            cost = f", {spent:,.4f} spent" if prompt_price or completion_price else ""
-            status.update(f"{done:,} of {tally.total:,} replies{cost}")
-
-        report = run(
-            items,
-            out,
-            server,
-            sampling,
-            rules,
-            trust_answers=trust_answers,
-            only_questions=only_questions,
-            progress=show,
-        )
+    with work_progress("asking", 100) as show:
+        progress, how = _told_to(show), (server, sampling, rules)
+        report = run(items, out, *how, trust_answers=trust_answers, only_questions=only_questions, progress=progress)
     _tell(console, out, report, len(unreadable))
 
 
-def _inputs(
-    documents: list[Path] | None, questions: Path | None, text_field: str
-) -> "tuple[list[Document] | list[Question], list[str]]":
-    """(inputs, what could not be read)."""
-    from glmforge.data.corpus.read import read_documents
-    from glmforge.data.corpus.synthesise.endpoint.generate import read_questions
+def _told_to(show: Show) -> "Progress":
+    def tell(tally: Any, spent: float) -> None:
+        done = tally.reused + tally.asked
+        show(done, f"{done:,} of {tally.total:,} replies" + (f", {spent:,.4f} spent" if spent else ""))
 
-    if bool(documents) == (questions is not None):
-        raise ConfigError("inputs: give either --documents or --questions")
-    if questions is None:
-        corpus = read_documents(documents or [], text_field, "skip")
-        read = list(corpus)
-        return read, corpus.problems + ["..."] * (corpus.num_skipped - len(corpus.problems))
-    if not questions.is_file():
-        raise DataError(f"{questions}: no such file: check the path")
-    lines = list(read_questions(questions))
-    return [q for q in lines if not isinstance(q, str)], [q for q in lines if isinstance(q, str)]
+    return tell
 
 
 def _tell(console: Console, out: Path, report: dict[str, Any], num_unreadable: int) -> None:
@@ -241,4 +207,7 @@ def _tell(console: Console, out: Path, report: dict[str, Any], num_unreadable: i
         missing = tally["total"] - tally["reused"] - tally["asked"]
         if missing:
             why = "the cost cap is reached" if tally["capped"] else "; ".join(tally["failed"]) or "stopped"
-            console.print(f"{name}: {missing:,} requests are open ({why}): run again for them", soft_wrap=True)
+            line = f"{name}: {missing:,} requests are open ({why}): run again for them"
+            if tally["failed"]:
+                raise DataError(f"{out}: {line}")
+            console.print(line, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,19 +10,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
+from glmforge.cli.data.progress import MEGABYTE, Show, work_progress
 from glmforge.data.corpus.read import Corpus, read_documents
-from glmforge.data.files import write_whole
-from glmforge.data.tokens.blocks import HeldOut
-from glmforge.data.tokens.bpe import train_on_blocks
-from glmforge.data.tokens.shards import ShardInfo, TokenShard
+from glmforge.data.files import refuse_unwritable, write_whole
+from glmforge.data.tokens.blocks import Block, HeldOut
+from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
+from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
 from glmforge.data.tokens.tokenize import Progress, tokenize_corpus
-from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
 from glmforge.errors import DataError
 
-_MEGABYTE = 1e6
+_FIRST_LINE = 100 * MEGABYTE  # of text, or 100 million tokens, until a plain line tells how far a command is
 
 
 class OnError(StrEnum):
@@ -49,14 +49,17 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is ther
 
 
 def tokenizer(
-    vocab_size: Annotated[int, typer.Option(help="Number of tokens, the 36 special ones included.")],
+    vocab_size: Annotated[
+        int, typer.Option(min=MIN_VOCAB_SIZE, help="Number of tokens, 256 bytes and 36 special ones included.")
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write; transformers' AutoTokenizer loads it, too.")],
     corpus: OptionalCorpusArgument = None,
     mixture: Annotated[
         Path | None, typer.Option(help="YAML file with sources (name, paths, weight), in place of a corpus.")
     ] = None,
     sample_bytes: Annotated[
-        float | None, typer.Option(min=1, help="Bytes of text to learn from, such as 2e9.", show_default="all")
+        float | None,
+        typer.Option(min=1, max=1e18, help="Bytes of text to learn from, such as 2e9.", show_default="all"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,
     pad_to: Annotated[
@@ -81,31 +84,50 @@ def tokenizer(
     from glmforge.data.tokens.sample import plan_sample, sampled_blocks
 
     console = Console()
+    refuse_unwritable(out / TOKENIZER_FILE, force)
     sources = _sources(corpus or [], mixture, text_field, on_error)
     started = time.perf_counter()
     shares = None
     if sample_bytes is not None:
-        with console.status("measuring the sources"):
-            shares = plan_sample(sources, int(sample_bytes), seed)
+        with work_progress("measuring the sources", _FIRST_LINE) as show:
+            shares = plan_sample(sources, int(sample_bytes), seed, progress=_megabytes(show))
         for share in shares:
             short = "" if share.num_bytes_there > share.num_bytes_wanted else ", all there is"
             console.print(f"  {share.name}: {share.num_bytes:,} of {share.num_bytes_there:,} bytes{short}")
     elif mixture is not None:
         raise DataError("--mixture: weights are shares of a sample: say how large with --sample-bytes")
     padded = pad_to or -(-vocab_size // pad_multiple) * pad_multiple
-    with console.status(f"learning {vocab_size:,} tokens"):
+    with work_progress(f"learning {vocab_size:,} tokens", _FIRST_LINE) as show:
         trained = train_on_blocks(
-            sampled_blocks(sources, shares),
+            _counted(sampled_blocks(sources, shares), _megabytes(show)),
             vocab_size,
             out,
             overwrite=force,
             padded_vocab_size=padded if padded != vocab_size else None,
         )
     for _, documents, _ in sources:
-        _print_skipped(console, documents)
+        print_skipped(console, documents)
     seconds = time.perf_counter() - started
     rows = f", embedding of {padded:,} rows" if padded != vocab_size else ""
     console.print(f"{out}: {trained.vocab_size:,} tokens{rows}, {seconds:.1f} s", soft_wrap=True)
+
+
+def _megabytes(show: Show) -> Callable[[int], None]:
+    """Told how many bytes of text more were read, it shows how many that makes."""
+    total = 0
+
+    def add(num_bytes: int) -> None:
+        nonlocal total
+        total += num_bytes
+        show(total, f"{total / MEGABYTE:,.0f} MB of text read")
+
+    return add
+
+
+def _counted(blocks: Iterable[Block], progress: Callable[[int], None]) -> Iterator[Block]:
+    for block in blocks:
+        progress(block.num_bytes)
+        yield block
 
 
 def _sources(
@@ -149,14 +171,17 @@ def fertility(
     )
 
     console = Console()
+    for path in filter(None, (out, html)):
+        refuse_unwritable(path, overwrite=True)
     loaded = {default_name(path, tokenizer): Tokenizer.load(path) for path in tokenizer}
     corpora = [(path.name, read_documents(path, text_field, on_error.value)) for path in corpus]
-    with console.status("encoding"):
-        reports = [measure_fertility(one, corpora, name) for name, one in loaded.items()]
+    with work_progress("encoding", _FIRST_LINE) as show:
+        progress = _megabytes(show)
+        reports = [measure_fertility(one, corpora, name, progress) for name, one in loaded.items()]
     for rows in (fertility_table(reports), vocabulary_table(reports)):
         _print_table(console, rows)
     for _, documents in corpora:
-        _print_skipped(console, documents)
+        print_skipped(console, documents)
     if out is not None:
         content = json.dumps([report.to_json() for report in reports], indent=1, ensure_ascii=False)
         write_whole(out, f"{content}\n".encode())
@@ -199,22 +224,25 @@ def tokenize(
     if not 0 <= held_out < 1:
         raise DataError(f"held-out fraction {held_out}: must be at least 0 and less than 1")
     parts = {f"{out}-held-out": HeldOut(held_out, True)} if held_out else {}
-    for prefix, part in (parts | {str(out): HeldOut(held_out, False)}).items():
+    parts |= {str(out): HeldOut(held_out, False)}
+    for path in (path for prefix in parts for path in shard_paths(prefix)):
+        refuse_unwritable(path, force)
+    for prefix, part in parts.items():
         started = time.perf_counter()
-        with console.status(f"encoding {prefix}") as status:
+        with work_progress(f"encoding {prefix}", _FIRST_LINE) as show:
             info = tokenize_corpus(
                 documents,
                 tokenizer,
                 prefix,
                 num_workers=workers,
-                progress=_ProgressLine(status, prefix, started),
+                progress=_told_to(show, started),
                 source=" ".join(map(str, corpus)),
                 overwrite=force,
                 selection=part if held_out else None,
                 verify=verify,
             )
         console.print(f"{prefix}: {_summary(info, time.perf_counter() - started)}", soft_wrap=True)
-    _print_skipped(console, documents)
+    print_skipped(console, documents)
 
 
 def pack(
@@ -235,13 +263,14 @@ def pack(
 
     console, shares = Console(), list[float]()
     started = time.perf_counter()
-    with console.status(f"packing {shard}") as status:
+    tokens = TokenShard(shard)
+    with work_progress(f"packing {shard}", _FIRST_LINE) as show:
 
-        def show(share: float) -> None:
+        def show_share(share: float) -> None:
             shares.append(share)
-            status.update(f"packing {shard}: {share:.0%}")
+            show(share * tokens.num_tokens, f"{share:.0%}")
 
-        packing = ensure_packing(TokenShard(shard), seq_len, out, progress=show)
+        packing = ensure_packing(tokens, seq_len, out, progress=show_share)
     counts, seconds = packing.counts, time.perf_counter() - started
     done = "packed" if shares else "stored before, verified"
     console.print(
@@ -256,30 +285,23 @@ def pack(
     )
 
 
-@dataclass(frozen=True)
-class _ProgressLine:
-    """Shows on the terminal's last line how far the encoding is."""
+def _told_to(show: Show, started: float) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        megabytes = progress.num_text_bytes / MEGABYTE
+        counts = f"{progress.num_documents:,} documents, {progress.num_tokens:,} tokens, {megabytes:,.0f} MB"
+        show(progress.num_text_bytes, f"{counts}, {megabytes / (time.perf_counter() - started):.1f} MB/s")
 
-    status: Status
-    prefix: str
-    started: float
-
-    def __call__(self, progress: Progress) -> None:
-        rate = progress.num_text_bytes / (time.perf_counter() - self.started) / _MEGABYTE
-        self.status.update(
-            f"encoding {self.prefix}: {progress.num_documents:,} documents, {progress.num_tokens:,} tokens, "
-            f"{rate:.1f} MB/s"
-        )
+    return tell
 
 
 def _summary(info: ShardInfo, seconds: float) -> str:
     return (
         f"{info.num_documents:,} documents, {info.num_tokens:,} tokens, "
-        f"{info.bytes_per_token:.2f} bytes per token, {info.num_text_bytes / seconds / _MEGABYTE:.1f} MB/s"
+        f"{info.bytes_per_token:.2f} bytes per token, {info.num_text_bytes / seconds / MEGABYTE:.1f} MB/s"
     )
 
 
-def _print_skipped(console: Console, corpus: Corpus) -> None:
+def print_skipped(console: Console, corpus: Corpus) -> None:
     if corpus.num_skipped:
         console.print(f"left out {corpus.num_skipped:,} records that cannot be read, the first of them:")
         for problem in corpus.problems:

@@ -12,11 +12,14 @@ from pathlib import Path
 from glmforge.data.corpus.extract.compression import MissingPackageError, chunks_of
 from glmforge.errors import DataError
 
-__all__ = ["MissingPackageError", "is_record_file", "read_file"]
+__all__ = ["SKIP_HINT", "MissingPackageError", "is_record_file", "read_file"]
 
 Record = tuple[str, str | DataError]
 
-_SKIP_HINT = "mend it, or leave such records out with --on-error skip"
+SKIP_HINT = ", or leave such records out with --on-error skip"
+"""End of the errors of records that may be left out."""
+
+_MEND = f"mend it{SKIP_HINT}"
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Record]:
@@ -93,9 +96,9 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
     try:
         record = json.loads(decoded)
     except (json.JSONDecodeError, RecursionError) as error:
-        return DataError(f"{where}: not JSON ({error}): {_SKIP_HINT}")
+        return DataError(f"{where}: not JSON ({error}): {_MEND}")
     if not isinstance(record, dict):
-        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {_SKIP_HINT}")
+        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {_MEND}")
     if text_field not in record:
         return DataError(_missing_field(where, "field", text_field, record))
     return _checked_text(record[text_field], where, text_field)
@@ -103,11 +106,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
 
 def _checked_text(value: object, where: str, text_field: str) -> str | DataError:
     if not isinstance(value, str):
-        return DataError(f"{where}: '{text_field}' is {type(value).__name__}, not text: {_SKIP_HINT}")
+        return DataError(f"{where}: '{text_field}' is {type(value).__name__}, not text: {_MEND}")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-        return DataError(f"{where}: '{text_field}' has half a character at position {error.start}: {_SKIP_HINT}")
+        return DataError(f"{where}: '{text_field}' has half a character at position {error.start}: {_MEND}")
     return value
 
 
@@ -117,7 +120,7 @@ def _decode(data: bytes, where: str) -> str | DataError:
     except UnicodeDecodeError as error:
         return DataError(
             f"{where}: invalid UTF-8 at byte offset {error.start} (0x{data[error.start]:02x}): convert it to "
-            "UTF-8, or leave such records out with --on-error skip"
+            f"UTF-8{SKIP_HINT}"
         )
 
 

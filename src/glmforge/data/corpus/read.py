@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.formats import MissingPackageError, is_record_file, read_file
+from glmforge.data.corpus.formats import SKIP_HINT, MissingPackageError, is_record_file, read_file
 from glmforge.errors import DataError
 
 OnError = Literal["stop", "skip"]
@@ -118,7 +118,7 @@ class Corpus:
             raise problem
         self.num_skipped += 1
         if len(self.problems) < _NUM_PROBLEMS_KEPT:
-            self.problems.append(str(problem))
+            self.problems.append(str(problem).removesuffix(SKIP_HINT))
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:

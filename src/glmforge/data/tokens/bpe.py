@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
+MAX_VOCAB_SIZE = (1 << 21) - 2
+"""Our encoder's limit; larger vocabularies would be encoded by the library."""
+
 MIN_FREQUENCY = 2
 """A pair seen once compresses nothing."""
 
@@ -66,8 +69,8 @@ def train_tokenizer(
         padded_vocab_size: rows that a model's embedding is to have, noted in tokenizer_config.json.
 
     Raises:
-        DataError: `vocab_size` has no room for the bytes, the texts have too few distinct words to fill it, the
-            padded size is smaller, or `out_dir` exists.
+        DataError: `vocab_size` has no room for the bytes or is beyond `MAX_VOCAB_SIZE`, the texts have too few
+            distinct words to fill it, the padded size is smaller, or `out_dir` exists.
     """
     return train_on_blocks(
         _blocks(texts), vocab_size, out_dir, overwrite=overwrite, padded_vocab_size=padded_vocab_size
@@ -102,6 +105,8 @@ def _check_sizes(vocab_size: int, padded_vocab_size: int | None) -> None:
             f"vocab_size {vocab_size}: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need at least "
             f"{MIN_VOCAB_SIZE}"
         )
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise DataError(f"vocab_size {vocab_size:,}: at most {MAX_VOCAB_SIZE:,} tokens can be learnt")
     if padded_vocab_size is not None and padded_vocab_size < vocab_size:
         raise DataError(
             f"padded_vocab_size {padded_vocab_size}: an embedding needs a row for each of {vocab_size} tokens: "
@@ -145,7 +150,7 @@ def train_natively(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Token
         counter.add(block.data, block.offsets)
     words = counter.finish()
     if words.num_dropped:
-        _log.warning("dropped %s rare words for want of room: counts below them are lower bounds", words.num_dropped)
+        _log.warning("dropped %s rare words for want of room: counts of rare words are lower bounds", words.num_dropped)
     return tokenizer_of_words(words, num_tokens)
 
 

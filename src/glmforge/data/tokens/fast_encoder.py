@@ -17,22 +17,22 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.compiled import readonly
 from glmforge.data.tokens.characters import SPLIT_PATTERN, character_classes
-from glmforge.data.tokens.piece_encoder import (
-    LONG_PIECE,
+from glmforge.data.tokens.encoder_tables import (
     MAX_VOCABULARY,
+    NO_RANK,
     EncoderTables,
-    encode_texts,
     fill_pair_ranks,
     fill_spelling_table,
-    find_first_characters,
-    new_cache,
 )
+from glmforge.data.tokens.first_characters import find_first_characters
+from glmforge.data.tokens.piece_encoder import encode_texts, new_cache
+from glmforge.data.tokens.piece_merges import LONG_PIECE
 from glmforge.data.tokens.spelling import unspell
-from glmforge.data.tokens.split import readonly
 
-_NO_RANK = 0x7FFFFFFF
 _CHUNK_BYTES = 4 << 20
+_FIRST_SCRATCH = 1 << 16
 
 
 class UnsupportedTokenizer(Exception):
@@ -46,7 +46,7 @@ class FastEncoder:
         self._tables = tables
         self._lock = threading.Lock()  # the loop runs without the interpreter's, and changes the cache
         self._cache = new_cache()
-        self._scratch = np.empty((4, 1 << 16), np.int64)
+        self._scratch = np.empty(_FIRST_SCRATCH, np.int64)  # longer after a long piece
         self._short = np.empty((3, LONG_PIECE), np.int32)
 
     def __reduce__(self) -> tuple[type[Self], tuple[EncoderTables]]:
@@ -106,11 +106,15 @@ class FastEncoder:
         out: NDArray[np.int32],
         lengths: NDArray[np.int64],
     ) -> int:
-        longest = int(np.diff(offsets).max())
-        if longest + 2 > self._scratch.shape[1]:
-            self._scratch = np.empty((4, longest + 2), np.int64)
-        tables, cache, scratch, short = self._tables, self._cache, self._scratch, self._short
-        return int(encode_texts(text, offsets, tables, cache, scratch, short, end_id, out, lengths))
+        tables, cache, short = self._tables, self._cache, self._short
+        done = size = 0
+        while True:
+            done, size, room = encode_texts(
+                text, offsets, done, size, tables, cache, self._scratch, short, end_id, out, lengths
+            )
+            if done == len(lengths):
+                return int(size)
+            self._scratch = np.empty(room, np.int64)
 
 
 _PRE_TOKENIZER = [
@@ -135,7 +139,7 @@ def _tables(content: dict[str, Any]) -> EncoderTables:
     vocabulary: dict[str, int] = model["vocab"]
     size = max(vocabulary.values(), default=0) + 1
     if size > MAX_VOCABULARY:
-        raise UnsupportedTokenizer(f"its ids go up to {size - 1:,}, beyond {MAX_VOCABULARY:,}")
+        raise UnsupportedTokenizer(f"its ids go up to {size - 1:,}, beyond {MAX_VOCABULARY - 1:,}")
     try:
         spellings = {unspell(token): index for token, index in vocabulary.items()}
         byte_ids = np.array([spellings[bytes([byte])] for byte in range(256)], np.int32)
@@ -144,6 +148,8 @@ def _tables(content: dict[str, Any]) -> EncoderTables:
         merged_ids = np.array([vocabulary[a + b] for a, b in merges], np.int32)
     except (KeyError, ValueError) as error:
         raise UnsupportedTokenizer(f"its vocabulary lacks a byte, or a token of a merge ({error})") from error
+    if len(pairs) > MAX_VOCABULARY:
+        raise UnsupportedTokenizer(f"it has {len(pairs):,} merges, more than {MAX_VOCABULARY:,}")
     if len(np.unique(pairs, axis=0)) < len(pairs):
         raise UnsupportedTokenizer("it has a merge twice")
     data, offsets, table = _spelling_tables(spellings, size, look_up=bool(model.get("ignore_merges")))
@@ -175,7 +181,7 @@ def _effective(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _byte_ranks(byte_ids: NDArray[np.int32], pairs: NDArray[np.int64]) -> NDArray[np.int32]:
     byte_of_id = {int(index): byte for byte, index in enumerate(byte_ids)}
-    ranks = np.full(1 << 16, _NO_RANK, np.int32)
+    ranks = np.full(1 << 16, NO_RANK, np.int32)
     for rank in np.flatnonzero(np.isin(pairs, byte_ids).all(axis=1)):
         left, right = pairs[rank].tolist()
         ranks[byte_of_id[left] << 8 | byte_of_id[right]] = rank

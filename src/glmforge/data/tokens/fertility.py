@@ -89,9 +89,12 @@ class Fertility:
 
 
 def measure_fertility(
-    tokenizer: Tokenizer, corpora: Sequence[tuple[str, Iterable[Document]]], name: str = ""
+    tokenizer: Tokenizer,
+    corpora: Sequence[tuple[str, Iterable[Document]]],
+    name: str = "",
+    progress: Callable[[int], None] | None = None,
 ) -> Fertility:
-    """Encode all documents of (name, corpus) and count.
+    """Encode all documents of (name, corpus) and count; `progress` is told the bytes of text of each block.
 
     Raises:
         DataError: a corpus has no documents or cannot be read.
@@ -99,7 +102,10 @@ def measure_fertility(
     meter = _Meter(tokenizer)
     for corpus_name, corpus in corpora:
         for work in blocks_of(corpus):
-            meter.add(work.read(), corpus_name)
+            block = work.read()
+            meter.add(block, corpus_name)
+            if progress is not None:
+                progress(block.num_bytes)
     languages = dict(sorted(meter.languages.items(), key=lambda item: -item[1].bytes))
     unused = int(np.count_nonzero(meter.uses == 0)) - len(SPECIAL_TOKENS)
     probes = {text: [tokenizer.decode([index]) for index in tokenizer.encode(text)] for text in PROBES}

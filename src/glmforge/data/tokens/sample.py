@@ -6,7 +6,7 @@ each of 65,536 bins of the hash, so that nothing has to be kept in memory, then 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from glmforge.config.model import Strict
 from glmforge.config.tree import as_mapping, parse, to_value
 from glmforge.data.corpus.document import Document
 from glmforge.data.tokens.blocks import Block, Selection, blocks_of
-from glmforge.errors import ConfigError
+from glmforge.errors import ConfigError, DataError
 
 NUM_BINS = 1 << 16
 
@@ -91,21 +91,38 @@ def load_mixture(path: str | Path) -> SampleMixture:
         raise ConfigError(explain(error, SampleMixture, tree)) from None
 
 
-def plan_sample(corpora: Sequence[tuple[str, Iterable[Document], float]], num_bytes: int, seed: int = 0) -> list[Share]:
+def plan_sample(
+    corpora: Sequence[tuple[str, Iterable[Document], float]],
+    num_bytes: int,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> list[Share]:
     """Which documents of each (name, corpus, weight) make up `num_bytes` of text; reads the corpora once.
 
-    A source that has less than its weight asks for is taken whole; others do not make up for it.
+    A source that has less than its weight asks for is taken whole; others do not make up for it. `progress` is told
+    the bytes of text of each block that was read.
+
+    Raises:
+        DataError: the sample is so small that no document is in it; a corpus has no documents or cannot be read.
     """
     total = sum(weight for _, _, weight in corpora)
-    return [_share(name, corpus, int(num_bytes * weight / total), seed) for name, corpus, weight in corpora]
+    shares = [_share(name, corpus, int(num_bytes * weight / total), seed, progress) for name, corpus, weight in corpora]
+    if not any(share.num_bytes for share in shares):
+        there = sum(share.num_bytes_there for share in shares)
+        raise DataError(f"a sample of {num_bytes:,} of the {there:,} bytes there are has no document in it: take more")
+    return shares
 
 
-def _share(name: str, corpus: Iterable[Document], wanted: int, seed: int) -> Share:
+def _share(
+    name: str, corpus: Iterable[Document], wanted: int, seed: int, progress: Callable[[int], None] | None
+) -> Share:
     sizes = np.zeros(NUM_BINS, np.int64)
     for work in blocks_of(corpus):
         block = work.read()
         bins = np.fromiter((_bin(id_, seed) for id_ in block.ids), np.int64, len(block.ids))
         np.add.at(sizes, bins, np.diff(block.offsets))
+        if progress is not None:
+            progress(block.num_bytes)
     upto = np.cumsum(sizes)
     num_bins = int(np.searchsorted(upto, wanted, "right"))
     taken = int(upto[num_bins - 1]) if num_bins else 0

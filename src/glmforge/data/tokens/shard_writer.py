@@ -36,6 +36,9 @@ from glmforge.errors import DataError
 UINT16_VOCAB_SIZE = 65_500
 """Below it, ids are stored in two bytes: Megatron's own limit."""
 
+MAX_DOCUMENT_TOKENS = (1 << 31) - 1
+"""The index has 32 bits for a length."""
+
 
 def token_dtype_code(vocab_size: int) -> int:
     """The smallest dtype for ids of the vocabulary, as a key of `INTEGER_TYPES`."""
@@ -48,8 +51,8 @@ class ShardWriter:
     Leaving the block without `finish`, by an error or otherwise, removes what was written.
 
     Raises:
-        DataError: the shard exists and `overwrite` is False; an id is not of the vocabulary; the disk is
-            full.
+        DataError: the shard exists and `overwrite` is False; an id is not of the vocabulary; a document is longer
+            than the format can tell; the disk is full.
     """
 
     def __init__(self, prefix: str | Path, vocab_size: int, *, overwrite: bool = False) -> None:
@@ -88,6 +91,11 @@ class ShardWriter:
     def add(self, tokens: NDArray[Any], lengths: NDArray[Any]) -> None:
         """Append documents: their ids end to end, and the length of each."""
         assert int(lengths.sum()) == len(tokens), "lengths must add up to the tokens"
+        if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
+            raise DataError(
+                f"{self._prefix}: document {self.num_documents + int(lengths.argmax()):,} has {int(lengths.max()):,} "
+                f"tokens, at most {MAX_DOCUMENT_TOKENS:,} can be stored: cut it"
+            )
         check_ids(tokens, self._vocab_size, self._prefix, self.num_tokens)
         data = tokens.astype(INTEGER_TYPES[self._code]).tobytes()
         with disk_errors(self._bin_path):

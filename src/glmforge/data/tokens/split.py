@@ -18,57 +18,18 @@ The text must be UTF-8; of other bytes it is only said that the scanner stays wi
 # mypy: disable-error-code="no-any-return"
 # To type checkers, a compiled function may return anything.
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data import compiled as numba_loops
+from glmforge.data.compiled import compiled, non_allocating
+from glmforge.data.corpus.words.bytes_kernels import character_at
 from glmforge.data.tokens.characters import LETTER, LINE_END, NUMBER, OTHER, SPACE
 
 
-def allocating(function: Callable[..., Any]) -> Any:
-    """Compile a loop at its first use; the result is kept on the disk, and other threads run beside it."""
-    return numba_loops.compiled(function, error_model="numpy")
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """The same for functions that make no arrays.
-
-    Numba counts references to arrays at every call otherwise, which takes more time than these loops themselves.
-    Without its run time there is nothing to count, and an allocation is an error of compilation.
-    """
-    return numba_loops.compiled(function, error_model="numpy", _nrt=False)
-
-
-def readonly(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that cannot be written: to a compiled function the two are types, and each is compiled for."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-@compiled
-def character(text: NDArray[np.uint8], place: int, stop: int) -> tuple[int, int]:
-    """(code point, bytes) of the character at `place`."""
-    first = int(text[place])
-    if first < 0x80:
-        return first, 1
-    if first < 0xE0 and place + 1 < stop:
-        return (first & 0x1F) << 6 | int(text[place + 1]) & 0x3F, 2
-    if first < 0xF0 and place + 2 < stop:
-        return (first & 0x0F) << 12 | (int(text[place + 1]) & 0x3F) << 6 | int(text[place + 2]) & 0x3F, 3
-    if place + 3 < stop:
-        high = (first & 0x07) << 18 | (int(text[place + 1]) & 0x3F) << 12
-        return min(high | (int(text[place + 2]) & 0x3F) << 6 | int(text[place + 3]) & 0x3F, 0x10FFFF), 4
-    return 0xFFFD, stop - place
-
-
-@compiled
+@non_allocating
 def piece_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray[np.uint8]) -> int:
     """Where the piece that begins at `start` ends, in a text that ends at `stop`."""
-    point, size = character(text, start, stop)
+    point, size = character_at(text, start, stop)
     kind = classes[point]
     if point == 0x27:
         end = _contraction_end(text, start, stop)
@@ -80,7 +41,7 @@ def piece_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray[n
         return _number_end(text, start + size, stop, classes)
     place = start + size
     if place < stop and kind != LINE_END:
-        point2, size2 = character(text, place, stop)
+        point2, size2 = character_at(text, place, stop)
         kind2 = classes[point2]
         if kind2 == LETTER:
             return _run_end(text, place + size2, stop, classes, LETTER)
@@ -94,7 +55,7 @@ def piece_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray[n
     return _spaces_end(text, start, stop, classes)
 
 
-@compiled
+@non_allocating
 def _run_end(text: NDArray[np.uint8], place: int, stop: int, classes: NDArray[np.uint8], kind: int) -> int:
     while place < stop:
         first = text[place]
@@ -103,32 +64,32 @@ def _run_end(text: NDArray[np.uint8], place: int, stop: int, classes: NDArray[np
                 return place
             place += 1
         else:
-            point, size = character(text, place, stop)
+            point, size = character_at(text, place, stop)
             if classes[point] != kind:
                 return place
             place += size
     return place
 
 
-@compiled
+@non_allocating
 def _number_end(text: NDArray[np.uint8], place: int, stop: int, classes: NDArray[np.uint8]) -> int:
     for _ in range(2):
         if place >= stop:
             break
-        point, size = character(text, place, stop)
+        point, size = character_at(text, place, stop)
         if classes[point] != NUMBER:
             break
         place += size
     return place
 
 
-@compiled
+@non_allocating
 def _spaces_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray[np.uint8]) -> int:
     """After the run's last line end; or before its last space, if something follows; or after it."""
     place = start
     last = after_line_end = -1
     while place < stop:
-        point, size = character(text, place, stop)
+        point, size = character_at(text, place, stop)
         if classes[point] < SPACE:
             break
         last, place = place, place + size
@@ -139,7 +100,7 @@ def _spaces_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray
     return place if place == stop or last == start else last
 
 
-@compiled
+@non_allocating
 def _contraction_end(text: NDArray[np.uint8], start: int, stop: int) -> int:
     """Where the contraction at the apostrophe `start` ends, 0 if there is none."""
     if start + 1 >= stop:
@@ -157,7 +118,7 @@ def _contraction_end(text: NDArray[np.uint8], start: int, stop: int) -> int:
     return 0
 
 
-@allocating
+@compiled
 def piece_borders(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Ends of all pieces of one text."""
     ends = np.empty(stop - start, np.int64)

@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.compiled import non_allocating, readonly
+from glmforge.data.corpus.words.bytes_kernels import copy_bytes, equal_bytes, hash_bytes
 from glmforge.data.tokens.characters import character_classes
-from glmforge.data.tokens.split import compiled, piece_end, readonly
+from glmforge.data.tokens.split import piece_end
 
 MAX_WORD_BYTES = 96 << 20
 """Distinct words kept, in bytes: some hundred megabytes of multilingual text have as many. Learning from them takes
@@ -62,12 +64,13 @@ class WordCounter:
     """Counts the words of texts that are added to it.
 
     Args:
-        apart: spellings that are no words, see above.
+        apart: spellings that are no words, see above; each begins with `<`, `[` or `/`.
         max_bytes: bound on the bytes of all distinct words together.
     """
 
     def __init__(self, apart: Sequence[str] = (), max_bytes: int = MAX_WORD_BYTES) -> None:
         spellings = [text.encode() for text in apart]
+        assert all(spelling[:1] in (b"<", b"[", b"/") for spelling in spellings), "others are not looked for"
         self._apart = np.frombuffer(b"".join(spellings), np.uint8)
         self._apart_offsets = np.cumsum([0, *map(len, spellings)], dtype=np.int64)
         self._max_bytes = max_bytes
@@ -137,17 +140,7 @@ def _longer(array: NDArray[Any], length: int) -> NDArray[Any]:
     return longer
 
 
-@compiled
-def word_hash(text, start, stop):
-    """64 bits of the bytes in a range, by a multiplication per byte."""
-    value = np.uint64(0x9E3779B97F4A7C15)
-    for place in range(start, stop):
-        value = (value ^ np.uint64(text[place])) * np.uint64(0x100000001B3)
-    value ^= value >> np.uint64(29)
-    return value * np.uint64(0xBF58476D1CE4E5B9)
-
-
-@compiled
+@non_allocating
 def _count(
     text, offsets, document, place, classes, apart, apart_offsets,
     table, data, word_offsets, counts, hashes, size, max_bytes,
@@ -172,36 +165,25 @@ def _count(
     return document, place, size
 
 
-@compiled
+@non_allocating
 def _count_word(text, start, stop, table, mask, data, word_offsets, counts, hashes, size):
     """Count one word; 1 if it is new, else 0."""
-    value = word_hash(text, start, stop)
-    slot = (value >> np.uint64(32)) & mask
+    value = hash_bytes(text, start, stop)
+    slot = value & mask
     while table[slot] >= 0:
         word = table[slot]
-        if hashes[word] == value and equal_bytes(text, start, stop, data, word_offsets[word], word_offsets[word + 1]):
-            counts[word] += 1
-            return 0
+        if hashes[word] == value:
+            first, length = word_offsets[word], word_offsets[word + 1] - word_offsets[word]
+            if length == stop - start and equal_bytes(text, start, data, first, length):
+                counts[word] += 1
+                return 0
         slot = (slot + np.uint64(1)) & mask
-    first = word_offsets[size]
-    for place in range(start, stop):
-        data[first + place - start] = text[place]
-    word_offsets[size + 1] = first + stop - start
+    word_offsets[size + 1] = copy_bytes(text, start, stop, data, word_offsets[size])
     table[slot], hashes[size], counts[size] = size, value, 1
     return 1
 
 
-@compiled
-def equal_bytes(a, a_start, a_stop, b, b_start, b_stop):
-    if a_stop - a_start != b_stop - b_start:
-        return False
-    for place in range(a_stop - a_start):  # noqa: SIM110
-        if a[a_start + place] != b[b_start + place]:
-            return False
-    return True
-
-
-@compiled
+@non_allocating
 def _next_apart(text, start, stop, apart, apart_offsets):
     """(start, end) of the first spelling in `apart`, (stop, stop) if there is none."""
     for place in range(start, stop):
@@ -209,34 +191,30 @@ def _next_apart(text, start, stop, apart, apart_offsets):
         if first == 0x3C or first == 0x5B or first == 0x2F:  # < [ /
             for number in range(len(apart_offsets) - 1):
                 length = apart_offsets[number + 1] - apart_offsets[number]
-                if place + length <= stop and equal_bytes(
-                    text, place, place + length, apart, apart_offsets[number], apart_offsets[number + 1]
-                ):
+                if place + length <= stop and equal_bytes(text, place, apart, apart_offsets[number], length):
                     return place, place + length
     return stop, stop
 
 
-@compiled
+@non_allocating
 def _fill_table(table, hashes, size):
     mask = np.uint64(len(table) - 1)
     for word in range(size):
-        slot = (hashes[word] >> np.uint64(32)) & mask
+        slot = hashes[word] & mask
         while table[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         table[slot] = word
 
 
-@compiled
+@non_allocating
 def _keep_frequent(data, offsets, counts, hashes, size, least):
     """Drop words with fewer than `least` counts; returns how many are left."""
     kept = used = 0
     for word in range(size):
         if counts[word] < least:
             continue
-        first, length = offsets[word], offsets[word + 1] - offsets[word]
-        for place in range(length):
-            data[used + place] = data[first + place]
+        end = copy_bytes(data, offsets[word], offsets[word + 1], data, used)
         counts[kept], hashes[kept], offsets[kept] = counts[word], hashes[word], used
-        kept, used = kept + 1, used + length
+        kept, used = kept + 1, end
     offsets[kept] = used
     return kept

@@ -2,11 +2,15 @@
 
 import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from glmforge.cli.data import app
+from glmforge.cli.data.shape import augment
+from glmforge.data.corpus.batch import read_batches
 from glmforge.errors import ConfigError, DataError
 from helpers.corpus import texts_of
 
@@ -76,7 +80,7 @@ def test_decontaminate(run, corpus, tmp_path):
 
 
 def test_clean_analyze_and_what_they_leave_behind(run, corpus, tmp_path):
-    printed = run("clean", corpus, "--out", "clean", "--languages", "en", "--quality-threshold", "0.1")
+    printed = run("clean", corpus, "--out", "clean", "--languages", "en, zh", "--quality-threshold", "0.1")
     kept = _documents(tmp_path / "clean")
     assert 0 < len(kept) <= 60
     assert f"clean: {len(kept)} documents" in printed
@@ -106,33 +110,105 @@ def test_words_of_a_list(run, corpus, tmp_path):
 def test_sample_and_augment(run, corpus, tmp_path):
     run("sample", corpus, "--documents", 7, "--out", "sample")
     assert len(_documents(tmp_path / "sample")) == 7
-    run("augment", "sample/documents", "--operation", "case=1", "--out", "more")
+    printed = run("augment", "sample/documents", "--operation", "case=1", "--operation", "metadata=1", "--out", "more")
     assert len(_documents(tmp_path / "more")) == 14
+    assert "copies: case 7, nothing to change: metadata 7" in printed, "they have no metadata"
+
+
+def test_the_example_of_augment_draws_documents_of_a_small_corpus(run, corpus, tmp_path):
+    example = next(line.split() for line in augment.__doc__.splitlines() if "glmforge data augment" in line)
+    assert example[:4] == ["glmforge", "data", "augment", "clean/documents"]
+    printed = run("augment", corpus, *example[4:])
+    assert re.search(r"copies: case \d+, copies: typing \d+", printed)
+    assert len(_documents(tmp_path / example[-1])) > 60
+
+
+def test_reasons_stand_on_the_terminal(run, corpus, tmp_path):
+    """Of documents that were removed, and of records and files that could not be read, with a place of each."""
+    texts = ["short"] * 3 + [word * 300 for word in WORDS[:2]] + ["# " * 80, "and so on ...\n" * 80, "..." * 100]
+    with corpus.open("a") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+        file.write('{\n[]\n[]\n{"text": 1}\n{"text": ""}\n{}\n')
+    (tmp_path / "cut.parquet").write_bytes(b"PAR1")
+    printed = run("clean", corpus, "cut.parquet", "--out", "clean").splitlines()
+    assert (
+        "; removed 8: gopher_quality: too few words 6, code: long lines 1, gopher_quality: words too short 1"
+        in printed[3]
+    )
+    assert printed[4] == (
+        "clean/quarantine.jsonl: 6 records and 1 file that could not be read: "
+        "not a JSON object 2 (at corpus/corpus.jsonl:70), damaged file 1 (at cut/cut.parquet), "
+        "empty text 1 (at corpus/corpus.jsonl:73), no such field 1 (at corpus/corpus.jsonl:74), and 2 more reasons"
+    )
+
+
+def test_one_record_is_one(run, corpus):
+    with corpus.open("a") as file:
+        file.write("{broken\n")
+    printed = run("extract", corpus, "--out", "o")
+    assert "o/quarantine.jsonl: 1 record that could not be read: not JSON 1 (at corpus/corpus.jsonl:61)\n" in printed
+
+
+def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.jsonl").write_text(json.dumps({"text": f"a text of {folder}"}) + "\n")
+    run("extract", "a/x.jsonl", "b/x.jsonl", "--out", "o")
+    batches = [batch for shard in sorted((tmp_path / "o" / "documents").iterdir()) for batch in read_batches(shard)]
+    assert [id_ for batch in batches for id_ in batch.ids] == ["a/x.jsonl/x.jsonl:1", "b/x.jsonl/x.jsonl:1"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (["clean", "nowhere.jsonl"], DataError, r"nowhere.jsonl: no such file or directory"),
+        (["clean", "nowhere.jsonl"], DataError, r"^nowhere.jsonl: no such file or directory"),
+        (["clean", "corpus.jsonl", "--languages", "eng"], DataError, r"--languages.*'eng'.* did you mean 'en'"),
         (["clean", "corpus.jsonl", "--text-field", "content"], DataError, r"no document is left: o/report.html"),
         (["clean", "corpus.jsonl", "--quality-model", "none.npz"], DataError, r"none.npz"),
         (
             ["dedup", "corpus.jsonl", "--threshold", "1.5"],
             ConfigError,
-            r"minhash: threshold: .*less than or equal to 1",
+            r"^--threshold: should be less than or equal to 1, not 1.5$",
         ),
         (["dedup", "corpus.jsonl", "--against", "nowhere"], DataError, r"--against nowhere: no output of"),
         (["decontaminate", "corpus.jsonl", "--against", "none.jsonl"], DataError, r"none.jsonl"),
-        (["sample", "corpus.jsonl"], ConfigError, r"give a fraction of the documents or a number"),
-        (["augment", "corpus.jsonl", "--operation", "rhyme=1"], ConfigError, r"augment: operations"),
+        (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: give a fraction of the documents or a number"),
+        (["sample", "corpus.jsonl", "--documents", "2", "--by", "id"], ConfigError, r"^--by: should be 'all', "),
+        (["augment", "corpus.jsonl", "--operation", "rhyme=1"], ConfigError, r"^--operation: should be 'metadata', "),
         (
             ["augment", "corpus.jsonl", "--operation", "case=lots"],
             DataError,
-            r"--operation case=lots: must have the form",
+            r"--operation case=lots: must be NAME=SHARE with a share above 0 and up to 1",
         ),
+        (["augment", "corpus.jsonl", "--operation", "case=1.5"], DataError, r"--operation case=1.5: must be"),
+        (["augment", "corpus.jsonl", "--operation", "case=nan"], DataError, r"--operation case=nan: must be"),
+        (["augment", "corpus.jsonl", "--operation", "case", "--operation", "case=1"], DataError, r"case has a share"),
+        (["dedup", "corpus.jsonl", "--keep", "longst"], ConfigError, r"keep: 'longst': did you mean 'longest'\?"),
+        (["dedup", "corpus.jsonl", "--keep", "quality"], DataError, r"keep: documents have no score 'quality' \(they"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(run, corpus, arguments, error, message):
     with pytest.raises(error, match=message) as caught:
         run(*arguments, "--out", "o")
     assert "\n" not in str(caught.value)
+    assert not Path("o").exists() or Path("o/.work/00-extract").exists(), "refused at once, it leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("picture.png", r"picture.png: an evaluation set is a file .jsonl"),
+        ("pictures", r"pictures: evaluation set 'pictures' has no items: name a file .jsonl"),
+        ("other.jsonl", r"other.jsonl:1 has no field question, problem, .* \(it has: content\)"),
+        ("cut.jsonl", r"cut.jsonl: not readable as an evaluation set"),
+    ],
+)
+def test_a_wrong_evaluation_set_is_told_before_the_corpus_is_read(run, corpus, tmp_path, name, message):
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "one.png").write_bytes(b"\x89PNG")
+    (tmp_path / "other.jsonl").write_text('{"content": "x"}\n')
+    (tmp_path / "cut.jsonl").write_text('{"question": "What')
+    with pytest.raises(DataError, match=message):
+        run("decontaminate", corpus, "--against", name, "--out", "o")
+    assert not list((tmp_path / "o" / ".work").glob("*-extract")), "nothing was extracted"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_tokenizer
+from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, train_tokenizer
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.tokenizer import token_byte_lengths
 from glmforge.errors import DataError
@@ -68,7 +68,11 @@ def test_byte_lengths_are_those_of_the_text(tokenizer):
 
 @pytest.mark.parametrize(
     ("vocab_size", "complaint"),
-    [(MIN_VOCAB_SIZE - 1, "need at least 292"), (5000, "only .* tokens to learn")],
+    [
+        (MIN_VOCAB_SIZE - 1, "need at least 292"),
+        (5000, "only .* tokens to learn"),
+        (MAX_VOCAB_SIZE + 1, "2,097,151: at most 2,097,150"),
+    ],
 )
 def test_vocab_size_out_of_reach(tmp_path, vocab_size, complaint):
     with pytest.raises(DataError, match=complaint):

@@ -2,18 +2,24 @@
 
 import json
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
+from glmforge.data.tokens import fast_encoder
 from glmforge.data.tokens import tokenizer as tokenizer_module
 from glmforge.data.tokens.blocks import block_of_texts
-from glmforge.data.tokens.bpe import train_natively, train_with_library
+from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, _with_split_rule, train_natively, train_with_library
+from glmforge.data.tokens.encoder_tables import MAX_VOCABULARY
 from glmforge.data.tokens.fast_encoder import FastEncoder, UnsupportedTokenizer, adversarial_texts
 from glmforge.data.tokens.piece_encoder import new_cache
+from glmforge.data.tokens.piece_merges import SCRATCH_PER_BYTE
 from glmforge.data.tokens.special import SPECIAL_TOKENS
+from glmforge.data.tokens.spelling import byte_ids, spell
 from glmforge.data.tokens.tokenizer import Tokenizer
 
 MIXED = [
@@ -144,3 +150,57 @@ def test_it_travels_to_other_processes(encoder):
 def test_both_trainers_make_the_same_tokenizer():
     blocks = [block_of_texts([text, *adversarial_texts()]) for text in MIXED]
     assert train_natively(blocks, 800).to_str() == train_with_library(blocks, 800).to_str()
+
+
+def by_hand(merges: list[tuple[str, str]]) -> tuple[FastEncoder, Callable[[list[str]], list[list[int]]]]:
+    """The encoder of a tokenizer with these merges alone, and the library's."""
+    vocabulary = {spell(bytes([byte])): int(index) for byte, index in enumerate(byte_ids())}
+    for left, right in merges:
+        vocabulary[left + right] = len(vocabulary)
+    tokenizer = _with_split_rule(models.BPE(vocab=vocabulary, merges=merges))
+
+    def encode_batch(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return FastEncoder.of(tokenizer.to_str(), encode_batch), encode_batch
+
+
+def test_the_heap_of_a_long_piece_stays_within_its_memory():
+    """Each merge of a and b finds two new neighbours to join, and the old ones stay in the heap: it grows by half."""
+    encoder, encode_batch = by_hand([("a", "b"), ("b", "a"), ("ab", "a"), ("ab", "ab")])
+    size, untouched = 20_000, -7
+    memory = np.full(2 * SCRATCH_PER_BYTE * size, untouched, np.int64)
+    encoder._scratch = memory[: SCRATCH_PER_BYTE * size]
+    text = "ab" * (size // 2)
+    assert encoder.encode_batch([text]) == encode_batch([text])
+    assert (memory[SCRATCH_PER_BYTE * size :] == untouched).all()
+
+
+def test_memory_grows_with_the_longest_piece_and_not_with_the_text(rich):
+    encoder = FastEncoder(rich.fast_encoder._tables)
+    first = encoder._scratch
+    words = "the forge " * 50_000
+    assert encoder.encode_batch([words]) == rich.encode_batch_with_library([words])
+    assert encoder._scratch is first
+    texts = ["a b", f"the {'ha' * 40_000} smith", "x", "数" * 40_000 + " y"]
+    assert encoder.encode_batch(texts) == rich.encode_batch_with_library(texts)
+    assert len(encoder._scratch) == SCRATCH_PER_BYTE * 120_000
+
+
+def test_a_tokenizer_without_merges():
+    encoder, encode_batch = by_hand([])
+    assert encoder.encode_batch(MIXED) == encode_batch(MIXED)
+
+
+def test_more_merges_than_a_rank_can_tell_are_refused(rich, monkeypatch):
+    monkeypatch.setattr(fast_encoder, "MAX_VOCABULARY", 420)
+    FastEncoder.of(rich._plain_json, rich.encode_batch_with_library)
+    content = json.loads(rich._plain_json)
+    content["model"]["merges"] = [["a", "b"]] * 421
+    content["model"]["vocab"].setdefault("ab", 419)
+    with pytest.raises(UnsupportedTokenizer, match="421 merges, more than 420"):
+        FastEncoder.of(json.dumps(content), rich.encode_batch_with_library)
+
+
+def test_what_can_be_trained_can_be_encoded():
+    assert MAX_VOCAB_SIZE == MAX_VOCABULARY

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from glmforge.data.tokens import merges
 from glmforge.data.tokens.merges import learn_merges
 from glmforge.data.tokens.word_counts import Words
+from glmforge.errors import DataError
 
 BYTES = np.arange(256, dtype=np.int32)
 
@@ -127,3 +128,13 @@ def test_the_order_of_the_words_does_not_matter():
     counts = {word: int(draw.integers(1, 50)) for word in words}
     shuffled = dict(sorted(counts.items(), key=lambda item: hash(item[0])))
     assert learn(counts, 2000) == learn(shuffled, 2000)
+
+
+def test_more_bytes_of_words_than_places_can_tell_are_refused():
+    words = Words(np.empty(0, np.uint8), np.array([0, 5, (1 << 31) + 2]), np.array([2, 1]))
+    with pytest.raises(DataError, match=r"2,147,483,650 bytes .* one has 2,147,483,645 bytes"):
+        learn_merges(words, 300, BYTES)
+
+
+def test_no_words_at_all():
+    assert learn({}, 300) == ([], [bytes([byte]) for byte in range(256)])

@@ -2,7 +2,7 @@ import pytest
 
 from glmforge.data.corpus.document import Document
 from glmforge.data.tokens.sample import load_mixture, plan_sample, sampled_blocks
-from glmforge.errors import ConfigError
+from glmforge.errors import ConfigError, DataError
 
 
 def documents(name: str, number: int) -> list[Document]:
@@ -43,3 +43,8 @@ def test_mixture_file(tmp_path):
     path.write_text("sources:\n- {name: web, paths: [a], wieght: 2.0}\n")
     with pytest.raises(ConfigError, match=r"mixture.yaml.*wieght"):
         load_mixture(path)
+
+
+def test_a_sample_too_small_for_any_document_is_refused():
+    with pytest.raises(DataError, match="a sample of 5 of the 33 bytes there are has no document in it"):
+        plan_sample([("a", documents("a", 3), 1.0)], 5)

@@ -208,6 +208,14 @@ def test_writer_refuses_an_id_outside_the_vocabulary(tmp_path, bad):
             writer.add(np.array([1, bad]), np.array([2]))
 
 
+def test_writer_refuses_a_document_longer_than_the_index_can_tell(tmp_path):
+    tokens = np.broadcast_to(np.uint16(1), (1 << 31) + 1)  # takes no memory
+    with ShardWriter(tmp_path / "s", 100) as writer:
+        writer.add(np.array([1]), np.array([1]))
+        with pytest.raises(DataError, match=r"document 2 has 2,147,483,648 tokens, at most 2,147,483,647"):
+            writer.add(tokens, np.array([1, 1 << 31]))
+
+
 def test_writer_leaves_nothing_without_finish(tmp_path):
     with ShardWriter(tmp_path / "s", 100) as writer:
         writer.add(np.array([1]), np.array([1]))

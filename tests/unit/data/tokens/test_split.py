@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
+from glmforge.data.compiled import readonly
 from glmforge.data.tokens.characters import SPLIT_PATTERN, character_classes
 from glmforge.data.tokens.fast_encoder import adversarial_texts
-from glmforge.data.tokens.split import piece_borders, readonly
+from glmforge.data.tokens.split import piece_borders
 
 ORACLE = pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated")
 ALPHABET = "  \n\r\t'sStTrReEvVmMlLdDſaZ09١½Ⅷ你あ🙂\u200d\u0301\u00a0\u2028\u0085\u3000\x1c\0!?._-"

@@ -66,6 +66,7 @@ def _drop_special(content: dict) -> dict:
         (None, r"tokenizer.json: no such file: make one"),
         (lambda text: text[: len(text) // 2], "not a GLM tokenizer"),
         (lambda text: "{}", "not a GLM tokenizer"),
+        (lambda text: "[]", "not a GLM tokenizer"),
         (lambda text: json.dumps(_drop_special(json.loads(text))), r"lacks GLM's special tokens <\|video\|>"),
     ],
 )
@@ -76,3 +77,35 @@ def test_unusable_directory(tokenizer_dir, tmp_path, damage, complaint):
     path.unlink() if damage is None else path.write_text(damage(text))
     with pytest.raises(DataError, match=complaint):
         Tokenizer.load(directory)
+
+
+def test_a_file_is_no_directory_of_a_tokenizer(tmp_path):
+    (tmp_path / "t").write_text("")
+    with pytest.raises(DataError, match=r"t/tokenizer.json: no such file: make one"):
+        Tokenizer.load(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("size", "complaint"),
+    [
+        (0, "padded_vocab_size 0 has no room"),
+        (359, "has no room for 360 tokens"),
+        ("384", "'384' .* no number of rows"),
+    ],
+)
+def test_a_padded_size_that_cannot_be(tokenizer_dir, tmp_path, size, complaint):
+    directory = shutil.copytree(tokenizer_dir, tmp_path / "t")
+    config = directory / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"padded_vocab_size": size}))
+    with pytest.raises(DataError, match=complaint):
+        Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize("index", [-1, 360])
+def test_ids_outside_the_vocabulary(tokenizer, index):
+    with pytest.raises(DataError, match=f"token id {index} is not in the vocabulary of 360"):
+        tokenizer.id_to_token(index)
+
+
+def test_ids_of_the_padding_say_nothing(tokenizer):
+    assert tokenizer.decode([*tokenizer.encode("a"), 360, 383, *tokenizer.encode("b")]) == "ab"

@@ -65,3 +65,8 @@ def test_texts_in_the_middle_of_a_buffer():
     counter = WordCounter()
     counter.add(np.frombuffer(b"skip me and not me", np.uint8), np.array([5, 7, 11]))
     assert counter.finish().words() == {b"me": 1, b" and": 1}
+
+
+def test_only_spellings_that_are_looked_for_are_set_apart():
+    with pytest.raises(AssertionError, match="not looked for"):
+        WordCounter(["<a>", "{b}"])

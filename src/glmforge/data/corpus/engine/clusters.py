@@ -120,7 +120,14 @@ class RayExecutor(Executor):
         options: dict[str, Any] = {"address": self._settings.address or "local"}
         if self._settings.address is None:
             options["include_dashboard"] = False
-        self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        try:
+            self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        except ConnectionError as error:
+            address = self._settings.address
+            raise DataError(
+                f"executors.ray: no Ray cluster answers at address '{address}': give another, or null for one of this "
+                "machine"
+            ) from error
         return self
 
     def run(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> None:

@@ -7,6 +7,7 @@ import os
 
 from pydantic import Field
 
+from glmforge.config.explain import suggest
 from glmforge.config.model import Strict
 from glmforge.data.corpus.engine.execution import Executor
 from glmforge.data.corpus.engine.local import LocalExecutor
@@ -65,7 +66,7 @@ class Executors(Strict):
     def make(self, name: str) -> Executor:
         """The executor of that name. Raises `DataError` for one that is unknown or has no settings."""
         if name not in type(self).model_fields:
-            raise DataError(f"executor '{name}': there are {', '.join(type(self).model_fields)}")
+            raise DataError(f"unknown executor '{name}': {suggest(name, type(self).model_fields)}")
         settings: LocalSettings | SlurmSettings | RaySettings | None = getattr(self, name)
         if settings is None:
             raise DataError(f"executor '{name}': the pipeline file says nothing of it: add 'executors.{name}'")

@@ -16,17 +16,17 @@ the working directory, as everywhere in the project.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError
 
-from glmforge.config.explain import explain
+from glmforge.config.explain import Mistake, mistakes
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
-from glmforge.config.tree import Node, as_mapping, assign, child, from_value, parse, to_value, where, without_child
+from glmforge.config.tree import Node, as_mapping, child, from_value, override, parse, to_value, where, without_child
 from glmforge.data.corpus.block import Block
 from glmforge.data.corpus.engine.clean import Clean
 from glmforge.data.corpus.engine.executors import Executors
@@ -79,39 +79,55 @@ def load_pipeline(path: str | Path, overrides: Sequence[str] = ()) -> Pipeline:
 def parse_pipeline(text: str, source: str = "pipeline", overrides: Sequence[str] = ()) -> Pipeline:
     """`load_pipeline` of a text; `source` is the name that errors call it by."""
     tree: Node = as_mapping(parse(text, source))
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not (equals and all(key.split(".")) and value.strip()):
-            raise ConfigError(f"override '{override}': must have the form dotted.key=value, such as output=out2")
-        place = f"override '{override}'"
-        tree = assign(tree, key.split("."), from_value(to_value(parse(value, place)), place), place)
+    for change in overrides:
+        tree = override(tree, change, "output=out2")
+    return _pipeline(tree, {})
+
+
+def pipeline_of(value: Mapping[str, Any], source: str, names: Mapping[str, str]) -> Pipeline:
+    """The pipeline of a file's contents as plain values.
+
+    Args:
+        value: what a pipeline file would hold.
+        source: where the values come from, in the words of errors.
+        names: what errors call a key and all below it, such as {"minhash.threshold": "--threshold"}.
+
+    Raises:
+        ConfigError: one line per mistake, with the key or its name and what to write instead.
+    """
+    return _pipeline(from_value(dict(value), source), names)
+
+
+def _pipeline(tree: Node, names: Mapping[str, str]) -> Pipeline:
     entries = child(tree, "stages")
     if not isinstance(entries, yaml.SequenceNode) or not entries.value:
         raise ConfigError(f"{where(entries or tree)}: stages: should be a list of stages, the first of them 'extract'")
-    settings = _validate(Settings, without_child(as_mapping(tree), "stages"), "")
-    stages = tuple(_stage(entry) for entry in entries.value)
+    settings = _validate(Settings, without_child(as_mapping(tree), "stages"), "", names)
+    stages = tuple(_stage(entry, names) for entry in entries.value)
     return Pipeline(**{name: getattr(settings, name) for name in Settings.model_fields}, stages=stages)
 
 
-def _stage(entry: Node) -> Stage:
+def _stage(entry: Node, names: Mapping[str, str]) -> Stage:
     kind, options = _named(entry, "a stage")
-    try:
-        cls = stage_class(kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where(entry)}: {error}") from None
+    cls = _found(stage_class, kind, entry)
     if not issubclass(cls, Clean):
-        return _validate(cls, options, f"{kind}: ")
+        return _validate(cls, options, kind, names)
     if not isinstance(options, yaml.SequenceNode) or not options.value:
         raise ConfigError(f"{where(options)}: {kind}: should be a list of blocks, such as [normalise, gopher_quality]")
-    return cls(blocks=tuple(_block(block) for block in options.value))
+    return cls(blocks=tuple(_block(block, names) for block in options.value))
 
 
-def _block(entry: Node) -> Block:
+def _block(entry: Node, names: Mapping[str, str]) -> Block:
     kind, options = _named(entry, "a block")
+    return _validate(_found(block_class, kind, entry), options, kind, names)
+
+
+def _found(find: Callable[[str], type[_Part]], kind: str, entry: Node) -> type[_Part]:
+    """The class that `find` knows by `kind`; its complaint about another one names the line."""
     try:
-        return _validate(block_class(kind), options, f"{kind}: ")
+        return find(kind)
     except ConfigError as error:
-        raise ConfigError(f"{where(entry)}: {error}" if "unknown block" in str(error) else str(error)) from None
+        raise ConfigError(f"{where(entry)}: {error}") from None
 
 
 def _named(entry: Node, what: str) -> tuple[str, Node]:
@@ -126,18 +142,20 @@ def _named(entry: Node, what: str) -> tuple[str, Node]:
     raise ConfigError(f"{where(entry)}: {what} should be its name, or one name with its options below it")
 
 
-def _validate(cls: type[_Part], tree: Node, prefix: str) -> _Part:
+def _validate(cls: type[_Part], tree: Node, kind: str, names: Mapping[str, str]) -> _Part:
     try:
         return cls.model_validate_json(json.dumps(to_value(tree)))  # YAML has no more types than JSON
     except ValidationError as error:
-        lines = explain(error, cls, tree).splitlines()
-        raise ConfigError("\n".join(_with_prefix(line, prefix) for line in lines)) from None
+        raise ConfigError("\n".join(_line(found, kind, names) for found in mistakes(error, cls, tree))) from None
 
 
-def _with_prefix(line: str, prefix: str) -> str:
-    """`file:3: key: message` -> `file:3: stage: key: message`."""
-    place, colon, rest = line.partition(": ")
-    return f"{place}{colon}{prefix}{rest}" if rest else prefix + line
+def _line(mistake: Mistake, kind: str, names: Mapping[str, str]) -> str:
+    """`file:3: stage: key: message`, or `name: message` where the key has a name of its own."""
+    place, key, message = mistake
+    path = f"{kind}.{key}".strip(".").split(".")
+    prefixes = (".".join(path[:length]) for length in range(len(path), 0, -1))
+    name = next((names[prefix] for prefix in prefixes if prefix in names), None)
+    return ": ".join(part for part in ((name, message) if name else (place, kind, key, message)) if part)
 
 
 def dump_pipeline(pipeline: Pipeline) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Names of a pipeline file -> the classes that carry them out; a class is imported when a pipeline asks for it."""
 
-import difflib
 from importlib import import_module
 
+from glmforge.config.explain import suggest
 from glmforge.data.corpus.block import Block
 from glmforge.data.corpus.engine.stage import Stage
 from glmforge.errors import ConfigError, DataError
@@ -55,9 +55,7 @@ def block_class(kind: str) -> type[Block]:
 
 def _load(kind: str, names: dict[str, str], what: str) -> type:
     if kind not in names:
-        near = difflib.get_close_matches(kind, names, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"
-        raise ConfigError(f"unknown {what} '{kind}': {hint}")
+        raise ConfigError(f"unknown {what} '{kind}': {suggest(kind, names)}")
     module, _, name = names[kind].partition(":")
     try:
         found = getattr(import_module(module), name)

@@ -90,12 +90,13 @@ def run_pipeline(
     Raises:
         DataError: a task failed, or finished ones were made with other options. What is done stays done.
     """
-    with _only_run(pipeline.output):
-        planned = _plan(pipeline.stages, pipeline.output / WORK, pipeline.seed)
-        _check(planned, pipeline.output / WORK, redo)
+    work = pipeline.output / WORK
+    # What cannot be run is refused before anything is written.
+    planned, chosen = _plan(pipeline.stages, work, pipeline.seed), pipeline.executors.make(executor)
+    with _only_run(pipeline.output), chosen as running:
+        _check(planned, work, redo)
         _forget_damaged(planned, released=not pipeline.keep_intermediate)
-        with pipeline.executors.make(executor) as running:
-            _run(planned, running, pipeline.output / WORK / "logs", progress, release=not pipeline.keep_intermediate)
+        _run(planned, running, work / "logs", progress, release=not pipeline.keep_intermediate)
         return _publish(pipeline, planned)
 
 
@@ -106,22 +107,24 @@ def run_stages(
     shards: Sequence[Path] = (),
     seed: int = 0,
     workers: int = 1,
+    redo: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> tuple[list[Path], list[Statistics]]:
     """Stages on their own, for programs: no report, nothing published.
 
     Args:
         shards: the documents that the first of `stages` reads, unless it reads raw files.
+        redo: throw away finished tasks that were made with other options, instead of refusing to run.
 
     Returns:
         (shards of the last stage, statistics of each stage).
     """
-    with _only_run(directory):
-        planned = _plan(stages, directory / WORK, seed, shards)
-        _check(planned, directory / WORK, redo=False)
+    planned = _plan(stages, directory / WORK, seed, shards)
+    executor = Executors.model_validate({"local": {"workers": workers}}).make("local")
+    with _only_run(directory), executor as running:
+        _check(planned, directory / WORK, redo)
         _forget_damaged(planned, released=False)
-        with Executors.model_validate({"local": {"workers": workers}}).make("local") as running:
-            _run(planned, running, directory / WORK / "logs", progress)
+        _run(planned, running, directory / WORK / "logs", progress)
     return _shards(planned[-1]), [_statistics(stage) for stage in planned]
 
 

@@ -51,20 +51,21 @@ class TaskOutput:
         """A writer of the task's shard of documents. A task of a step that hands on documents always opens one."""
         return BatchWriter(self.directory / DOCUMENTS)
 
-    def quarantine(self, reason: str, where: str, data: bytes = b"", detail: str = "") -> None:
-        """Put aside a record that cannot be read: a line in the task's quarantine file, a count, a sample.
+    def quarantine(self, reason: str, where: str, data: bytes = b"", detail: str = "", num_records: int = 1) -> None:
+        """Put aside what cannot be read: a line in the task's quarantine file, a count of records, a sample.
 
         Args:
             reason: kind of damage in a few words, such as "invalid UTF-8"; counted.
             where: file and place in it.
             data: the record or its beginning.
             detail: what exactly is wrong.
+            num_records: how many records are lost with it, where one place holds several.
         """
         excerpt = data[:1000].decode(errors="backslashreplace")
         line = {"reason": reason, "where": where, "detail": detail, "record": excerpt}
         with (self.directory / QUARANTINE).open("ab") as file:
             file.write(dump_json(line).replace(b"\n", b"") + b"\n")
-        self.statistics.add_quarantined(reason, where, excerpt)
+        self.statistics.add_quarantined(reason, where, excerpt, num_records)
 
 
 class Step(ABC):

@@ -99,9 +99,9 @@ class Statistics:
         fresh = [{"order": order, "id": ids[row].as_py(), "text": _excerpt(batch, row)} for order, row in chosen]
         self.samples[reason] = _fewest(kept, fresh)
 
-    def add_quarantined(self, reason: str, where: str, excerpt: str) -> None:
-        """Count a record that is no document, and say where it is."""
-        self.quarantined[reason] += 1
+    def add_quarantined(self, reason: str, where: str, excerpt: str, num_records: int = 1) -> None:
+        """Count a record that is no document, or several in one place, and say where."""
+        self.quarantined[reason] += num_records
         sample = {"order": xxhash.xxh3_64_intdigest(where.encode()), "id": where, "text": excerpt[:EXCERPT_CHARACTERS]}
         self.samples[reason] = _fewest(self.samples.get(reason, []), [sample])
 

@@ -79,7 +79,7 @@ def list_files(source: Input) -> list[SourceFile]:
     """
     paths = sorted(_matches(source.path))
     if not paths:
-        raise DataError(f"input '{source.source}': {source.path}: no such file or directory: check the path")
+        raise DataError(f"{source.path}: no such file or directory: check the path")
     root = _root(source.path)
     if source.format == "repositories":
         files = [_repository(path, root, source) for path in _repositories(paths)]
@@ -87,9 +87,7 @@ def list_files(source: Input) -> list[SourceFile]:
         found = [_file(path, root, source) for top in paths for path in _walk(top)]
         files = [file for file in found if file is not None]
     if not files:
-        raise DataError(
-            f"input '{source.source}': {source.path}: no file of a known kind: set its format, or name other files"
-        )
+        raise DataError(f"{source.path}: no file of a known kind: set its format, or name other files")
     return sorted(files, key=lambda file: file.name)
 
 

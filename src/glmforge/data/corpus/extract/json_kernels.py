@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import non_allocating
 from glmforge.data.corpus.words.bytes_kernels import TOP_BITS, equal_bytes, load64, store64, trailing_zeros
 
 _ONES = np.uint64(0x0101010101010101)
@@ -32,7 +32,7 @@ _MAX_DIGITS = 100
 _MAX_ID_DIGITS = 18
 
 
-@compiled
+@non_allocating
 def parse_lines(
     data: Any,
     start: int,
@@ -76,7 +76,7 @@ def parse_lines(
     return min(i, len(data)), line, row
 
 
-@compiled
+@non_allocating
 def _record(data: Any, i: int, text_key: Any, id_key: Any, texts: Any, text_at: int, ids: Any, id_at: int) -> Any:
     """One line's object: (place of its newline, end of its text, end of its id), -1 if it is not to be taken."""
     text_end, id_end, wants_id = -1, id_at, len(id_key) > 0
@@ -124,21 +124,21 @@ def _record(data: Any, i: int, text_key: Any, id_key: Any, texts: Any, text_at: 
     return i, text_end, id_end
 
 
-@compiled
+@non_allocating
 def _is_blank(text: Any, begin: int, end: int) -> bool:
     while begin < end and (text[begin] == _BLANK or _TAB <= text[begin] <= _RETURN):
         begin += 1
     return begin == end
 
 
-@compiled(inline="always")
+@non_allocating
 def _skip_blanks(data: Any, i: int) -> int:
     while i < len(data) and (data[i] == _BLANK or data[i] == _TAB or data[i] == _RETURN):
         i += 1
     return i
 
 
-@compiled
+@non_allocating
 def _plain_string(data: Any, i: int) -> int:
     """Behind the quote that ends a string without escapes; -1 if it has any, or does not end."""
     while i < len(data):
@@ -151,7 +151,7 @@ def _plain_string(data: Any, i: int) -> int:
     return -1
 
 
-@compiled
+@non_allocating
 def _string(data: Any, i: Any, out: Any, at: Any, keep: bool) -> Any:
     """Unescape the string from `i` on to `out[at:]` if `keep`: (place behind its quote or -1, end in `out`)."""
     while i < len(data):
@@ -186,7 +186,7 @@ def _string(data: Any, i: Any, out: Any, at: Any, keep: bool) -> Any:
     return -1, at
 
 
-@compiled
+@non_allocating
 def _escape(data: Any, i: int) -> Any:
     """What stands behind a backslash: (place behind it or -1, code point)."""
     if i >= len(data):
@@ -219,7 +219,7 @@ def _escape(data: Any, i: int) -> Any:
     return i + 11, 0x10000 + ((point - 0xD800) << 10 | low - 0xDC00)
 
 
-@compiled
+@non_allocating
 def _four_digits(data: Any, i: int) -> Any:
     """The value of four hexadecimal digits; -1 if they are not."""
     value = np.int64(0)
@@ -237,7 +237,7 @@ def _four_digits(data: Any, i: int) -> Any:
     return value
 
 
-@compiled
+@non_allocating
 def _put_character(out: Any, at: int, point: int) -> int:
     """Write a code point as UTF-8; the end of it."""
     if point < 0x80:
@@ -254,7 +254,7 @@ def _put_character(out: Any, at: int, point: int) -> int:
     return at + 4
 
 
-@compiled
+@non_allocating
 def _integer(data: Any, i: int, out: Any, at: int) -> Any:
     """Copy a whole number's digits: (place behind it or -1, end in `out`)."""
     end = _number(data, i)
@@ -268,7 +268,7 @@ def _integer(data: Any, i: int, out: Any, at: int) -> Any:
     return end, at
 
 
-@compiled
+@non_allocating
 def _skip_value(data: Any, i: int, scratch: Any) -> int:
     """Behind any value; -1 if it is not JSON, or nested very deep. Bits of `kinds` tell objects from lists."""
     depth, kinds = 0, np.uint64(0)
@@ -316,7 +316,7 @@ def _skip_value(data: Any, i: int, scratch: Any) -> int:
     return -1
 
 
-@compiled
+@non_allocating
 def _skip_key(data: Any, i: int, scratch: Any) -> int:
     """Behind a key, its colon and the blanks around it; -1 if that is not there."""
     if i >= len(data) or data[i] != _QUOTE:
@@ -330,7 +330,7 @@ def _skip_key(data: Any, i: int, scratch: Any) -> int:
     return _skip_blanks(data, i + 1)
 
 
-@compiled
+@non_allocating
 def _number(data: Any, i: int) -> int:
     """Behind a number; -1 if it is none, or so long that it may be infinite."""
     if data[i] == _MINUS:
@@ -355,14 +355,14 @@ def _number(data: Any, i: int) -> int:
     return i
 
 
-@compiled
+@non_allocating
 def _digits(data: Any, i: int) -> int:
     while i < len(data) and _ZERO <= data[i] <= _NINE:
         i += 1
     return i
 
 
-@compiled
+@non_allocating
 def _literal(data: Any, i: int) -> int:
     """Behind `true`, `false` or `null`; -1 if it is none of them."""
     if i + 4 <= len(data) and data[i + 1] == ord("r") and data[i + 2] == ord("u") and data[i + 3] == ord("e"):
@@ -374,7 +374,7 @@ def _literal(data: Any, i: int) -> int:
     return -1
 
 
-@compiled
+@non_allocating
 def count_newlines(data: Any) -> int:
     count = 0
     for byte in data:

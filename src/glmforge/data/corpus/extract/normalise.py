@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.block import Block, Outcome
 
@@ -112,7 +112,7 @@ def character_table() -> NDArray[np.uint8]:
     return table
 
 
-@compiled
+@non_allocating
 def _decode(text, i, stop):  # type: ignore[no-untyped-def]
     """(code point, bytes) of the character at `i`, which is not ASCII."""
     byte = np.int64(text[i])
@@ -124,7 +124,7 @@ def _decode(text, i, stop):  # type: ignore[no-untyped-def]
     return high | (np.int64(text[i + 2]) & 63) << 6 | np.int64(text[i + 3]) & 63, 4
 
 
-@compiled
+@non_allocating
 def _announced(code):  # type: ignore[no-untyped-def]
     """How many bytes follow a first byte of UTF-8, for a character that such a byte becomes in Latin-1."""
     if 0xC2 <= code <= 0xDF:
@@ -134,7 +134,7 @@ def _announced(code):  # type: ignore[no-untyped-def]
     return 3 if 0xF0 <= code <= 0xF4 else 0
 
 
-@compiled
+@non_allocating
 def _is_later_byte(code):  # type: ignore[no-untyped-def]
     """Whether a later byte of UTF-8 becomes this character in Latin-1 or Windows-1252."""
     if 0x80 <= code <= 0xBF:
@@ -191,7 +191,7 @@ def survey(text, offsets, table, max_blank_lines):  # type: ignore[no-untyped-de
     return needs
 
 
-@compiled
+@non_allocating
 def _rewrite_one(text, begin, stop, table, max_blank_lines, out, at):  # type: ignore[no-untyped-def]
     start, newlines, space_from = at, 0, at
     i = begin

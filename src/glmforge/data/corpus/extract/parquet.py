@@ -16,7 +16,7 @@ _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa
 
 
 def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
-    """The documents of a file. A row group that is damaged is put aside and the next one read.
+    """The documents of a file. What is left of a damaged row group is put aside, and the next one read.
 
     Raises:
         DataError: the file is damaged so that nothing can be read, or lacks a field.
@@ -30,16 +30,16 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
             _check(table.schema_arrow, source.text_field, columns, file)
             row = 1
             for group in range(table.num_row_groups):
-                num_rows = table.metadata.row_group(group).num_rows
+                first, num_rows = row, table.metadata.row_group(group).num_rows
                 try:
-                    start = row
                     for part in table.iter_batches(BATCH_DOCUMENTS, [group], columns, use_threads=False):
-                        yield from _documents(part, start, file, context)
-                        start += part.num_rows
+                        yield from _documents(part, row, file, context)
+                        row += part.num_rows
                 except (pa.ArrowException, OSError) as error:
-                    rows = f"{file.name}:{start}-{row + num_rows - 1}"
-                    context.reject("damaged row group", rows, b"", str(error))
-                row += num_rows
+                    lost = first + num_rows - row
+                    detail = f"{lost:,} {'record' if lost == 1 else 'records'} lost: {str(error).strip()}"
+                    context.reject("damaged row group", f"{file.name}:{row}-{row + lost - 1}", b"", detail, lost)
+                row = first + num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file.path}: not readable as Parquet ({error}): is the file whole?") from error
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import orjson
@@ -29,8 +29,10 @@ class Record(NamedTuple):
     language: str | None = None
 
 
-Reject = Callable[[str, str, bytes, str], None]
-"""`TaskOutput.quarantine`: (reason, where, data, detail)."""
+class Reject(Protocol):
+    """`TaskOutput.quarantine`."""
+
+    def __call__(self, reason: str, where: str, data: bytes, detail: str, num_records: int = 1) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ lines broken anew. Which documents, and which letters, is a matter of a hash of 
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import orjson
@@ -35,7 +35,7 @@ class Augment(Stage):
     """Altered copies of a share of the documents, beside the originals; the copy of `a` has the id `a#typing`."""
 
     kind: ClassVar[str] = "augment"
-    operations: dict[Operation, float] = Field(
+    operations: dict[Operation, Annotated[float, Field(gt=0, le=1)]] = Field(
         min_length=1,
         description="operation -> share of the documents that get such a copy: metadata, typing, case, lines",
     )
@@ -71,6 +71,7 @@ class _Augment(PerShard):
             ids.append(f"{id_}#{name}")
         changed = np.array([new != old for new, old in zip(altered, chosen.texts, strict=True)], bool)
         output.statistics.counts[f"copies: {name}"] += int(changed.sum())
+        output.statistics.counts[f"nothing to change: {name}"] += int((~changed).sum())
         return chosen.with_texts(altered).with_ids(ids).keep(changed)
 
 

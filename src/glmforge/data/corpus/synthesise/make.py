@@ -30,9 +30,13 @@ def make_problems(
     *,
     seed: int = 0,
     workers: int = 1,
+    redo: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
     """Make what is not there yet, and publish it. Run again, it does nothing new.
+
+    Args:
+        redo: throw away problems made with other options, instead of refusing.
 
     Returns:
         The report: `wanted`, `written`, `made`, `verified`, `duplicates`, `contaminated`, `templates`, ...
@@ -40,7 +44,7 @@ def make_problems(
     Raises:
         DataError: the directory holds problems made with other options, or an evaluation set cannot be read.
     """
-    shards, (statistics,) = run_stages([options], directory, seed=seed, workers=workers, progress=progress)
+    shards, (statistics,) = run_stages([options], directory, seed=seed, workers=workers, redo=redo, progress=progress)
     tasks = [shard.parent for shard in shards]
     _publish([(task / DOCUMENTS, f"{task.name}.parquet") for task in tasks], directory / "documents")
     _publish([(task / MESSAGES, f"{task.name}.jsonl") for task in tasks], directory / "messages")

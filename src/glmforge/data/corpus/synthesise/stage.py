@@ -42,13 +42,11 @@ class Problems(Stage):
 
     count: int = Field(ge=1, description="how many, over all families and levels")
     families: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=tuple(FAMILIES), min_length=1, description=f"of {', '.join(FAMILIES)}"
+        default=tuple(FAMILIES), description=f"of {', '.join(FAMILIES)}"
     )
-    levels: Annotated[tuple[int, ...], Field(strict=False)] = Field(
-        default=LEVELS, min_length=1, description="difficulties, 1 to 5"
-    )
+    levels: Annotated[tuple[int, ...], Field(strict=False)] = Field(default=LEVELS, description="difficulties, 1 to 5")
     languages: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=LANGUAGES, min_length=1, description="en, zh; with both, three in ten are Chinese"
+        default=LANGUAGES, description="en, zh; with both, three in ten are Chinese"
     )
     against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
         default=(), description="evaluation sets whose items must not occur"
@@ -66,6 +64,8 @@ class Problems(Stage):
             unknown = [value for value in given if value not in known]
             if unknown:
                 refuse(field, f"no '{unknown[0]}': choose from {', '.join(map(str, known))}")
+            if not given:
+                refuse(field, f"name at least one of {', '.join(map(str, known))}")
             if len(set(given)) < len(given):
                 refuse(field, "names one twice")
         return self

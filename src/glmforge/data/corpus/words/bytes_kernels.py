@@ -1,4 +1,6 @@
-"""Compiled helpers over UTF-8 that other loops inline: eight bytes at once, a hash, a character.
+"""Compiled helpers over UTF-8 that other loops call: eight bytes at once, a hash, a character.
+
+The one home of these for all rooms that read text as bytes. Bytes are loaded little-endian.
 
 The hash is our own: eight bytes per multiplication, seeded, the same on every little-endian machine and in every
 run. It is good enough for tables of a document's words and lines, and is not for adversaries.
@@ -14,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _FINISHER = np.uint64(0xD6E8FEB86659FD93)
@@ -73,7 +75,7 @@ def mixed(value: np.uint64) -> np.uint64:
     return value ^ (value >> _HALF)
 
 
-@compiled
+@non_allocating
 def hash_bytes(text: Any, start: int, stop: int) -> np.uint64:
     """Hash of `text[start:stop]` (uint8). Equal bytes have equal hashes, of whatever array they are part."""
     value = _SEED + np.uint64(stop - start) * _MULTIPLIER
@@ -93,7 +95,7 @@ def hash_short(text: Any, start: int, stop: int) -> np.uint64:
     return hash_bytes(text, start, stop)
 
 
-@compiled
+@non_allocating
 def _load_up_to_8(text: Any, start: int, stop: int) -> Any:
     value = np.uint64(0)
     if start < stop and start + 8 <= len(text):
@@ -103,25 +105,30 @@ def _load_up_to_8(text: Any, start: int, stop: int) -> Any:
     return value
 
 
-@compiled
+@non_allocating
 def character_at(text: Any, position: int, stop: int) -> Any:
     """(code point, bytes) of the character at `position`; a byte that begins no whole character stands for itself."""
-    first = np.int64(text[position])
+    first = np.int64(text[np.uintp(position)])
     if first < 0x80:
         return first, 1
     if 0xC0 <= first < 0xE0 and position + 2 <= stop:
-        return (first & 0x1F) << 6 | np.int64(text[position + 1]) & 0x3F, 2
+        return (first & 0x1F) << 6 | _low_bits(text, position + 1), 2
     if 0xE0 <= first < 0xF0 and position + 3 <= stop:
-        second, third = np.int64(text[position + 1]) & 0x3F, np.int64(text[position + 2]) & 0x3F
-        return (first & 0x0F) << 12 | second << 6 | third, 3
-    if 0xF0 <= first < 0xF4 + 1 and position + 4 <= stop:
-        second, third = np.int64(text[position + 1]) & 0x3F, np.int64(text[position + 2]) & 0x3F
-        code = (first & 0x07) << 18 | second << 12 | third << 6 | np.int64(text[position + 3]) & 0x3F
+        return (first & 0x0F) << 12 | _low_bits(text, position + 1) << 6 | _low_bits(text, position + 2), 3
+    if 0xF0 <= first < 0xF5 and position + 4 <= stop:
+        code = (first & 0x07) << 18 | _low_bits(text, position + 1) << 12
+        code |= _low_bits(text, position + 2) << 6 | _low_bits(text, position + 3)
         return min(code, np.int64(0x10FFFF)), 4
     return first, 1
 
 
-@compiled
+@compiled(inline="always")
+def _low_bits(text: Any, position: int) -> Any:
+    """What a byte within a character tells of its code point."""
+    return np.int64(text[np.uintp(position)]) & 0x3F
+
+
+@non_allocating
 def equal_bytes(a: Any, a_start: int, b: Any, b_start: int, size: int) -> bool:
     """Whether two stretches of `size` bytes are equal."""
     position = 0
@@ -151,7 +158,7 @@ def equal_to(eight: np.uint64, byte: int) -> np.uint64:
     return (others - _ONES) & ~others & TOP_BITS
 
 
-@compiled
+@non_allocating
 def copy_bytes(source: Any, start: int, stop: int, out: Any, position: int) -> int:
     """Copy `source[start:stop]` to `position` in `out`, which may be the same array before `start`; the end there."""
     size = stop - start

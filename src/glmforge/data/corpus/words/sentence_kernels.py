@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.words.bytes_kernels import TOP_BITS, character_at, equal_to, load64
 from glmforge.data.corpus.words.characters import BREAK, CLASS, TERMINAL
 
@@ -13,7 +13,7 @@ _CLOSERS = np.array([ord(c) for c in "\"'”’»)]}」』）】》"], np.int64)
 _FIRST_FULL_WIDTH = 0x3000
 
 
-@compiled
+@non_allocating
 def is_closer(code: int) -> bool:
     """Whether the character is a closing quotation mark or bracket."""
     for closer in _CLOSERS:  # noqa: SIM110
@@ -22,7 +22,7 @@ def is_closer(code: int) -> bool:
     return False
 
 
-@compiled
+@non_allocating
 def next_sentence(text: Any, position: int, stop: int, table: Any) -> int:
     """Where the sentence that holds `position` ends; `stop` if nothing ends it. -1 if only white space is left."""
     blank, ended, full_width = True, False, False
@@ -50,7 +50,7 @@ def next_sentence(text: Any, position: int, stop: int, table: Any) -> int:
     return -1 if blank else stop
 
 
-@compiled
+@non_allocating
 def num_sentences(text: Any, start: int, stop: int, table: Any, limit: int) -> int:
     """Sentences of a text, counted up to `limit`."""
     count = 0

@@ -40,7 +40,7 @@ class Words:
     Attributes:
         borders: `[n + 1]` int64; words `borders[d]` to `borders[d + 1]` are those of text d.
         starts: `[words]` int64, positions in the bytes that the texts stand in.
-        characters: `[words]` int32, code points.
+        characters: `[words]` int32, code points; of a longer word 2^31 - 1.
         hashes: `[words]` uint64 of the bytes; equal words have equal hashes in any text, run and machine.
         counts: `[n, NUM_COUNTS]` int64 per text; `word_kernels` names the columns.
     """

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.words.bytes_kernels import TOP_BITS, between, character_at, hash_short, load64, trailing_zeros
 from glmforge.data.corpus.words.characters import (
     ABUGIDA,
@@ -29,6 +29,7 @@ WORDS, REAL_WORDS, REAL_CHARACTERS, ALPHABETIC_WORDS, HASHES, ELLIPSES, LINES, B
 CHARACTERS, NEWLINES, NUM_COUNTS = 9, 10, 11
 """Columns of the counts per document."""
 
+_LONGEST = (1 << 31) - 1  # characters of a word, as far as they are counted
 _WORD_LETTERS = 4  # of a word of an abugida written without spaces
 _BLANK, _DOT, _HASH, _HYPHEN, _NEWLINE, _RETURN = 0x20, 0x2E, 0x23, 0x2D, 0x0A, 0x0D
 _BULLET, _ELLIPSIS = 0x2022, 0x2026
@@ -59,7 +60,7 @@ def _plain_run(text: Any, position: int, stop: int) -> Any:
     return position, any_letter != 0
 
 
-@compiled
+@non_allocating
 def _run(text: Any, position: int, stop: int, table: Any) -> Any:
     """(end, characters, marks) of the letters, digits, connectors and what they join that start at `position`.
 
@@ -87,7 +88,7 @@ def _run(text: Any, position: int, stop: int, table: Any) -> Any:
     return position, characters, alphabetic | punctuation
 
 
-@compiled
+@non_allocating
 def _extenders(text: Any, position: int, stop: int, table: Any) -> Any:
     """(end, characters) of the marks that hang on the character before `position`."""
     characters = 0
@@ -100,7 +101,7 @@ def _extenders(text: Any, position: int, stop: int, table: Any) -> Any:
     return position, characters
 
 
-@compiled
+@non_allocating
 def _unspaced(text: Any, position: int, stop: int, table: Any) -> Any:
     """(end, characters) of the piece of a script without spaces that starts at `position`."""
     code, size = character_at(text, position, stop)
@@ -125,7 +126,7 @@ def _unspaced(text: Any, position: int, stop: int, table: Any) -> Any:
     return position, characters
 
 
-@compiled
+@non_allocating
 def _symbols(text: Any, position: int, stop: int, table: Any) -> Any:
     """(end, characters, repetitions) of the run of one symbol that starts at `position`, with its marks."""
     code, size = character_at(text, position, stop)
@@ -138,7 +139,7 @@ def _symbols(text: Any, position: int, stop: int, table: Any) -> Any:
     return position, repetitions + marks, repetitions
 
 
-@compiled
+@non_allocating
 def _ends_in_ellipsis(text: Any, start: int, stop: int) -> bool:
     if stop - start < 3:
         return False
@@ -165,6 +166,118 @@ def _goes_on(text: Any, position: int, stop: int, follows: Any) -> bool:
     return bool(position + 1 < stop and follows[text[np.uintp(position + 1)]] == 1)
 
 
+@compiled(inline="always")
+def _next_word(text: Any, position: int, stop: int, code: int, size: int, entry: Any, table: Any, follows: Any) -> Any:
+    """(end, characters, marks, repetitions) of the word whose first character, no white space, is at `position`.
+
+    Args:
+        code, size, entry: of that character: its code point, its bytes, what the table says of it.
+
+    The marks are PUNCTUATION if all characters carry it, and ALPHABETIC if any does; repetitions are those of a
+    symbol, and 0 for other words.
+    """
+    kind = entry & CLASS
+    repetitions = np.int64(0)
+    if LETTER <= kind <= EXTENDER:
+        end, any_letter = _plain_run(text, position, stop)
+        characters, marks = end - position, np.int64(ALPHABETIC if any_letter else 0)
+        if end < stop and _goes_on(text, end, stop, follows):
+            end, characters, marks = _run(text, position, stop, table)
+    elif HAN <= kind <= LEADING:
+        end, characters = _unspaced(text, position, stop, table)
+        marks = np.int64(ALPHABETIC)
+    elif size == 1 and position + 1 < stop and text[position + 1] < 0x80 and text[position + 1] != code:
+        end, characters, repetitions = position + 1, 1, np.int64(1)
+        marks = entry & PUNCTUATION
+    else:
+        end, characters, repetitions = _symbols(text, position, stop, table)
+        marks = entry & PUNCTUATION if characters == repetitions else np.int64(0)
+    return end, characters, marks, repetitions
+
+
+@non_allocating
+def _cut(
+    text: Any,
+    position: Any,
+    stop: int,
+    table: Any,
+    follows: Any,
+    word: int,
+    starts: Any,
+    lengths: Any,
+    hashes: Any,
+    row: Any,
+) -> int:
+    """Cut the text `text[position:stop]` into words from number `word` on; the number after them, or -1 without room.
+
+    The arrays are those of `cut_words`, and `row` is the text's row of its counts.
+    """
+    first_word = word
+    spaces = newlines = lines = bullets = endings = np.int64(0)
+    real_words = real_characters = all_characters = alphabetic_words = num_hashes = ellipses = np.int64(0)
+    line_start, line_word, line_end = position, word, position
+    while position < stop:
+        byte = text[np.uintp(position)]
+        if byte == _BLANK:
+            spaces += 1
+            position += 1
+            continue
+        if byte < 0x80:
+            code, size = np.int64(byte), 1
+        else:
+            code, size = character_at(text, position, stop)
+        entry = np.int64(table[code])
+        kind = entry & CLASS
+        if kind == SPACE:
+            spaces += 1
+            position += size
+            continue
+        if kind == BREAK:
+            spaces += 1
+            newlines += code == _NEWLINE
+            position += size
+            if code == _RETURN and position < stop and text[position] == _NEWLINE:
+                spaces += 1
+                newlines += 1
+                position += 1
+            lines += 1
+            endings += word > line_word and _ends_in_ellipsis(text, line_start, line_end)
+            line_start, line_word = position, word
+            continue
+        if word == len(hashes):
+            return -1
+        bullets += word == line_word and ((code == _HYPHEN) | (code == _BULLET))
+        start = position
+        position, characters, marks, repetitions = _next_word(text, position, stop, code, size, entry, table, follows)
+        if code == _DOT:
+            ellipses += repetitions // 3
+        elif code == _HASH:
+            num_hashes += repetitions
+        elif code == _ELLIPSIS:
+            ellipses += repetitions
+        starts[word], lengths[word] = start, min(characters, _LONGEST)
+        hashes[word] = hash_short(text, start, position)
+        all_characters += characters
+        alphabetic_words += marks & ALPHABETIC > 0
+        if not marks & PUNCTUATION:
+            real_words += 1
+            real_characters += characters
+        line_end = position
+        word += 1
+        if position < stop:  # one blank comes after most words
+            is_blank = np.int64(text[np.uintp(position)] == _BLANK)
+            position += is_blank
+            spaces += is_blank
+    if position > line_start:
+        lines += 1
+        endings += word > line_word and _ends_in_ellipsis(text, line_start, line_end)
+    row[WORDS], row[REAL_WORDS], row[REAL_CHARACTERS] = word - first_word, real_words, real_characters
+    row[ALPHABETIC_WORDS], row[HASHES], row[ELLIPSES] = alphabetic_words, num_hashes, ellipses
+    row[LINES], row[BULLET_LINES], row[ELLIPSIS_LINES] = lines, bullets, endings
+    row[CHARACTERS], row[NEWLINES] = all_characters + spaces, newlines
+    return word
+
+
 @compiled
 def cut_words(
     text: Any, offsets: Any, table: Any, first: int, borders: Any, starts: Any, lengths: Any, hashes: Any, counts: Any
@@ -178,89 +291,10 @@ def cut_words(
         starts, lengths, hashes: `[capacity]`, out: position in `text`, characters, hash of each word.
         counts: `[n, NUM_COUNTS]`, out.
     """
-    capacity = len(hashes)
     follows = _followers(table)
-    word = borders[first]
-    for document in range(first, len(offsets) - 1):
-        position, stop = offsets[document], offsets[document + 1]
-        first_word = word
-        spaces = newlines = lines = bullets = endings = np.int64(0)
-        real_words = real_characters = all_characters = alphabetic_words = num_hashes = ellipses = np.int64(0)
-        line_start, line_word, line_end = position, word, position
-        while position < stop:
-            byte = text[np.uintp(position)]
-            if byte == _BLANK:
-                spaces += 1
-                position += 1
-                continue
-            if byte < 0x80:
-                code, size = np.int64(byte), 1
-            else:
-                code, size = character_at(text, position, stop)
-            entry = np.int64(table[code])
-            kind = entry & CLASS
-            if kind == SPACE:
-                spaces += 1
-                position += size
-                continue
-            if kind == BREAK:
-                spaces += 1
-                newlines += code == _NEWLINE
-                position += size
-                if code == _RETURN and position < stop and text[position] == _NEWLINE:
-                    spaces += 1
-                    newlines += 1
-                    position += 1
-                lines += 1
-                endings += word > line_word and _ends_in_ellipsis(text, line_start, line_end)
-                line_start, line_word = position, word
-                continue
-            start = position
-            if LETTER <= kind <= EXTENDER:
-                position, any_letter = _plain_run(text, position, stop)
-                characters = position - start
-                marks = np.int64(ALPHABETIC if any_letter else 0)
-                if position < stop and _goes_on(text, position, stop, follows):
-                    position, characters, marks = _run(text, start, stop, table)
-            elif HAN <= kind <= LEADING:
-                position, characters = _unspaced(text, position, stop, table)
-                marks = np.int64(ALPHABETIC)
-            elif size == 1 and position + 1 < stop and text[position + 1] < 0x80 and text[position + 1] != byte:
-                position, characters, repetitions = position + 1, 1, 1
-                marks = entry & PUNCTUATION
-                num_hashes += byte == _HASH
-            else:
-                position, characters, repetitions = _symbols(text, position, stop, table)
-                marks = entry & PUNCTUATION if characters == repetitions else np.int64(0)
-                if code == _DOT:
-                    ellipses += repetitions // 3
-                elif code == _HASH:
-                    num_hashes += repetitions
-                elif code == _ELLIPSIS:
-                    ellipses += repetitions
-            bullets += word == line_word and ((code == _HYPHEN) | (code == _BULLET))
-            if word == capacity:
-                return document
-            starts[word], lengths[word] = start, characters
-            hashes[word] = hash_short(text, start, position)
-            all_characters += characters
-            alphabetic_words += marks & ALPHABETIC > 0
-            if not marks & PUNCTUATION:
-                real_words += 1
-                real_characters += characters
-            line_end = position
-            word += 1
-            if position < stop:  # one blank comes after most words
-                is_blank = np.int64(text[np.uintp(position)] == _BLANK)
-                position += is_blank
-                spaces += is_blank
-        if position > line_start:
-            lines += 1
-            endings += word > line_word and _ends_in_ellipsis(text, line_start, line_end)
-        borders[document + 1] = word
-        row = counts[document]
-        row[WORDS], row[REAL_WORDS], row[REAL_CHARACTERS] = word - first_word, real_words, real_characters
-        row[ALPHABETIC_WORDS], row[HASHES], row[ELLIPSES] = alphabetic_words, num_hashes, ellipses
-        row[LINES], row[BULLET_LINES], row[ELLIPSIS_LINES] = lines, bullets, endings
-        row[CHARACTERS], row[NEWLINES] = all_characters + spaces, newlines
+    for d in range(first, len(offsets) - 1):
+        word = _cut(text, offsets[d], offsets[d + 1], table, follows, borders[d], starts, lengths, hashes, counts[d])
+        if word < 0:
+            return d
+        borders[d + 1] = word
     return len(offsets) - 1

@@ -10,6 +10,7 @@ import orjson
 import pytest
 import zstandard
 from pyarrow import parquet
+from pydantic import ValidationError
 
 from glmforge.data.corpus.dedup.minhash.stage import REASON, MinHash
 from glmforge.errors import ConfigError, DataError
@@ -99,8 +100,17 @@ def test_which_copy_stays(write_shards: Any, run_stage: Any, keep: str, stays: s
 
 
 def test_an_unknown_score_is_an_error_that_names_it(write_shards: Any, run_stage: Any) -> None:
-    with pytest.raises(DataError, match="no column 'score_nonsense'"):
-        run_stage(MinHash(keep="nonsense"), write_shards([[text(1)] * 2]))
+    shards = write_shards([[text(1), text(2)], []], scores=[[0.5, 0.5], []])  # no two are alike
+    with pytest.raises(DataError, match=r"no score 'nonsense' \(they have: quality\)"):
+        run_stage(MinHash(keep="nonsense"), shards)
+    assert run_stage(MinHash(keep="quality"), shards).ids == ["0.0", "0.1"]
+
+
+@pytest.mark.parametrize(("keep", "meant"), [("longst", "longest"), ("frist", "first"), ("Longest", "longest")])
+def test_a_slip_of_the_pen_is_no_score(keep: str, meant: str) -> None:
+    with pytest.raises(ValidationError, match=f"did you mean '{meant}'"):
+        MinHash(keep=keep)
+    assert MinHash(keep="length").keep == "length"
 
 
 def test_signature_verification_is_close_to_exact(write_shards: Any, run_stage: Any) -> None:

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import ray
 
 from glmforge.data.corpus.engine.clean import Clean
+from glmforge.data.corpus.engine.executors import Executors
 from glmforge.data.corpus.engine.pipeline import Pipeline
 from glmforge.data.corpus.engine.run import run_pipeline
 from glmforge.errors import DataError
@@ -67,6 +69,18 @@ def test_on_ray(tmp_path, local, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     run_pipeline(_pipeline(tmp_path / "out"), "ray")
     assert _published(tmp_path / "out") == local
+
+
+def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
+    def nobody_answers(**options):
+        raise ConnectionError("Could not find any running Ray instance.")
+
+    monkeypatch.setattr(ray, "init", nobody_answers)
+    pipeline = _pipeline(tmp_path / "out").model_copy(
+        update={"executors": Executors.model_validate({"ray": {"address": "auto"}})}
+    )
+    with pytest.raises(DataError, match=r"executors.ray: no Ray cluster answers at address 'auto'"):
+        run_pipeline(pipeline, "ray")
 
 
 def test_a_partition_that_is_none(tmp_path, cluster):

@@ -4,15 +4,20 @@ import json
 import multiprocessing
 import os
 import signal
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 
 from glmforge.data.corpus.engine.clean import Clean
+from glmforge.data.corpus.engine.local import LocalExecutor
 from glmforge.data.corpus.engine.pipeline import Pipeline
 from glmforge.data.corpus.engine.run import run_pipeline, run_stages
+from glmforge.data.corpus.engine.stage import StageContext
+from glmforge.data.corpus.engine.task import PlannedStep
+from glmforge.data.corpus.filter.toxicity.block import Toxicity
 from glmforge.errors import DataError
-from helpers.corpus import Numbers, Shout, texts_of
+from helpers.corpus import Numbers, Shout, Stuck, texts_of
 
 
 def _pipeline(output: Path, workers: int = 1, **numbers) -> Pipeline:
@@ -79,6 +84,44 @@ def test_a_task_that_fails_ends_the_run_and_only_it_is_done_again(tmp_path, work
     assert done.items() <= {path.name: path.stat().st_ino for path in root.iterdir()}.items()
     run_pipeline(_pipeline(tmp_path / "whole", shards=4, fail_task=3, fail_while=str(broken)))
     assert published(tmp_path / "out") == published(tmp_path / "whole")
+
+
+def _missing_word_lists(output: Path) -> Pipeline:
+    lists = Toxicity(lists=output.parent / "nowhere")
+    return _pipeline(output).model_copy(update={"stages": (Numbers(), Clean(blocks=(lists,)))})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "executor", "message"),
+    [
+        (_pipeline, "slrum", "unknown executor 'slrum': did you mean 'slurm'"),
+        (_pipeline, "slurm", "add 'executors.slurm'"),
+        (_missing_word_lists, "local", "nowhere: no word lists there"),
+    ],
+)
+def test_what_cannot_be_run_leaves_nothing_behind(tmp_path, pipeline, executor, message):
+    with pytest.raises(DataError, match=message):
+        run_pipeline(pipeline(tmp_path / "out"), executor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_wait_for_other_tasks_kills_them(tmp_path, monkeypatch):
+    """After a task has failed the others are waited for, and then the user presses Ctrl-C."""
+
+    def interrupted(**options):
+        raise KeyboardInterrupt
+
+    stuck = Stuck(stuck_while=str(tmp_path)).steps(StageContext(tmp_path / "work", ()))[0]
+    executor = LocalExecutor(2)
+    with pytest.raises(ZeroDivisionError):
+        executor.run(PlannedStep(stuck, tmp_path / "work", ""), range(4), tmp_path, lambda task: 1 // 0)
+    pool = executor._pool
+    workers, shutdown = list(pool._processes.values()), pool.shutdown
+    monkeypatch.setattr(pool, "shutdown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executor.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    assert all(wait([process.sentinel], 60) for process in workers), "they are dead"
+    shutdown()
 
 
 def test_other_options_are_refused_or_done_again(tmp_path):

@@ -6,6 +6,7 @@ import json
 import pickle
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ class Run:
         (step,) = stage.steps(StageContext(directory, ()))
         planned = PlannedStep(step, directory, "fingerprint")
         self.directories, self.rejected, self.counts, batches = [], [], {}, []
+        self.quarantined = Counter()
         for task in range(step.num_tasks):
             run_task(planned, task)
             here = planned.task_directory(task)
@@ -42,9 +44,11 @@ class Run:
             statistics = planned.statistics(task)
             self.counts |= statistics.counts
             if (here / QUARANTINE).exists():
-                self.rejected += [json.loads(line) for line in (here / QUARANTINE).read_text().splitlines()]
+                lines = [json.loads(line) for line in (here / QUARANTINE).read_text().splitlines()]
+                assert statistics.quarantined.keys() == {line["reason"] for line in lines}
+                self.rejected += lines
+            self.quarantined += statistics.quarantined
             assert statistics.written.documents == sum(len(b) for b in read_batches(here / DOCUMENTS))
-            assert sum(statistics.quarantined.values()) == sum(1 for _ in self.rejected) or task
         batch = concatenate(batches)
         self.ids, self.texts = batch.ids, batch.texts
         self.metadata = [json.loads(value) if value else None for value in batch.table.column("metadata").to_pylist()]
@@ -200,6 +204,8 @@ def test_parquet_with_a_damaged_row_group(tmp_path):
     run = Run(tmp_path / "out", {"path": path})
     assert run.reasons == ["damaged row group"]
     assert run.wheres == ["s/c.parquet:1001-2000"]
+    assert run.rejected[0]["detail"].startswith("1,000 records lost: ")
+    assert run.quarantined == {"damaged row group": 1000}, "records are counted, not row groups"
     assert run.texts == table["text"].to_pylist()[:1000] + table["text"].to_pylist()[2000:]
 
 
@@ -469,7 +475,7 @@ def test_step_changes_with_names_and_sizes_of_files(tmp_path):
 
 def test_missing_input_is_an_error_before_anything_runs(tmp_path):
     stage = Extract.model_validate({"inputs": [{"source": "s", "path": str(tmp_path / "nowhere")}]})
-    with pytest.raises(DataError, match=r"input 's': .*nowhere: no such file"):
+    with pytest.raises(DataError, match=r"^/.*nowhere: no such file"):
         stage.check()
 
 

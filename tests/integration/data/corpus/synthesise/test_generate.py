@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 from glmforge.cli.data import synthesise as command
 from glmforge.data.corpus.document import Document
 from glmforge.data.corpus.synthesise.endpoint.ask import Server
-from glmforge.data.corpus.synthesise.endpoint.generate import Question, Sampling, generate, read_questions
+from glmforge.data.corpus.synthesise.endpoint.client import Endpoint
+from glmforge.data.corpus.synthesise.endpoint.generate import Sampling, generate
+from glmforge.data.corpus.synthesise.endpoint.inputs import Question, read_questions
 from glmforge.errors import ConfigError, DataError
 
 SECRET = "sk-very-secret-1234"
@@ -205,6 +207,31 @@ def test_what_never_works_is_left_for_the_next_run(plain, tmp_path):
     assert same_files(tmp_path, plain[0])
 
 
+def test_a_reply_that_cannot_be_decoded_is_asked_for_again(plain, tmp_path):
+    def behave(prompt, seed, number):
+        broken = (200, {"Content-Encoding": "gzip"}, "this is no gzip")
+        return broken if prompt.startswith("7 ") and number == 1 else adder(prompt, seed, number)
+
+    with Fake(behave) as fake:
+        report = generate(questions(12), tmp_path, server(fake), SAMPLING)
+    assert report["requests"]["solutions"]["attempts"]["lost"] == 3
+    assert same_files(tmp_path, plain[0])
+
+
+def test_what_breaks_after_a_request_went_out_counts_as_paid(tmp_path, monkeypatch):
+    async def ask(self, payload):
+        raise RuntimeError("a defect of ours")
+
+    monkeypatch.setattr(Endpoint, "ask", ask)
+    prices = {"prompt": 0.0, "completion": 1e4}
+    options = Server.model_validate({"endpoint": "http://localhost:1/v1", "concurrency": 1, "prices": prices})
+    with pytest.raises(RuntimeError, match="a defect of ours"):
+        generate(questions(3), tmp_path, options, SAMPLING)
+    entries = [json.loads(line.partition(" ")[2]) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
+    assert [entry["type"] for entry in entries] == ["sent", "lost"]
+    assert entries[1]["cost"] == entries[0]["cost"] > 0
+
+
 def test_a_refused_request_is_not_asked_again(tmp_path):
     def behave(prompt, seed, number):
         return (400, {}, "too long") if prompt.startswith("3 ") else adder(prompt, seed, number)
@@ -352,15 +379,58 @@ def test_command(tmp_path):
     assert result.exit_code == 0, result.output
     assert "solutions accepted" in result.output
     assert "cost:" in result.output
+    before = sorted(tmp_path.rglob("*"))
     refused = {
-        "--max-cost 1": "a cap needs prices",
-        "--endpoint ftp://x": "no URL",
+        "--max-cost 1": "--max-cost: a cap needs prices",
+        "--endpoint ftp://x": "--endpoint: no URL",
+        "--endpoint http://localhost:99999/v1": "--endpoint: no URL",
+        "--endpoint http://[/v1": "--endpoint: no URL",
         "--endpoint http://user:pw@x/v1": "would be logged",
         "--documents x": "either --documents or --questions",
         f"--solution-prompt {path}": "does not use",
+        "--solution-prompt none.j2": "none.j2: cannot be read (No such file or directory)",
+        f"--solution-prompt {sys.executable}": "not UTF-8 text",
     }
     for wrong, message in refused.items():
         result = CliRunner().invoke(app, [*arguments, *wrong.split()])
         assert result.exit_code == 1
         assert isinstance(result.exception, ConfigError)
         assert message in str(result.exception)
+        assert "pw" not in str(result.exception)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "q.jsonl: no questions in it: give JSON lines with one of question, "),
+        ('{"text": "x"}\n\n{oops\n', "the first of 2 lines: q.jsonl:1: no text in a field question, problem, "),
+        ('{oops\n{"question": 3}\n', "the first of 2 lines: q.jsonl:1: not JSON"),
+    ],
+)
+def test_a_file_without_questions_is_an_error(tmp_path, lines, message):
+    app = typer.Typer()
+    app.command()(command.generate)
+    (tmp_path / "q.jsonl").write_text(lines)
+    arguments = ["--endpoint", "http://localhost:1/v1", "--model", "m", "--out", f"{tmp_path}/out"]
+    result = CliRunner().invoke(app, [*arguments, "--questions", f"{tmp_path}/q.jsonl"])
+    assert isinstance(result.exception, DataError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_requests_that_fail_make_the_command_fail_and_a_cap_does_not(tmp_path):
+    app = typer.Typer()
+    app.command()(command.generate)
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps({"question": q.question, "verifier": q.verifier}) + "\n" for q in questions(5)))
+    with Fake(lambda *_: (503, {}, "down")) as fake:
+        options = ["--endpoint", fake.url, "--model", "m", "--questions", str(path), "--attempts", "1"]
+        options += ["--concurrency", "2"]
+        failed = CliRunner().invoke(app, [*options, "--out", f"{tmp_path}/a"])
+        prices = ["--prompt-price", "1e9", "--max-cost", "1e-9"]
+        capped = CliRunner().invoke(app, [*options, "--out", f"{tmp_path}/b", *prices])
+    assert isinstance(failed.exception, DataError)
+    assert "solutions: 20 requests are open (503 down): run again" in str(failed.exception)
+    assert capped.exit_code == 0
+    assert "20 requests are open (the cost cap is reached)" in capped.output

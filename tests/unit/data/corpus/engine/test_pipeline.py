@@ -4,7 +4,7 @@ import pytest
 
 from glmforge.config.tree import dump
 from glmforge.data.corpus.engine import registry
-from glmforge.data.corpus.engine.pipeline import dump_pipeline, load_pipeline, parse_pipeline
+from glmforge.data.corpus.engine.pipeline import dump_pipeline, load_pipeline, parse_pipeline, pipeline_of
 from glmforge.errors import ConfigError, DataError
 
 FILE = """\
@@ -55,15 +55,62 @@ def test_what_is_refused(change, message):
         parse_pipeline(FILE.replace(*change), "p")
 
 
-@pytest.mark.parametrize("override", ["seed", "seed=", ".=3", "stages.7=x"])
-def test_overrides_that_are_none(override):
-    with pytest.raises(ConfigError, match="override"):
+@pytest.mark.parametrize(
+    ("inputs", "lines"),
+    [
+        ("[]", ["p:3: extract: inputs: should not be empty, not []"]),
+        (
+            "[{source: s, pth: x}]",
+            [
+                "p:3: extract: inputs.0: missing, without a default: path",
+                "p:3: extract: inputs.0.pth: unknown key; did you mean 'path'?",
+            ],
+        ),
+    ],
+)
+def test_a_list_with_a_wrong_item_is_not_called_empty(inputs, lines):
+    with pytest.raises(ConfigError) as error:
+        parse_pipeline(f"output: out\nstages:\n  - extract: {{inputs: {inputs}}}\n", "p")
+    assert str(error.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed", "must have the form dotted.key=value, such as output=out2"),
+        (".=3", "must have the form"),
+        ("seed=", "has no value; write seed=null to unset it"),
+        ("stages.7=x", "'7' is no item of a list of 2"),
+        ("stages.0.numbers.shard=1", "numbers: shard: unknown key; did you mean 'shards'"),
+    ],
+)
+def test_overrides_that_are_none(override, message):
+    with pytest.raises(ConfigError) as error:
         parse_pipeline(FILE, "p", [override])
+    assert str(error.value).startswith(f"override '{override}': {message}")
+
+
+@pytest.mark.parametrize(
+    ("shards", "refuse", "seed", "message"),
+    [
+        ("many", [], 0, "--shards: should be a valid integer, not 'many'"),
+        (1, ["a", 3], 0, "--refuse: should be a valid string, not 3"),
+        (1, [], -1, "command line: seed: should be greater than or equal to 0, not -1"),
+    ],
+)
+def test_mistakes_are_told_by_the_names_that_keys_go_by(shards, refuse, seed, message):
+    stages = [{"numbers": {"shards": shards}}, {"clean": [{"shout": {"refuse": refuse}}]}]
+    names = {"numbers.shards": "--shards", "shout.refuse": "--refuse"}
+    with pytest.raises(ConfigError) as error:
+        pipeline_of({"output": "out", "seed": seed, "stages": stages}, "command line", names)
+    assert str(error.value) == message
 
 
 def test_an_executor_that_is_unknown_or_not_set_up():
     pipeline = parse_pipeline(FILE.replace("  slurm: {partition: cpu}\n", "  local: {workers: 1}\n"), "p")
-    with pytest.raises(DataError, match=r"executor 'pbs': there are local, slurm, ray"):
+    with pytest.raises(DataError, match=r"unknown executor 'pbs': there are local, slurm, ray"):
         pipeline.executors.make("pbs")
+    with pytest.raises(DataError, match=r"unknown executor 'slrum': did you mean 'slurm'\?"):
+        pipeline.executors.make("slrum")
     with pytest.raises(DataError, match=r"executor 'slurm': .* add 'executors.slurm'"):
         pipeline.executors.make("slurm")

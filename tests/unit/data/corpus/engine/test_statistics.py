@@ -31,6 +31,14 @@ def test_merging_in_any_order_and_through_json():
     assert len(results) == 1
 
 
+def test_one_place_may_hold_several_unreadable_records():
+    statistics = Statistics()
+    statistics.add_quarantined("broken", "file:1", "")
+    statistics.add_quarantined("broken", "file:2-101", "", 100)
+    assert statistics.quarantined == {"broken": 101}
+    assert {sample["id"] for sample in statistics.samples["broken"]} == {"file:1", "file:2-101"}
+
+
 def test_what_is_counted():
     statistics = Statistics()
     batch = batch_of(["one", "two!", "three?!", "ünder"], languages=["en", "en", None, "de"])

@@ -239,7 +239,7 @@ def test_seeds_are_split_by_their_text_and_conflicts_left_out() -> None:
 
 
 def test_too_few_seeds_are_refused() -> None:
-    with pytest.raises(DataError, match="negative seeds: only 30 different documents"):
+    with pytest.raises(DataError, match="negative seeds: 30 different documents leave"):
         split_seeds((f"good {n}" for n in range(2000)), (f"bad {n}" for n in range(30)), 0.1, 0)
 
 

@@ -37,6 +37,9 @@ HEADERLESS_CSV = ("question", "A", "B", "C", "D", "answer")
 """Columns of MMLU's files, which do not name them."""
 
 
+KINDS = "a file .jsonl[.gz|.zst], .json, .csv, .parquet, or a .zip or directory of these"
+
+
 class EvaluationSet(Strict):
     """One set to keep out of the corpus."""
 
@@ -83,7 +86,7 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
             raise
         raise DataError(f"{path}: not readable as an evaluation set ({error}): is the file whole?") from error
     if not items:
-        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: is it the right file?")
+        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: name {KINDS} that has some")
     return items
 
 
@@ -93,8 +96,8 @@ def _item(evaluation_set: EvaluationSet, where: str, record: Mapping[str, Any]) 
     if not have:
         wanted = ", ".join(fields or (name for names in AUTO_FIELDS for name in names))
         raise DataError(
-            f"{evaluation_set.path}: {where} has no field {wanted} (it has: {', '.join(record)}): name its own under "
-            f"'fields' of evaluation set '{evaluation_set.name}'"
+            f"{evaluation_set.path}: {where} has no field {wanted} (it has: {', '.join(record)}): rename one, or name "
+            f"its own under 'fields' of evaluation set '{evaluation_set.name}' in a pipeline file"
         )
     texts = {field: "\n".join(_as_text(record[part]) for part in field.split("+")) for field in have}
     name = next((str(record[field]) for field in ID_FIELDS if record.get(field) not in (None, "")), where)
@@ -147,7 +150,7 @@ def _records(name: str, data: bytes, top: bool = False) -> Iterator[tuple[str, M
     elif name.endswith(".csv"):
         yield from _numbered(name, _csv_records(data.decode()))
     elif top:
-        raise DataError(f"{name}: an evaluation set is .jsonl[.gz|.zst], .json, .csv, .parquet, or a .zip of these")
+        raise DataError(f"{name}: an evaluation set is {KINDS}: convert it, or name another")
 
 
 def _zip_records(data: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:

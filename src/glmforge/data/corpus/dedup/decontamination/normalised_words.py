@@ -18,7 +18,8 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
+from glmforge.data.corpus.words.bytes_kernels import character_at
 
 SEPARATOR = 0
 IGNORED = 1
@@ -71,33 +72,20 @@ def fold_table() -> NDArray[np.uint32]:
     return np.array(codes, np.uint32)
 
 
-@compiled
+@non_allocating
 def _fold_at(text, i, end, fold):  # type: ignore[no-untyped-def]
-    """(folded character, its bytes) at `text[i]`."""
-    lead = text[i]
-    if lead < 0x80:
-        return fold[lead], 1
-    if lead < 0xE0:
-        step = 2
-        code = np.int64(lead & 0x1F)
-    elif lead < 0xF0:
-        step = 3
-        code = np.int64(lead & 0x0F)
-    else:
-        step = 4
-        code = np.int64(lead & 0x07)
-    if i + step > end:
-        return np.uint32(0), 1
-    for k in range(1, step):
-        code = (code << 6) | np.int64(text[i + k] & 0x3F)
+    """(folded character, its bytes) at `text[i]`; a byte that begins no whole character separates."""
+    code, step = character_at(text, i, end)
+    if step == 1 and code >= 0x80:
+        return np.uint32(SEPARATOR), 1
     if code < TABLE_SIZE:
-        return fold[code], step
+        return fold[np.uintp(code)], step
     if code <= LAST_IDEOGRAPH:
         return np.uint32(code) | _SINGLE, step
-    return np.uint32(0), step
+    return np.uint32(SEPARATOR), step
 
 
-@compiled
+@non_allocating
 def next_word(text, i, end, fold):  # type: ignore[no-untyped-def]
     """The first word of `text[i:end]`: (hash, start, stop, letters); start is -1 where there is none.
 
@@ -127,13 +115,13 @@ def next_word(text, i, end, fold):  # type: ignore[no-untyped-def]
     return np.uint64(0), -1, end, 0
 
 
-@compiled
+@non_allocating
 def roll(ngram, word, oldest, power):  # type: ignore[no-untyped-def]
     """The running sum over the last n words when `word` comes and `oldest` (0 while there are fewer than n) goes."""
     return (ngram - oldest * power) * _BASE + word
 
 
-@compiled
+@non_allocating
 def oldest_power(n):  # type: ignore[no-untyped-def]
     """What the oldest of n words is multiplied with in the running sum."""
     power = np.uint64(1)
@@ -142,7 +130,7 @@ def oldest_power(n):  # type: ignore[no-untyped-def]
     return power
 
 
-@compiled
+@non_allocating
 def ngram_key(ngram):  # type: ignore[no-untyped-def]
     """The running sum with its bits stirred (splitmix64's last steps), for hash tables."""
     ngram = (ngram ^ (ngram >> np.uint64(30))) * _MIX_1

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from glmforge.data.corpus.batch import DocumentBatch, read_batches
 from glmforge.data.corpus.dedup.decontamination.contamination import Contamination, Finding, Matching, load_once
-from glmforge.data.corpus.dedup.decontamination.evaluation_sets import EvaluationSet
+from glmforge.data.corpus.dedup.decontamination.evaluation_sets import EvaluationSet, read_items
 from glmforge.data.corpus.engine.stage import REPORT, Stage, StageContext, Step, TaskOutput, task_directory
 from glmforge.data.corpus.engine.statistics import dump_json
 from glmforge.errors import DataError
@@ -85,8 +85,7 @@ class Decontaminate(Stage):
         if twice:
             raise DataError(f"against: the name '{twice[0]}' stands twice: give each evaluation set its own")
         for one in self.against:
-            if not one.path.exists():
-                raise DataError(f"{one.path}: evaluation set '{one.name}' is not there: check the path")
+            read_items(one)  # a wrong file is told before the corpus is read, not after
         self.matching.check()
         return self
 

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
-from glmforge.data.corpus.dedup.minhash.characters import character_table, load_8_bytes, mix
+from glmforge.data.corpus.dedup.minhash.characters import character_table, mix
 from glmforge.data.corpus.dedup.minhash.units import hash_units
+from glmforge.data.corpus.words.bytes_kernels import load64
 
 Compare = Literal["words", "bytes"]
 Paragraph = Literal["line", "block"]
@@ -58,7 +59,7 @@ def _absorb(upper: Any, lower: Any, value: Any) -> Any:
 def _group(text: Any, place: Any, stop: Any) -> Any:
     """Up to eight bytes from `place` on, filled up with zeros."""
     if place + np.uint64(8) <= stop:
-        return load_8_bytes(text, place)
+        return load64(text, place)
     group = np.uint64(0)
     for k in range(stop - place):
         group |= np.uint64(text[place + np.uint64(k)]) << np.uint64(8 * k)

@@ -5,12 +5,9 @@ import unicodedata
 from typing import Any, Literal
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import non_allocating
 
 Unit = Literal["word", "mixed", "character"]
 
@@ -57,61 +54,15 @@ def character_table(unit: Unit, strip_punctuation: bool) -> NDArray[np.uint32]:
     return table
 
 
-def _load_8_bytes(typingctx: Any, array: Any, index: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(array, types.uint64), generate
-
-
-load_8_bytes: Any = intrinsic(_load_8_bytes)
-"""(array, index) -> the eight bytes of a contiguous uint8 array from `index` on, little-endian. Not checked."""
-
-
-def _trailing_zeros(typingctx: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
-
-    return types.uint64(types.uint64), generate
-
-
-trailing_zeros: Any = intrinsic(_trailing_zeros)
-"""How many low bits of a uint64 are zero; 64 of 0."""
-
-
-@compiled
-def decode(text: Any, i: Any, end: Any) -> Any:
-    """(code point, bytes) of the character at `i`; a character that `end` cuts off is taken byte by byte."""
-    byte = np.uint32(text[i])
-    if byte < 0x80:
-        return byte, np.uint64(1)
-    if byte < 0xE0 and i + np.uint64(1) < end:
-        return (byte & np.uint32(0x1F)) << np.uint32(6) | _tail(text, i, 1), np.uint64(2)
-    if byte < 0xF0 and i + np.uint64(2) < end:
-        upper = (byte & np.uint32(0x0F)) << np.uint32(12) | _tail(text, i, 1) << np.uint32(6)
-        return upper | _tail(text, i, 2), np.uint64(3)
-    if i + np.uint64(3) < end:
-        upper = (byte & np.uint32(0x07)) << np.uint32(18) | _tail(text, i, 1) << np.uint32(12)
-        return upper | _tail(text, i, 2) << np.uint32(6) | _tail(text, i, 3), np.uint64(4)
-    return byte, np.uint64(1)
-
-
-@compiled
-def _tail(text: Any, i: Any, k: int) -> Any:
-    return np.uint32(text[i + np.uint64(k)]) & np.uint32(0x3F)
-
-
-@compiled
+@non_allocating
 def look_up(point: Any, table: Any) -> Any:
     """The table's entry of any code point."""
     if point < np.uint32(len(table)):
         return table[point]
-    return point | (table[0x4E00] & np.uint32(1 << 31))
+    return point | (table[0x4E00] & ALONE)
 
 
-@compiled
+@non_allocating
 def mix(x: Any) -> Any:
     """A bijection of 64-bit integers after which every bit depends on every other."""
     x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)

@@ -13,6 +13,7 @@ microsecond, a missed pair is final; the bands are therefore chosen with a miss 
 similar, leads to the one that stays.
 """
 
+import difflib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
+from pyarrow import parquet
 from pydantic import Field, PositiveInt, model_validator
 
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import refuse
-from glmforge.data.corpus.batch import read_batches
+from glmforge.data.corpus.batch import SCORE_PREFIX, read_batches
 from glmforge.data.corpus.dedup.minhash.bands import MAX_PARTS, write_keys
 from glmforge.data.corpus.dedup.minhash.characters import Unit
 from glmforge.data.corpus.dedup.minhash.index import SIGNATURES, IndexInfo, Member, Store, chain_of, old_members
@@ -35,9 +37,12 @@ from glmforge.data.corpus.dedup.minhash.shingles import Shingling
 from glmforge.data.corpus.dedup.minhash.signatures import Bands, band_keys, best_bands, signatures
 from glmforge.data.corpus.dedup.removal import Removal
 from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
+from glmforge.errors import DataError
 
 MISS_WEIGHT = 0.98
 REASON = "minhash: near duplicate"
+_WEIGH_BY = {"first": "", "longest": "bytes"}
+"""`keep` -> what documents are weighed by; the name of a score is itself."""
 
 
 class MinHash(Stage):
@@ -62,6 +67,13 @@ class MinHash(Stage):
     def _check_bands(self) -> Self:
         if (self.bands is None) != (self.rows is None):
             refuse("bands", "bands and rows belong together: give both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _check_keep(self) -> Self:
+        near = difflib.get_close_matches(self.keep, _WEIGH_BY, n=1, cutoff=0.75)
+        if near and near[0] != self.keep:
+            refuse("keep", f"'{self.keep}': did you mean '{near[0]}'? (first, longest, or a score)")
         return self
 
     @property
@@ -90,7 +102,7 @@ class MinHash(Stage):
         parts = min(max(len(shards), 1), MAX_PARTS)
         estimates = not exact or self.store != "nothing" or not all(member.sets for member in old)
         buckets = Buckets(members, len(old), parts)
-        weigh_by = {"first": "", "longest": "bytes"}.get(self.keep, self.keep)
+        weigh_by = _WEIGH_BY.get(self.keep, self.keep)
         hashed = self.shingling if exact or self.store == "shingles" else None
         needed = tuple(path / NEEDED for path in buckets.outputs(stage)) if self.store == "nothing" else None
         similarity = Similarity(members, len(old), buckets.outputs(stage), self.threshold)
@@ -104,7 +116,7 @@ class MinHash(Stage):
         selection = Selection(members, len(old), None if self.store == "nothing" else info)
         removed = {} if self.check_only else {REASON: context.task_directory(selection.name, 0) / REMOVED}
         return [
-            Signatures(shards, self.shingling, self.banding(), estimates),
+            Signatures(shards, self.shingling, self.banding(), estimates, "" if self.keep in _WEIGH_BY else self.keep),
             buckets,
             Sets(shards, len(old), needed, hashed, weigh_by),
             similarity,
@@ -120,12 +132,17 @@ def _best_bands(threshold: float, permutations: int) -> Bands:
 
 @dataclass(frozen=True)
 class Signatures(Step):
-    """Band keys of each document of a shard, and its signature if somebody will compare signatures."""
+    """Band keys of each document of a shard, and its signature if somebody will compare signatures.
+
+    Attributes:
+        score: the documents must have, for it chooses among copies; told here, before anything is compared.
+    """
 
     shards: Sequence[Path]
     shingling: Shingling
     bands: Bands
     store_signatures: bool
+    score: str = ""
     name: str = SIGNATURES
 
     @property
@@ -144,8 +161,19 @@ class Signatures(Step):
             if self.store_signatures:
                 made.append(signed)
         has_shingles = np.concatenate(filled)
+        if self.score and len(has_shingles):
+            _check_score(self.shards[task], self.score)
         output.statistics.counts["minhash: documents without a word"] += int((~has_shingles).sum())
         write_keys(output.directory, np.concatenate(keys), has_shingles)
         if self.store_signatures:
             none = np.zeros((0, self.bands.num_permutations), np.uint32)
             np.save(output.directory / SIGNATURE_FILE, np.concatenate([none, *made]))
+
+
+def _check_score(shard: Path, score: str) -> None:
+    names = parquet.read_schema(shard).names
+    if SCORE_PREFIX + score not in names:
+        have = ", ".join(name.removeprefix(SCORE_PREFIX) for name in names if name.startswith(SCORE_PREFIX)) or "none"
+        raise DataError(
+            f"minhash: keep: documents have no score '{score}' (they have: {have}): give one of theirs, first, longest"
+        )

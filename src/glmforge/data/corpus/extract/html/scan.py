@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.extract.html import hints, tags
 
 _LESS, _GREATER, _SLASH, _BANG, _QUOTE, _EQUALS = ord("<"), ord(">"), ord("/"), ord("!"), ord('"'), ord("=")
@@ -57,7 +57,7 @@ class Nodes(NamedTuple):
     hint: NDArray[np.uint8]
 
 
-@compiled
+@non_allocating
 def _match(html, begin, end, symbols, transitions, ends):  # type: ignore[no-untyped-def]
     """Bits of the words in a value, as if separators stood around it."""
     bits = np.uint8(0)
@@ -86,7 +86,7 @@ def _match(html, begin, end, symbols, transitions, ends):  # type: ignore[no-unt
     return bits
 
 
-@compiled
+@non_allocating
 def _equals(html, begin, end, word):  # type: ignore[no-untyped-def]
     if end - begin != len(word):
         return False
@@ -101,7 +101,7 @@ _ITEMPROP, _HIDDEN_NAME = np.frombuffer(b"itemprop", np.uint8), np.frombuffer(b"
 _ARIA_HIDDEN, _TRUE = np.frombuffer(b"aria-hidden", np.uint8), np.frombuffer(b"true", np.uint8)
 
 
-@compiled
+@non_allocating
 def _is_naming(html, begin, end):  # type: ignore[no-untyped-def]
     """Whether an attribute says in words what its element is."""
     length = end - begin
@@ -114,7 +114,7 @@ def _is_naming(html, begin, end):  # type: ignore[no-untyped-def]
     return length == 8 and _equals(html, begin, end, _ITEMPROP)
 
 
-@compiled
+@non_allocating
 def _attributes(html, i, tables):  # type: ignore[no-untyped-def]
     """(place of the ">" of a start tag whose attributes begin at `i`, bits of hints in them)."""
     bits = np.uint8(0)
@@ -144,7 +144,7 @@ def _attributes(html, i, tables):  # type: ignore[no-untyped-def]
     return i, bits
 
 
-@compiled
+@non_allocating
 def _tag_of(digest, tables):  # type: ignore[no-untyped-def]
     place = digest & np.uint64(511)
     while tables.name_hashes[place] != np.uint64(0):
@@ -154,7 +154,7 @@ def _tag_of(digest, tables):  # type: ignore[no-untyped-def]
     return np.uint8(_OTHER)
 
 
-@compiled
+@non_allocating
 def _skip_declaration(html, i):  # type: ignore[no-untyped-def]
     """Place after a comment or a document type that begins at `i`."""
     size = len(html)
@@ -168,7 +168,7 @@ def _skip_declaration(html, i):  # type: ignore[no-untyped-def]
     return i + 1
 
 
-@compiled
+@non_allocating
 def _raw_end(html, i, name, name_end):  # type: ignore[no-untyped-def]
     """Place of the end tag of an element whose content is no markup."""
     size, length = len(html), name_end - name

@@ -2,7 +2,7 @@
 
 Published pipelines do this line by line: RefinedWeb (Penedo et al. 2023, appendix G.2) drops lines that are counters,
 one word, or calls to sign in or to read on; C4 (Raffel et al. 2020) those that speak of JavaScript or cookies. Here a
-line falls to one of our phrase lists (`boilerplate_phrases`), or belongs to a menu: many short lines in a row that
+line falls to one of our phrase lists (`phrases.py`), or belongs to a menu: many short lines in a row that
 are no sentences. Only lines of at most `max_line` bytes are looked at: a long one is a paragraph, whatever it says.
 What repeats over many documents is no matter of one document; deduplication of passages finds that.
 
@@ -22,7 +22,7 @@ from pydantic import Field
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.block import Block, Outcome
 from glmforge.data.corpus.filter.boilerplate import kernel
-from glmforge.data.corpus.filter.boilerplate.phrases import ANYWHERE, BARS, START, WHOLE
+from glmforge.data.corpus.filter.boilerplate.phrases import BARS, PHRASES
 
 Rule = Literal[
     "cookies", "scripts", "account", "sharing", "copyright", "navigation", "continuation", "counters", "menus"
@@ -116,7 +116,7 @@ def _database(rules: tuple[Rule, ...]) -> tuple[Any, NDArray[np.int64]]:
 
 def _patterns(rule: Rule) -> list[str]:
     """One expression per list of phrases."""
-    whole = [rf"^(?:{phrases})$" for phrases in WHOLE.get(rule, {}).values()]
-    start = [rf"^(?:{phrases})" for phrases in START.get(rule, {}).values()]
+    whole = [rf"^(?:{phrases})$" for phrases in PHRASES["whole"].get(rule, {}).values()]
+    start = [rf"^(?:{phrases})" for phrases in PHRASES["start"].get(rule, {}).values()]
     bars = [rf"^(?:{BARS[rule]})$"] if rule in BARS else []
-    return [*whole, *start, *ANYWHERE.get(rule, {}).values(), *bars]
+    return [*whole, *start, *PHRASES["anywhere"].get(rule, {}).values(), *bars]

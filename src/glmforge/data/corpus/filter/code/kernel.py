@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 
 LINES, LONGEST_LINE, LETTERS, DIGITS, SPACES, ENCODED, LONGEST_RUN, COMMENT_LINES, FILLED_LINES, DATA_LINES, VISIBLE = (
     range(11)
@@ -42,7 +42,7 @@ def _kinds() -> NDArray[np.uint8]:
 KINDS = _kinds()
 
 
-@compiled
+@non_allocating
 def _base64_run(text: NDArray[np.uint8], at: int, stop: int) -> tuple[int, bool]:
     """(end of the run of base64 characters at `at`, whether it has digits and both cases)."""
     digit = lower = upper = False
@@ -57,13 +57,13 @@ def _base64_run(text: NDArray[np.uint8], at: int, stop: int) -> tuple[int, bool]
     return at, digit and lower and upper
 
 
-@compiled
+@non_allocating
 def _is_hex(byte: int) -> bool:
     kind = KINDS[byte]
     return bool(kind in (_DIGIT, _HEX_LOWER, _HEX_UPPER))
 
 
-@compiled
+@non_allocating
 def _hex_run(text: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
     """(end, number of bytes) of a run of `0x41, 0x42`, `\\x41\\x42`, `\\u0041` or `41 42` at `at`."""
     count, end = 0, at
@@ -88,7 +88,7 @@ def _hex_run(text: NDArray[np.uint8], at: int, stop: int) -> tuple[int, int]:
             return end, count
 
 
-@compiled
+@non_allocating
 def _measure_encoded(text: NDArray[np.uint8], start: int, stop: int, row: Any) -> None:
     """Bytes in runs of encoded data, and the longest such run, in `text[start:stop]`."""
     at = start
@@ -124,7 +124,7 @@ def _measure_encoded(text: NDArray[np.uint8], start: int, stop: int, row: Any) -
                 run = 0
 
 
-@compiled
+@non_allocating
 def _measure_line(text: NDArray[np.uint8], start: int, stop: int, row: Any, in_comment: bool) -> bool:
     """Count one line; whether a block comment goes on behind it."""
     row[LINES] += 1
@@ -154,7 +154,7 @@ def _measure_line(text: NDArray[np.uint8], start: int, stop: int, row: Any, in_c
     return (in_comment or begins) and not ends
 
 
-@compiled
+@non_allocating
 def measure_program(text: NDArray[np.uint8], start: int, stop: int, row: Any) -> None:
     """The measures of `text[start:stop]` into `row` `[NUM_MEASURES]`."""
     row[:] = 0

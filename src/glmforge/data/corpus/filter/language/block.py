@@ -54,7 +54,7 @@ class Language(Block):
             if code not in known:
                 near = difflib.get_close_matches(code, sorted(known), 1)
                 hint = f"did you mean '{near[0]}'?" if near else "give ISO 639 codes such as en, zh, de, or code"
-                raise DataError(f"language.keep: no language '{code}' is known: {hint}")
+                raise DataError(f"language.keep (--languages): no language '{code}' is known: {hint}")
         return self
 
     def process(self, batch: DocumentBatch) -> Outcome:

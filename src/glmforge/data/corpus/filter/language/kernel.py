@@ -16,8 +16,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.filter.language.model import DIM, MAX_CHARACTERS, MIN_CHARACTERS, NUM_BUCKETS, Arrays
+from glmforge.data.corpus.words.bytes_kernels import copy_bytes
 
 BORDER_SEARCH = 24
 """Bytes that a slice's ends may move to meet white space: most words are shorter."""
@@ -26,12 +27,12 @@ _OPEN, _CLOSE = ord("<"), ord(">")
 _PRIME, _BASIS = np.uint32(16777619), np.uint32(2166136261)
 
 
-@compiled
+@non_allocating
 def _is_space(byte: int) -> bool:
     return byte == 32 or 9 <= byte <= 13 or byte == 0
 
 
-@compiled
+@non_allocating
 def _has_letter(text: NDArray[np.uint8], start: int, stop: int) -> bool:
     for at in range(start, stop):
         byte = text[at]
@@ -40,7 +41,7 @@ def _has_letter(text: NDArray[np.uint8], start: int, stop: int) -> bool:
     return False
 
 
-@compiled
+@non_allocating
 def _border(text: NDArray[np.uint8], at: int, low: int, high: int) -> int:
     """The first white space at or after `at`, or else the first beginning of a character."""
     for near in range(at, min(at + BORDER_SEARCH, high)):
@@ -51,7 +52,7 @@ def _border(text: NDArray[np.uint8], at: int, low: int, high: int) -> int:
     return at
 
 
-@compiled
+@non_allocating
 def _add_words(text: NDArray[np.uint8], start: int, stop: int, sample: NDArray[np.uint8], size: int) -> int:
     """Append the words of `text[start:stop]` to the sample of `size` bytes; the size then."""
     at = start
@@ -63,13 +64,12 @@ def _add_words(text: NDArray[np.uint8], start: int, stop: int, sample: NDArray[n
             at += 1
         if at > begin and _has_letter(text, begin, at):
             sample[size] = _OPEN
-            sample[size + 1 : size + 1 + at - begin] = text[begin:at]
-            size += at - begin + 2
+            size = copy_bytes(text, begin, at, sample, size + 1) + 1
             sample[size - 1] = _CLOSE
     return size
 
 
-@compiled
+@non_allocating
 def sample_text(
     text: NDArray[np.uint8], start: int, stop: int, slices: int, slice_bytes: int, sample: NDArray[np.uint8]
 ) -> int:
@@ -91,13 +91,13 @@ def sample_room(slices: int, slice_bytes: int) -> int:
     return 2 * slices * (slice_bytes + BORDER_SEARCH) + 2
 
 
-@compiled
+@non_allocating
 def _add_row(hidden: NDArray[np.float32], rows: NDArray[np.float32], row: int) -> None:
     for dim in range(DIM):
         hidden[dim] += rows[row, dim]
 
 
-@compiled
+@non_allocating
 def _count_bits(word: np.uint64) -> int:
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
@@ -105,12 +105,12 @@ def _count_bits(word: np.uint64) -> int:
     return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@compiled
+@non_allocating
 def _hash_byte(value: np.uint32, byte: np.uint8) -> np.uint32:
     return np.uint32((value ^ np.uint32(np.int8(byte))) * _PRIME)
 
 
-@compiled
+@non_allocating
 def _find_word(sample: NDArray[np.uint8], start: int, stop: int, model: Arrays) -> int:
     value = _BASIS
     for at in range(start, stop):
@@ -130,7 +130,7 @@ def _find_word(sample: NDArray[np.uint8], start: int, stop: int, model: Arrays) 
     return -1
 
 
-@compiled
+@non_allocating
 def _add_ngrams(sample: NDArray[np.uint8], start: int, stop: int, model: Arrays, hidden: NDArray[np.float32]) -> int:
     """Add the rows of the n-grams of `sample[start:stop]`, brackets included; how many there are in the model."""
     count = 0
@@ -159,10 +159,11 @@ def _add_ngrams(sample: NDArray[np.uint8], start: int, stop: int, model: Arrays,
     return count
 
 
-@compiled
+@non_allocating
 def embed(sample: NDArray[np.uint8], size: int, model: Arrays, hidden: NDArray[np.float32]) -> None:
     """The mean of the rows of a sample's words and n-grams, into `hidden` `[D]`."""
-    hidden[:] = model.words_WD[0]
+    for dim in range(DIM):
+        hidden[dim] = model.words_WD[0, dim]
     count = 1
     at = 0
     while at < size:

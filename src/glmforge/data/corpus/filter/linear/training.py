@@ -7,9 +7,8 @@ two numbers from hundreds of documents; the figures *at* them are a little kinde
 Texts that both sets hold say nothing and are left out, and near-duplicates should be removed before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,6 @@ from glmforge.data.corpus.filter.linear.figures import (
     choose_thresholds,
     figures_at,
 )
-from glmforge.data.corpus.read import read_documents
 from glmforge.errors import DataError
 
 MIN_HELD_OUT = 20
@@ -87,20 +85,23 @@ class TrainingReport:
     num_held_out: int
 
 
-def read_seeds(
-    positive: Sequence[Path], negative: Sequence[Path], text_field: str, held_out: float, seed: int
+def split_seeds(
+    positive: Iterable[str],
+    negative: Iterable[str],
+    held_out: float,
+    seed: int,
+    names: tuple[str, str] = ("positive", "negative"),
 ) -> Seeds:
-    """All documents of both labels, split; they are held in memory.
+    """The texts of both labels, split; they are held in memory.
+
+    Args:
+        held_out: share of the documents to measure on; as many calibrate.
+        seed: of the split.
+        names: of the labels, for errors.
 
     Raises:
-        DataError: a file cannot be read, or too few documents are left to hold out.
+        DataError: too few documents are left to learn from or to hold out.
     """
-    sides = [(document.text for document in read_documents(list(paths), text_field)) for paths in (negative, positive)]
-    return split_seeds(sides[1], sides[0], held_out, seed)
-
-
-def split_seeds(positive: Iterable[str], negative: Iterable[str], held_out: float, seed: int) -> Seeds:
-    """Seeds of two sets of texts; see `read_seeds`."""
     labels: dict[int, set[bool]] = {}
     texts: dict[int, str] = {}
     total = 0
@@ -117,18 +118,22 @@ def split_seeds(positive: Iterable[str], negative: Iterable[str], held_out: floa
     marks = np.array([True in labels[key] for key in keys], bool)
     array = pa.array([texts[key] for key in keys], pa.large_string())
     seeds = Seeds(array, marks, parts.astype(np.int8), conflicting, total - sum(map(len, labels.values())))
-    _check_sizes(seeds, held_out)
+    _check_sizes(seeds, held_out, names)
     return seeds
 
 
-def _check_sizes(seeds: Seeds, held_out: float) -> None:
-    for name, label in (("positive", True), ("negative", False)):
+def _check_sizes(seeds: Seeds, held_out: float, names: tuple[str, str]) -> None:
+    shared = f"{seeds.conflicting:,} texts stand among the {names[0]} and the {names[1]} seeds and say nothing"
+    for name, label in zip(names, (True, False), strict=True):
+        count = int(np.sum(seeds.labels == label))
+        if not count and seeds.conflicting:
+            raise DataError(f"{name} seeds: none is left: {shared}: give other documents, or another text field")
         smallest = min(int(np.sum((seeds.labels == label) & (seeds.parts == part))) for part in range(3))
         if smallest < MIN_HELD_OUT:
             raise DataError(
-                f"{name} seeds: only {int(np.sum(seeds.labels == label)):,} different documents, of which {smallest} "
-                f"in one of the three parts (need {MIN_HELD_OUT}): give more of them, or set aside another share than "
-                f"--held-out {held_out}"
+                f"{name} seeds: {count:,} different documents leave {smallest} in the smallest of the three parts "
+                f"(learned from, calibration, held out), which needs {MIN_HELD_OUT}: give more of them, or another "
+                f"--held-out than {held_out}" + (f" ({shared})" if seeds.conflicting else "")
             )
 
 

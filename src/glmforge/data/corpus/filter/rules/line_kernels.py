@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.filter.rules.tables import insert, table_size
 from glmforge.data.corpus.words.bytes_kernels import character_at, hash_bytes, mixed
 from glmforge.data.corpus.words.characters import BREAK, CLASS, TERMINAL
@@ -22,7 +22,7 @@ _NEWLINE = 0x0A
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-@compiled
+@non_allocating
 def _skip_spaces(text: Any, position: int, stop: int, table: Any) -> int:
     while position < stop:
         code, size = character_at(text, position, stop)
@@ -33,7 +33,7 @@ def _skip_spaces(text: Any, position: int, stop: int, table: Any) -> int:
     return position
 
 
-@compiled
+@non_allocating
 def last_character(text: Any, start: int, stop: int) -> int:
     """Where the last character before `stop` begins."""
     position = stop - 1
@@ -42,7 +42,7 @@ def last_character(text: Any, start: int, stop: int) -> int:
     return position
 
 
-@compiled
+@non_allocating
 def stripped(text: Any, start: Any, stop: Any, table: Any) -> Any:
     """`str.strip`: the borders without white space at both ends."""
     start = _skip_spaces(text, start, stop, table)
@@ -54,7 +54,7 @@ def stripped(text: Any, start: Any, stop: Any, table: Any) -> Any:
     return start, stop
 
 
-@compiled
+@non_allocating
 def num_characters(text: Any, start: int, stop: int) -> Any:
     """Code points of a stretch of UTF-8."""
     count = 0
@@ -63,7 +63,7 @@ def num_characters(text: Any, start: int, stop: int) -> Any:
     return count
 
 
-@compiled
+@non_allocating
 def _find_lines(
     text: Any, start: int, stop: int, borders: Any, hashes: Any, lengths: Any, marks: Any, table: Any
 ) -> int:
@@ -88,7 +88,7 @@ def _find_lines(
     return line
 
 
-@compiled
+@non_allocating
 def _count_full_lines(hashes: Any, lengths: Any, marks: Any, num: int, short: int, keys: Any, row: Any) -> None:
     size = table_size(num)
     keys[:size] = 0
@@ -102,7 +102,7 @@ def _count_full_lines(hashes: Any, lengths: Any, marks: Any, num: int, short: in
             row[DUPLICATE_FULL_CHARACTERS] += lengths[line]
 
 
-@compiled
+@non_allocating
 def _count_lines(borders: Any, hashes: Any, lengths: Any, num: int, keys: Any, row: Any) -> None:
     """Lines as what stands between runs of line feeds; a run at an end of the text leaves an empty line there."""
     size = table_size(num)
@@ -117,7 +117,7 @@ def _count_lines(borders: Any, hashes: Any, lengths: Any, num: int, keys: Any, r
             row[DUPLICATE_LINE_CHARACTERS] += lengths[line]
 
 
-@compiled
+@non_allocating
 def _count_paragraphs(
     text: Any, start: int, stop: int, borders: Any, hashes: Any, lengths: Any, num: int, keys: Any, row: Any
 ) -> None:

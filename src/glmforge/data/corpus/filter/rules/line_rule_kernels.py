@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.filter.rules.line_kernels import last_character, num_characters, stripped
 from glmforge.data.corpus.filter.rules.phrase_kernels import (
     CURLY_BRACKET_RULE,
@@ -41,7 +41,7 @@ _ONES = np.uint64(0x0101010101010101)
 _BLANKS = _ONES * np.uint64(0x20)
 
 
-@compiled
+@non_allocating
 def _line_end(text: Any, position: int, stop: int, table: Any) -> tuple[int, int]:
     """(end of the line that `position` is in, start of the next), as `str.splitlines` cuts."""
     while position < stop:
@@ -60,7 +60,7 @@ def _line_end(text: Any, position: int, stop: int, table: Any) -> tuple[int, int
     return stop, stop
 
 
-@compiled
+@non_allocating
 def _ends_well(text: Any, start: int, stop: int, mode: int, table: Any) -> bool:
     """Whether a line ends in terminal punctuation, and not in three dots."""
     if start == stop:
@@ -80,7 +80,7 @@ def _ends_well(text: Any, start: int, stop: int, mode: int, table: Any) -> bool:
     return False
 
 
-@compiled
+@non_allocating
 def _has_words(text: Any, start: int, stop: int, least: int, mode: int, table: Any) -> bool:
     """Whether a line has `least` words; outside of `PUBLISHED`, two characters without spaces make one."""
     halves, in_word = 0, False
@@ -100,7 +100,7 @@ def _has_words(text: Any, start: int, stop: int, least: int, mode: int, table: A
     return halves >= 2 * least
 
 
-@compiled
+@non_allocating
 def _has_long_word(text: Any, start: int, stop: int, longest: int, table: Any) -> bool:
     """Whether more than `longest` characters follow each other without white space."""
     length = 0
@@ -115,7 +115,7 @@ def _has_long_word(text: Any, start: int, stop: int, longest: int, table: Any) -
     return False
 
 
-@compiled
+@non_allocating
 def _keep_line(
     text: Any, start: int, stop: int, out: Any, position: int, mode: int, options: Any, table: Any, row: Any
 ) -> tuple[int, int]:
@@ -158,7 +158,7 @@ def _keep_line(
     return end, 0
 
 
-@compiled
+@non_allocating
 def _keep_lines(
     text: Any, start: int, stop: int, out: Any, first: int, mode: int, options: Any, table: Any, row: Any
 ) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import non_allocating
 
 JAVASCRIPT_RULE, POLICY_RULE, LOREM_IPSUM_RULE, CURLY_BRACKET_RULE = 1, 2, 4, 8
 """Bits: rules of phrases."""
@@ -33,12 +33,12 @@ _MARKS = tuple(np.frombuffer(mark, np.uint8) for mark in (b"edit]", b"citation n
 _OPEN, _CLOSE, _CURLY = 0x5B, 0x5D, 0x7B
 
 
-@compiled
+@non_allocating
 def _lowered(byte: int) -> int:
     return byte | 0x20 if 0x41 <= byte <= 0x5A else byte
 
 
-@compiled
+@non_allocating
 def find_phrases(text: Any, start: int, stop: int) -> tuple[int, bool]:
     """(bits of the phrases that a line has, whether it has an opening bracket)."""
     found, has_bracket = 0, False
@@ -67,7 +67,7 @@ def find_phrases(text: Any, start: int, stop: int) -> tuple[int, bool]:
     return found, has_bracket
 
 
-@compiled
+@non_allocating
 def _citation_end(text: Any, position: int, stop: int) -> int:
     """Where the citation mark ends whose bracket is at `position`; `position` if it is none."""
     after = position + 1
@@ -85,7 +85,7 @@ def _citation_end(text: Any, position: int, stop: int) -> int:
     return position
 
 
-@compiled
+@non_allocating
 def copy_without_citations(text: Any, start: int, stop: int, out: Any, position: int) -> tuple[int, int]:
     """Write a line without its citation marks to `out`; (its end there, number of marks)."""
     marks = 0

@@ -7,15 +7,16 @@ any moment pays again for nothing but what was in flight.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from glmforge.config.model import Strict
+from glmforge.config.model import Strict, refuse
 from glmforge.data.corpus.synthesise.endpoint.budget import Budget, Prices
-from glmforge.data.corpus.synthesise.endpoint.client import Attempt, Endpoint, backoff
+from glmforge.data.corpus.synthesise.endpoint.client import Attempt, Endpoint, backoff, url_fault
 from glmforge.data.corpus.synthesise.endpoint.journal import Journal
 from glmforge.data.corpus.synthesise.endpoint.prompts import Request
+from glmforge.errors import DataError
 
 
 class Server(Strict):
@@ -29,6 +30,14 @@ class Server(Strict):
     first_wait: float = Field(default=1.0, gt=0, description="seconds before the second attempt; doubled each time")
     prices: Prices = Prices()
     max_cost: float | None = Field(default=None, ge=0, description="cap on the cost of all runs into this directory")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (fault := url_fault(self.endpoint)) is not None:
+            refuse("endpoint", fault)
+        if self.max_cost is not None and not (self.prices.prompt or self.prices.completion):
+            refuse("max_cost", "a cap needs prices: give those of prompt and completion tokens")
+        return self
 
 
 @dataclass
@@ -143,7 +152,7 @@ class _Crew:
                 cost = prices.cost(attempt.reply.get("usage"), most)
             elif attempt.outcome != "lost":
                 cost = 0.0
-        except Exception:  # the server refuses everything: nothing was paid for it
+        except DataError:  # the server refuses everything: nothing was paid for it
             attempt, cost = Attempt("unpaid"), 0.0
             raise
         finally:

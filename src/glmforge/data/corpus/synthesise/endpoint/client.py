@@ -61,11 +61,8 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key_env: str, timeout: float, connections: int) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"endpoint '{url}': no URL of a server: name it like http://localhost:8000/v1")
-        if parts.username or parts.password or parts.query:
-            raise ConfigError("endpoint: a URL with a password or key in it would be logged: use --api-key-env")
+        if (fault := url_fault(url)) is not None:
+            raise ConfigError(f"endpoint: {fault}")
         self._url, self._timeout = url.rstrip("/") + "/chat/completions", timeout
         self._key = os.environ.get(api_key_env, "")
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -91,7 +88,7 @@ class Endpoint:
             return Attempt("lost", message=f"no reply within {self._timeout:g} s")
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             return Attempt("unpaid", message=f"no connection: {self._clean(str(error))}")
-        except httpx2.TransportError as error:
+        except httpx2.RequestError as error:  # a connection lost on the way, or a reply that cannot be decoded
             return Attempt("lost", message=f"connection broken: {type(error).__name__}")
         return self._judge(response)
 
@@ -122,6 +119,18 @@ class Endpoint:
         """Servers echo keys in their errors; no message of ours may."""
         text = text.replace(self._key, "***") if self._key else text
         return re.sub(r"\s+", " ", text).strip()
+
+
+def url_fault(url: str) -> str | None:
+    """What is wrong with the URL of a server, without repeating what may be secret in it; None if nothing is."""
+    try:
+        parts = urlsplit(url)
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        is_server, parts = False, urlsplit("")
+    if parts.username or parts.password or parts.query:
+        return "a URL with a password or key in it would be logged: use --api-key-env"
+    return None if is_server else "no URL of a server: name it like http://localhost:8000/v1"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:

@@ -11,8 +11,8 @@ The files but the journal are written whole at the end, from the journal alone, 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from glmforge.config.model import Strict
 from glmforge.data.corpus.document import Document
 from glmforge.data.corpus.engine.statistics import dump_json
 from glmforge.data.corpus.synthesise.endpoint.ask import Progress, Server, Tally, ask_all
+from glmforge.data.corpus.synthesise.endpoint.inputs import Question
 from glmforge.data.corpus.synthesise.endpoint.journal import Journal
 from glmforge.data.corpus.synthesise.endpoint.judge import REASONS, Judgement, Reply, guess_kind, judge, read_reply
 from glmforge.data.corpus.synthesise.endpoint.prompts import Request, load_template, make_request, parse_questions
@@ -54,23 +55,6 @@ class Sampling(Strict):
             "max_tokens": self.max_tokens,
         }
         return make_request(prompt, purpose, sample, named, self.send_seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question to be solved.
-
-    Attributes:
-        id: names it among its fellows.
-        question: its text.
-        verifier: `kind` and `answer` and whatever else the source said; None where the answer is not known.
-        source: document it was made from.
-    """
-
-    id: str
-    question: str
-    verifier: dict[str, Any] | None = None
-    source: str | None = None
 
 
 def generate(
@@ -228,38 +212,3 @@ def _record(question: Question, sample: int, reply: Reply | None, answer: str | 
 
 def _lines(records: Iterable[dict[str, Any]]) -> bytes:
     return b"".join(orjson.dumps(record) + b"\n" for record in records)
-
-
-_QUESTION_FIELDS = ("question", "problem", "prompt", "instruction")
-
-
-def read_questions(path: Path) -> Iterator[Question | str]:
-    """Questions of a JSONL file: `question` (or `problem`, `prompt`, `instruction`), and `verifier` or `answer`.
-
-    A line that is none comes as a sentence that says why. GSM8K's answers (`... #### 18`) are understood.
-    """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"{path.name}:{number}"
-            try:
-                record = orjson.loads(line)
-                text = next(record[name] for name in _QUESTION_FIELDS if record.get(name))
-            except (ValueError, StopIteration, TypeError, KeyError, AttributeError) as error:
-                yield f"{where}: no question in it ({type(error).__name__})"
-                continue
-            if not isinstance(text, str):
-                yield f"{where}: its question is no text"
-                continue
-            yield Question(str(record.get("id", where)), text, _known(record))
-
-
-def _known(record: dict[str, Any]) -> dict[str, Any] | None:
-    verifier, answer = record.get("verifier"), record.get("answer")
-    if isinstance(verifier, dict) and "kind" in verifier and "answer" in verifier:
-        return verifier
-    if not isinstance(answer, str | int | float) or answer == "":
-        return None
-    text = str(answer).rpartition("####")[2].strip()
-    return {"kind": guess_kind(text), "answer": text}

@@ -46,8 +46,12 @@ def load_template(path: Path | None, default: str, names: tuple[str, ...]) -> Te
         template = environment.from_string(text)
         marks = {name: f"\0{name}\0" for name in names}
         rendered = template.render(count=1, **marks)
-    except (OSError, UnicodeDecodeError, TemplateError) as error:
-        raise ConfigError(f"prompt {path or default}: {error}: it may use {', '.join(names)}") from error
+    except OSError as error:
+        raise ConfigError(f"prompt {path}: cannot be read ({error.strerror}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"prompt {path}: not UTF-8 text: name a Jinja file") from error
+    except TemplateError as error:
+        raise ConfigError(f"prompt {path}: {error}: it may use {', '.join(names)}") from error
     for name, mark in marks.items():
         if mark not in rendered:
             raise ConfigError(f"prompt {path}: does not use {{{{ {name} }}}}: put it where it belongs")

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.data.corpus.words import word_kernels as columns
-from glmforge.data.corpus.words.bytes_kernels import copy_bytes, hash_bytes, hash_short
 from glmforge.data.corpus.words.characters import CLASS, PUNCTUATION_CHARACTERS, SYMBOL, character_table
 from glmforge.data.corpus.words.split import sentence_spans, split_words, words_of
 
@@ -42,7 +41,7 @@ UNSPACED = {"han": 2, "hiragana": 2, "katakana": 10**9, "thai": 4, "leading": 4}
 
 
 def reference(text: str) -> list[str]:
-    """The rule of `words.py`, a character at a time."""
+    """The rule of `split.py`, a character at a time."""
     kinds = [script(character) for character in text] + ["end", "end"]
     words, at = [], 0
 
@@ -146,26 +145,9 @@ def test_a_word_has_one_hash_wherever_it_stands(first: str, second: str) -> None
     assert words.characters.tolist() == [len(name) for name in names]
 
 
-@pytest.mark.parametrize("size", range(20))
-def test_hashes_do_not_depend_on_what_surrounds(size: int) -> None:
-    data = bytes(range(65, 65 + size))
-    hashes = set()
-    for before, after in [(b"", b""), (b"x", b""), (b"", b"y" * 9), (b"12345678", b"z")]:
-        text = np.frombuffer(before + data + after, np.uint8)
-        hashes |= {int(function(text, len(before), len(before) + size)) for function in (hash_bytes, hash_short)}
-    assert len(hashes) == 1
-
-
 def test_more_words_than_expected_are_no_problem() -> None:
     text = "a " * 50_000
     assert words_of(text) == text.split()
-
-
-def test_bytes_are_copied_to_an_earlier_place_of_the_same_array() -> None:
-    for distance in range(12):
-        data = np.arange(60, dtype=np.uint8)
-        assert copy_bytes(data, 20, 57, data, 20 - distance) == 57 - distance
-        assert data[20 - distance : 57 - distance].tolist() == list(range(20, 57))
 
 
 @pytest.mark.parametrize("damaged", [b"\xe4\xb8", b"a\xff b", b"\xf4\xbf\xbf\xbf", b"\xc3"])

@@ -1,0 +1,77 @@
+"""What came out of a corpus pipeline, in a few lines for the terminal; the report has the rest."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from glmforge.observe.units import format_bytes
+
+
+def outcome(report: dict[str, Any], output: Path, page: Path) -> Iterator[str]:
+    """What a run did: a line or two per stage, what could not be read, and where everything is.
+
+    Args:
+        report: as `run_pipeline` returns it.
+        output: directory of the run.
+        page: the HTML report.
+    """
+    for stage in report["stages"]:
+        yield from _lines(stage)
+    unreadable = _unreadable(report)
+    if unreadable:
+        yield f"{output / 'quarantine.jsonl'}: {unreadable}"
+    if report["stages"][-1]["statistics"]["written"]["documents"]:
+        yield f"{output / 'documents'}: the documents; {page}: the report"
+
+
+def _unreadable(report: dict[str, Any]) -> str:
+    """How many records and whole files could not be read, and for each of the main reasons where one of them is."""
+    counts, places = Counter[str](), dict[str, str]()
+    for stage in report["stages"]:
+        for reason, count in stage["statistics"]["quarantined"].items():
+            counts[reason] += count
+            places[reason] = stage["statistics"]["samples"][reason][0]["id"]
+    files = sum(counts[reason] for reason in _OF_FILES)
+    amounts = ((counts.total() - files, "record"), (files, "file"))
+    what = " and ".join(_count(number, noun) for number, noun in amounts if number)
+    return what and f"{what} that could not be read: " + _largest(counts, places)
+
+
+_OF_FILES = ("damaged file", "empty file", "damaged archive")
+
+
+def _lines(stage: dict[str, Any]) -> Iterator[str]:
+    """What a stage did, in a line, and what a stage that compares documents found, in another."""
+    statistics, kind = stage["statistics"], stage["kind"]
+    removed = {reason.removeprefix(f"{kind}: "): flow["documents"] for reason, flow in statistics["removed"].items()}
+    written = statistics["written"]
+    yield f"{kind}: {_count(written['documents'], 'document')}, {format_bytes(written['bytes'])}" + (
+        f"; removed {sum(removed.values()):,}: {_largest(removed)}" if removed else ""
+    )
+    if kind in _TELLING:
+        found = [f"{name.removeprefix(kind + ': ')} {count:,}" for name, count in statistics["counts"].items() if count]
+        for details in stage["details"]:
+            sets = details.get("sets", [])
+            found += [f"{part['items_found']:,} of {part['items']:,} items of {part['name']}" for part in sets]
+        if found or not removed:
+            yield "    found: " + (", ".join(found) or "nothing")
+
+
+_TELLING = ("exact", "minhash", "substring", "semantic", "decontaminate", "hold_out", "repeat", "augment")
+_NAMED_REASONS = 4
+
+
+def _largest(counts: Mapping[str, int], places: Mapping[str, str] | None = None) -> str:
+    """The most frequent reasons with their counts and one place of each, and how many other reasons there are."""
+    ordered = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    named = [
+        f"{reason} {counts[reason]:,}" + (f" (at {places[reason]})" if places else "")
+        for reason in ordered[:_NAMED_REASONS]
+    ]
+    others = len(ordered) - len(named)
+    return ", ".join(named) + (f", and {_count(others, 'more reason')}" if others else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,66 @@
+"""What the operating system refuses, told with what helps."""
+
+import errno
+import os
+
+import pytest
+
+from glmforge.data.files import disk_errors, refuse_unwritable, write_whole
+from glmforge.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "free space there or choose another place"),
+        (errno.EDQUOT, "free space within your quota"),
+        (errno.EACCES, "make it accessible to this user"),
+        (errno.EPERM, "make it accessible to this user"),
+        (errno.EROFS, "mount it writable"),
+        (errno.ENOENT, "something removed a file or directory meanwhile"),
+        (errno.ENOTDIR, "a file stands where a directory is to be"),
+        (errno.EXDEV, "choose another place"),
+    ],
+)
+def test_advice_fits_the_refusal(tmp_path, code, advice):
+    path = tmp_path / "corpus"
+    with pytest.raises(DataError) as refused, disk_errors(path):
+        raise OSError(code, os.strerror(code), str(path) + ".partial")
+    assert str(refused.value).startswith(f"{path}: cannot be written ({os.strerror(code)}): {advice}")
+    assert ("free space" in str(refused.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_another_file_that_is_refused_is_named(tmp_path):
+    said = r"out: cannot be written \(.*/gone: No such file or directory\): something removed"
+    with pytest.raises(DataError, match=said), disk_errors(tmp_path / "out"):
+        (tmp_path / "gone").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file", r"file: exists already"),
+        ("file/a/b", r"file/a/b: cannot be written \(.*file is a file\)"),
+        ("new/a", r"new/a: cannot be written \(no permission in "),
+    ],
+)
+def test_what_could_not_be_written_is_told_before_the_work(tmp_path, monkeypatch, name, message):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root
+    with pytest.raises(DataError, match=message):
+        refuse_unwritable(tmp_path / name, overwrite=False)
+
+
+def test_what_can_be_written_is_left_alone(tmp_path):
+    (tmp_path / "file").write_text("")
+    refuse_unwritable(tmp_path / "file", overwrite=True)
+    refuse_unwritable(tmp_path / "new" / "a", overwrite=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(DataError, match="is a directory"):
+        refuse_unwritable(tmp_path, overwrite=True)
+
+
+def test_a_file_where_a_directory_is_to_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file/a: cannot be written"):
+        write_whole(tmp_path / "file" / "a", b"")
