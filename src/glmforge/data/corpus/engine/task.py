@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from glmforge.data.corpus.engine.stage import Step, TaskOutput, task_directory
 from glmforge.data.corpus.engine.statistics import Statistics, dump_json
 from glmforge.data.files import disk_errors
@@ -97,9 +99,9 @@ def _publish(partial: Path, final: Path, planned: PlannedStep, output: TaskOutpu
     files = {}
     for path in sorted(partial.iterdir()):
         with path.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
             os.fsync(file.fileno())
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": checksum}
+        files[path.name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     record = {"fingerprint": planned.fingerprint, "files": files, "statistics": output.statistics.to_json()}
     with (partial / DONE).open("wb") as file:
         file.write(dump_json(record))
