@@ -242,7 +242,12 @@ def fill_disk(chaos: Chaos, job: Job) -> float:
 
 
 def damage_newest(chaos: Chaos, job: Job) -> float:
-    """Flip a bit of the newest checkpoint's largest file once all are dead, wherever copies of it are."""
+    """Flip a bit of the newest checkpoint's largest file once all are dead, wherever copies of it are.
+
+    Not before two are on shared storage: with the only one gone the run rightly refuses to begin anew.
+    """
+    shared = chaos.directory / "run" / "checkpoints"
+    job.wait_until(lambda: len(list(shared.glob("step-*"))) >= 2)
     at = kill_all(chaos, job)
     job.wait()
     found = chaos.checkpoints()

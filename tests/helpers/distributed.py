@@ -14,6 +14,7 @@ Code that makes its own process group is run with `init_group=False`.
 """
 
 import importlib.util
+import itertools
 import multiprocessing
 import operator
 import os
@@ -121,10 +122,19 @@ def _modified(path: Path) -> float:
     return path.stat().st_mtime_ns if path.exists() else float("inf")
 
 
+_PORTS = range(15_000, 32_000)
+_tried = itertools.count(os.getpid() * 97)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that the kernel lends to connections: none of these can take it before
+    a server binds it. Each process begins elsewhere, and gives no port twice in a row of many."""
+    for number in itertools.islice(_tried, len(_PORTS)):
+        port = _PORTS[number % len(_PORTS)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port from 15,000 to 32,000 is free on 127.0.0.1")
 
 
 def _rank_main(

@@ -7,7 +7,6 @@ rsync and tar, and other files on every node. Needs root, sshd and the right to 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.distributed import free_port
 from helpers.packages import install_or_skip
 
 _SERVER = """Port {port}
@@ -55,7 +55,7 @@ def ssh_nodes(directory: Path, disks: Sequence[Path], mount_point: Path) -> Iter
     servers: list[subprocess.Popen[bytes]] = []
     try:
         for disk in disks:
-            port = _free_port()
+            port = free_port()
             server, client = directory / f"{disk.name}.server", directory / "ssh_config"
             server.write_text(_SERVER.format(port=port, directory=directory))
             with client.open("a") as stream:
@@ -69,12 +69,6 @@ def ssh_nodes(directory: Path, disks: Sequence[Path], mount_point: Path) -> Iter
         for process in servers:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:

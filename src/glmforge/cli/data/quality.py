@@ -110,8 +110,8 @@ train_toxicity = _trainer(
 
         glmforge data train-toxicity --toxic bad.jsonl --harmless good.jsonl --char-ngram 4 --out toxicity.npz
 
-        glmforge data train-toxicity --toxic pairs.jsonl --toxic-text-field rejected --harmless pairs.jsonl
-        --harmless-text-field chosen --out toxicity.npz
+        glmforge data train-toxicity --toxic reports.parquet --toxic-text-field comment --harmless good.jsonl
+        --out toxicity.npz
     """,
 )
 

@@ -169,6 +169,19 @@ def _as_array(values: Sequence[str | None] | pa.Array, kind: pa.DataType) -> pa.
     return array if array.type == kind else pc.cast(array, kind)
 
 
+def score_columns(path: Path) -> tuple[str, ...] | None:
+    """The columns of scores of a shard of documents; None for any other file."""
+    try:
+        schema = parquet.read_schema(path)
+    except (pa.ArrowException, OSError):
+        return None
+    if any(schema.get_field_index(field.name) < 0 for field in CORE_FIELDS):
+        return None
+    if any(schema.field(field.name).type != field.type for field in CORE_FIELDS):
+        return None
+    return tuple(name for name in schema.names if name.startswith(SCORE_PREFIX))
+
+
 def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[DocumentBatch]:
     """The batches of a shard, in order; with `columns`, those only (`text`, `score_quality`).
 

@@ -175,7 +175,7 @@ def _describe_path(path: Path) -> list[Any]:
     """What tells a file from another version of it: contents of small ones, names and sizes otherwise."""
     if path.is_dir():
         found = sorted(Path(directory) / name for directory, _, names in os.walk(path) for name in names)
-        return [str(path), [[str(file.relative_to(path)), file.stat().st_size] for file in found]]
+        return [str(path), [[str(file.relative_to(path)), file.stat().st_size] for file in found if file.exists()]]
     if not path.is_file():
         matches = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - the pattern may be absolute
         return [str(path), [_describe_path(Path(match)) for match in matches]]

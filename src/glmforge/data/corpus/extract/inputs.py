@@ -10,6 +10,7 @@ from pydantic import Field
 
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
+from glmforge.data.corpus.batch import score_columns
 from glmforge.data.corpus.extract.compression import stem
 from glmforge.errors import DataError
 
@@ -62,6 +63,7 @@ class SourceFile:
         size: in bytes; with the name it stands for the content in the fingerprint of the task.
         format: how it is read.
         input: where it comes from.
+        scores: columns of scores, if it is a shard of documents, which keep all that is known of them; else None.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class SourceFile:
     size: int
     format: Format
     input: Input
+    scores: tuple[str, ...] | None = None
 
 
 def list_files(source: Input) -> list[SourceFile]:
@@ -92,11 +95,11 @@ def list_files(source: Input) -> list[SourceFile]:
 
 
 def group(files: Sequence[SourceFile], shard_bytes: int) -> list[tuple[SourceFile, ...]]:
-    """Files in order, as tasks of about `shard_bytes`; a file is never cut."""
+    """Files in order, as tasks of about `shard_bytes`; a file is never cut, and files with other scores are apart."""
     tasks: list[list[SourceFile]] = []
     size = 0
     for file in files:
-        if not tasks or size + file.size > shard_bytes:
+        if not tasks or size + file.size > shard_bytes or (file.scores or ()) != (tasks[-1][-1].scores or ()):
             tasks.append([])
             size = 0
         tasks[-1].append(file)
@@ -136,9 +139,10 @@ def _file(path: Path, root: Path, source: Input) -> SourceFile | None:
     format_ = FORMAT_OF_SUFFIX.get(Path(stem(path.name)).suffix.lower()) if source.format == "auto" else source.format
     if format_ is None:
         return None
-    return SourceFile(
-        path, f"{source.source}/{path.relative_to(root).as_posix()}", path.stat().st_size, format_, source
-    )
+    as_it_stands = format_ == "parquet" and (source.text_field, source.id_field, source.metadata) == ("text", None, [])
+    scores = score_columns(path) if as_it_stands else None
+    name = f"{source.source}/{path.relative_to(root).as_posix()}"
+    return SourceFile(path, name, path.stat().st_size, format_, source, scores)
 
 
 def _repositories(paths: Sequence[Path]) -> Iterator[Path]:

@@ -6,6 +6,7 @@ block is not UTF-8, goes through a complete JSON parser on its own, and is put a
 roads come to the same documents.
 """
 
+import codecs
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -56,6 +57,8 @@ def read_jsonl(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
             detail = f"a line of more than max_document_bytes = {context.max_document_bytes:,}"
             context.reject("too long", f"{file.name}:{block.number}", block.begin, detail)
             continue
+        if block.number == 1 and block.data.startswith(codecs.BOM_UTF8):
+            block = block._replace(data=block.data.removeprefix(codecs.BOM_UTF8))
         batch = concatenate(_batches(block, file, context))
         if len(batch):
             yield batch

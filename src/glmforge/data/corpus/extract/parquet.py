@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from glmforge.data.corpus.batch import BATCH_DOCUMENTS, DocumentBatch
+from glmforge.data.corpus.batch import BATCH_DOCUMENTS, CORE_FIELDS, DocumentBatch
 from glmforge.data.corpus.extract.inputs import SourceFile
 from glmforge.data.corpus.extract.records import Context, blank_rows, dump_metadata
 from glmforge.errors import DataError
@@ -25,6 +25,8 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
     columns = list(
         dict.fromkeys([source.text_field, *([source.id_field] if source.id_field else []), *source.metadata])
     )
+    if file.scores is not None:
+        columns = [*(field.name for field in CORE_FIELDS), *file.scores]
     try:
         with parquet.ParquetFile(file.path) as table:
             _check(table.schema_arrow, source.text_field, columns, file)
@@ -64,6 +66,9 @@ def _documents(part: pa.RecordBatch, first_row: int, file: SourceFile, context: 
         return
     kept = part.take(pa.array(rows))
     texts = kept.column(source.text_field).cast(pa.large_binary()).view(pa.large_string())
+    if file.scores is not None:
+        yield _as_known(kept, texts, file)
+        return
     if source.id_field is None:
         ids = pc.binary_join_element_wise(pa.scalar(file.name), pa.array(rows + first_row).cast(pa.string()), ":")
     else:
@@ -73,6 +78,17 @@ def _documents(part: pa.RecordBatch, first_row: int, file: SourceFile, context: 
         metadata = [dump_metadata(values) for values in kept.select(source.metadata).to_pylist()]
     languages = pa.repeat(pa.scalar(source.language, pa.string()), len(rows))
     yield DocumentBatch.from_columns(ids, texts, source.source, languages=languages, metadata=metadata)
+
+
+def _as_known(kept: pa.RecordBatch, texts: pa.LargeStringArray, file: SourceFile) -> DocumentBatch:
+    """Documents of an earlier run with their ids, sources, languages, metadata and scores."""
+    known = {name: kept.column(name) for name in kept.schema.names} | {"text": texts}
+    if file.input.language is not None:
+        known["language"] = pc.fill_null(known["language"], file.input.language)
+    assert file.scores is not None
+    schema = pa.schema([*CORE_FIELDS, *(pa.field(name, pa.float32()) for name in file.scores)])
+    arrays = [known[field.name].cast(field.type) for field in schema]
+    return DocumentBatch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 def _bad_rows(raw: pa.LargeBinaryArray, max_document_bytes: int) -> Iterator[tuple[int, str]]:

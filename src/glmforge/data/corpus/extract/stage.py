@@ -37,6 +37,7 @@ class Extract(Stage):
     """Reads the inputs of a pipeline. In a pipeline file it is the first stage."""
 
     kind: ClassVar[str] = "extract"
+    revision: ClassVar[int] = 2
 
     inputs: tuple[Input, ...] = Field(
         strict=False, min_length=1, description="what is read, each under a name of its own"

@@ -9,6 +9,7 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
@@ -16,7 +17,8 @@ from fastwarc.stream_io import GzipWriter
 from fastwarc.warc import WarcRecord, WarcRecordType
 from pyarrow import parquet
 
-from glmforge.data.corpus.batch import concatenate, read_batches
+from glmforge.data.corpus.batch import BatchWriter, DocumentBatch, concatenate, read_batches
+from glmforge.data.corpus.engine.run import run_stages
 from glmforge.data.corpus.engine.stage import DOCUMENTS, QUARANTINE, StageContext
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
 from glmforge.data.corpus.extract.stage import Extract
@@ -188,6 +190,32 @@ def test_parquet(tmp_path):
     assert run.reasons == ["not text", "empty text", "empty text", "invalid UTF-8", "too long"]
     assert run.wheres == [f"s/c.parquet:{row}" for row in (2, 3, 4, 5, 7)]
     assert Run(tmp_path / "2", {"path": path}, max_document_bytes=4096).ids == ["s/c.parquet:1", "s/c.parquet:6"]
+
+
+def test_documents_of_an_earlier_run_keep_what_is_known_of_them(tmp_path):
+    def shard(name, **scores):
+        texts, scores = ["one", " ", "vier ü"], {key: np.array(values) for key, values in scores.items()}
+        batch = DocumentBatch.from_columns(
+            [f"{name}:{n}" for n in range(3)], texts, ["web", "web", "books"], languages=["en", None, None],
+            metadata=['{"url":"x"}', None, None], scores=scores,
+        )  # fmt: skip
+        path = tmp_path / f"{name}.parquet"
+        with BatchWriter(path) as writer:
+            writer.write(batch)
+        return batch.table.take(pa.array([0, 2])).to_pylist()
+
+    expected = shard("a", quality=[0.25, 0.5, 1.0]) + shard("b", quality=[0.0, 0.5, 0.75])
+    other = shard("c")
+    (tmp_path / "d.jsonl").write_text('{"text": "new"}\n')
+    stage = Extract.model_validate({"inputs": [{"source": "s", "path": str(tmp_path), "language": "de"}]})
+    shards, (statistics,) = run_stages([stage], tmp_path / ".out")
+    found = [[row for batch in read_batches(path) for row in batch.table.to_pylist()] for path in shards]
+    for row in expected + other:
+        row["language"] = row["language"] or "de"
+    new = {"id": "s/d.jsonl:1", "text": "new", "source": "s", "language": "de", "metadata": None}
+    assert found == [expected, [*other, new]]
+    assert statistics.quarantined == {"empty text": 3}
+    assert Run(tmp_path / "ids", {"path": tmp_path / "a.parquet", "id_field": "text"}).ids == ["one", "vier ü"]
 
 
 def test_parquet_with_a_damaged_row_group(tmp_path):
@@ -471,6 +499,15 @@ def test_step_changes_with_names_and_sizes_of_files(tmp_path):
     assert second != first
     (tmp_path / "a.txt").rename(tmp_path / "b.txt")
     assert fingerprint() not in (first, second)
+
+
+def test_a_link_to_nowhere_is_no_file(tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.txt").write_text("one")
+    (tmp_path / "raw" / "b.txt").symlink_to(tmp_path / "nowhere")
+    stage = Extract.model_validate({"inputs": [{"source": "s", "path": str(tmp_path / "raw")}]})
+    (shard,), _ = run_stages([stage], tmp_path / "out")
+    assert concatenate(list(read_batches(shard))).texts == ["one"]
 
 
 def test_missing_input_is_an_error_before_anything_runs(tmp_path):

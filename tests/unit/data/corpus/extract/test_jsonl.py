@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,14 @@ def test_a_text_that_is_too_long_is_put_aside_whatever_the_road():
         assert [(reason, where) for reason, where, _, _ in aside] == [
             ("too long", f"s/f.jsonl:{n}") for n in (10, 11, 12)
         ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"id": "1", "text": "a"}\n{"id": "2", "text": "b"}\n', encoding="utf-8-sig")
+    context = Context(None, None, 1 << 20)
+    batches = list(jsonl.read_jsonl(replace(file(), path=path), context))
+    assert [text for batch in batches for text in batch.texts] == ["a", "b"]
 
 
 @pytest.mark.parametrize("chunk", [3, 64, 250, 499])
