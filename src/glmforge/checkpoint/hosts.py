@@ -54,8 +54,8 @@ class Transfers:
     def for_each(self, action: Callable[["Host"], T], hosts: Iterable["Host"]) -> list[T]:
         """`action` of each host, a few at the same time. The first failure ends the others and is raised."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            futures = [pool.submit(action, host) for host in hosts]
-            try:
+            try:  # from the first submission on: its transfer may run before the next is submitted
+                futures = [pool.submit(action, host) for host in hosts]
                 wait(futures, return_when=FIRST_EXCEPTION)
                 for future in futures:
                     if future.done() and (error := future.exception()):
