@@ -99,7 +99,11 @@ class Chaos:
         job = start_job(path, strike.world_size, self.directory / "notes", number, self._overrides)
         self._last_job = job
         struck_at = None
-        if strike.kind != "none" and job.wait_until(lambda: len(job.taken_steps()) > strike.after_steps):
+        events = self.directory / "run" / "events.jsonl"
+        # Saves are in the background: a run that dies before its first one is whole rightly refuses to begin anew.
+        if strike.kind != "none" and job.wait_until(
+            lambda: len(job.taken_steps()) > strike.after_steps and _count_events(events, "saved") > 0
+        ):
             struck_at = BLOWS[strike.kind](self, job)
         codes = job.wait()
         self._note_launch(job, strike, codes, struck_at)
