@@ -28,7 +28,6 @@ BLOCK_BYTES = 8 << 20
 _LINES_AFTER = 64
 """Lines that go one by one where one had to: damage and odd fields rarely come alone, and each change of road costs."""
 
-
 _BLANKS = " \t\n\r\v\f"
 
 
@@ -124,6 +123,8 @@ def _batches(block: LineBlock, file: SourceFile, context: Context) -> Iterator[D
     while place < len(data):
         batch, place, taken = _fast(data, place, number, num_lines, file, context.max_document_bytes)
         yield batch
+        if place == len(data):
+            return
         number += taken
         end = _after_lines(data, place, _LINES_AFTER)
         odd = _block(number, data[place:end])
