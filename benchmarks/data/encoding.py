@@ -23,13 +23,17 @@ import os
 import random
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
-from tokenizer_text import DATA, all_texts, circumstances, mixed_texts
+from record import write_result
+from tokenizer_text import DATA, all_texts, mixed_texts
 
 from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
 from glmforge.data.corpus.read import read_documents
@@ -39,7 +43,6 @@ from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 
-RESULTS = Path(__file__).parents[1] / "results" / "data_encoding.json"
 NUM_PARTS = 8
 HF_PARTS = 2  # of which tokenizers, being slow, encodes this many
 
@@ -201,8 +204,7 @@ def main() -> None:
             synthetic[key] = synthetic.get(key, 0) + value
     content["synthetic_documents"] = synthetic
     packages = ("tokenizers", "gigatoken", "numba", "numpy", "pyarrow")
-    content["circumstances"] = circumstances(packages)
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    write_result("data_encoding", content, code=["src/glmforge/data/tokens"], libraries=packages)
     print(json.dumps(content, indent=1))
 
 

@@ -8,12 +8,9 @@ the Python standard library (about 30 MB), filled up with chunks of English docu
 
 import io
 import json
-import platform
 import random
-import subprocess
 import sysconfig
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -67,28 +64,6 @@ def _standard_library() -> Iterator[str]:
                 yield path.read_text()
             except UnicodeDecodeError:
                 continue
-
-
-def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Machine, versions and revision for a result file."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "absent"
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": revision.stdout.strip(),
-        "load_average": Path("/proc/loadavg").read_text().split()[:3],
-    }
 
 
 if __name__ == "__main__":
