@@ -2,8 +2,6 @@
 
 About 100 MB: the multilingual documents whole (60 MB), plays, articles and web pages (4 MB), GSM8K and MATH (8 MB),
 the Python standard library (about 30 MB), filled up with chunks of English documentation; shuffled.
-
-    python benchmarks/data/tokenizer_text.py DIR      # trains the tokenizer that encoding.py asks for
 """
 
 import io
@@ -64,11 +62,3 @@ def _standard_library() -> Iterator[str]:
                 yield path.read_text()
             except UnicodeDecodeError:
                 continue
-
-
-if __name__ == "__main__":
-    import sys
-
-    from glmforge.data.tokens.bpe import train_tokenizer
-
-    train_tokenizer(mixed_texts(DATA), 151_552, sys.argv[1])

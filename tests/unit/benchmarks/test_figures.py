@@ -13,6 +13,11 @@ def test_every_marked_figure_is_that_of_its_result():
     assert figures.differing() == []
 
 
+def test_every_result_says_what_it_measured_and_how():
+    silent = [name for name in figures.results() if not figures._load(name).get("measured", {}).get("command")]
+    assert silent == []
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository with one result, one document and one file of measured code."""
