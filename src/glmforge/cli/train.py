@@ -26,6 +26,7 @@ def train(
     SIGTERM and SIGUSR1 make it save and end with status 75: start it again. See also 'glmforge control --help'.
     """
     from glmforge.config import load_config
+    from glmforge.observe.units import counted
     from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
     from glmforge.train.trainer import Preempted
@@ -39,5 +40,7 @@ def train(
         raise typer.Exit(told.exit_code) from None
     directory: Path = loaded.output_dir
     ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done(loaded) else ", stopped on request"
-    console.print(f"[bold]{loaded.name}[/bold]: {state.step:,} steps, {state.tokens:,} tokens, in {directory}{ending}")
+    console.print(
+        f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
+    )
     console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")
