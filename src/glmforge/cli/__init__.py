@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, control, data, demo, export, model, plan, report, train
+from glmforge.cli import chat, checkpoint, control, data, demo, export, init, model, plan, report, train
 from glmforge.errors import GlmforgeError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
     epilog="New here? 'glmforge demo' trains a small model on this machine in about five minutes.",
 )
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("chat")(chat.chat)

@@ -91,15 +91,15 @@ def plan(
 
 
 def _print_phases(config: "RunConfig", console: Console) -> None:
-    from glmforge.observe.schedule import phase_columns, phase_rows, plan_schedule
+    from glmforge.observe.schedule import NUM_SIZES, phase_columns, phase_rows, plan_schedule
     from glmforge.observe.units import format_count
 
     planned = plan_schedule(config, look_at_data=False)
     columns, rows = phase_columns(), list(phase_rows(planned))
-    sizes, settings = _table(*columns[:6]), _table(columns[0], *columns[6:])
+    sizes, settings = _table(*columns[:NUM_SIZES]), _table(columns[0], *columns[NUM_SIZES:])
     for row in rows:
-        sizes.add_row(*row[:6])
-        settings.add_row(row[0], *row[6:])
+        sizes.add_row(*row[:NUM_SIZES])
+        settings.add_row(row[0], *row[NUM_SIZES:])
     _print_table(f"{format_count(planned.tokens)} tokens in {config.num_steps:,} steps", sizes, console)
     _print_table("Settings of the phases", settings, console)
 
