@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from glmforge.checkpoint.durable import fsync_directory
 from glmforge.checkpoint.manifest import find_problems, summarize_problems
+from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def set_aside_after(root: Path, step: int) -> list[Path]:
 
     Ranks that see the same `root` may call this at the same time.
     """
+    ensure_writable(root)
     renamed = []
     for path in list_checkpoints(root):
         if step_of(path) > step:
@@ -110,6 +112,7 @@ def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
 
 def make_partial(final: Path) -> Path:
     """Create the directory in which `final` is put together, and clear what dead runs left beside it."""
+    ensure_writable(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     fsync_directory(final.parent.parent)
     remove_leftovers(final)
@@ -130,6 +133,7 @@ def publish(partial: Path, final: Path) -> None:
     deleted last: whenever the power fails, the old or the new one is there to be found.
     """
     fsync_directory(partial)
+    ensure_writable(final)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
         if replaced.exists():
@@ -142,6 +146,7 @@ def publish(partial: Path, final: Path) -> None:
 
 def delete_checkpoint(path: Path) -> None:
     """Delete a checkpoint such that, if this is interrupted, no half of it is left under its name."""
+    ensure_writable(path)
     doomed = _hidden(path, "deleted")
     path.rename(doomed)
     fsync_directory(path.parent)
@@ -152,8 +157,8 @@ def remove_leftovers(final: Path) -> None:
     """Remove what runs that are no longer alive were still writing, replacing or deleting beside `final`.
 
     That is their `final`, or any step where `final` is a checkpoint. A directory of a live process of this
-    machine is left alone. Whether a process of another machine lives cannot be told; two runs must not share
-    a directory anyway, and after a node has failed its leftovers must go.
+    machine is left alone. Whether a process of another machine lives cannot be told; only one run works in a directory
+    (`glmforge.cluster.lease`), and after a node has failed its leftovers must go.
     """
     mine = _CHECKPOINT if _CHECKPOINT.fullmatch(final.name) else re.compile(re.escape(final.name))
     for path in final.parent.iterdir():

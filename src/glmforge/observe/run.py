@@ -10,6 +10,7 @@
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
+    .lock/             who writes here: see glmforge.cluster.lease
     checkpoints/       step-*, one directory per checkpoint
     tensorboard/       a view of the metrics
     report.html        the report
@@ -29,6 +30,7 @@ from typing import Any
 
 import yaml
 
+from glmforge.cluster.lease import ensure_writable
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
 from glmforge.observe.sinks import JsonlSink, RunFileError, read_jsonl
@@ -160,6 +162,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, making its folder; a reader finds the old text or the new one, never half of it."""
+    ensure_writable(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

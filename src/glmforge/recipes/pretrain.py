@@ -19,6 +19,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
+from glmforge.recipes.run_lock import run_lock
 from glmforge.train.hooks import CheckpointHook, prepare_environment
 from glmforge.train.nodes import check_nodes
 from glmforge.train.objective import NextTokenObjective, ObjectiveFactory
@@ -46,14 +47,18 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
 
     `hooks` are called besides the run's own, before those that save and that end it.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
-    layout, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can mend, and `Preempted` when a
-    signal told the run to give way.
+    layout, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can
+    mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
     layout = resolve_layout(config, world_size_from_environment())
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with join_world(layout, config.parallel.process_group_timeout_s) as world:
+    lease_s = config.fault_tolerance.lock_lease_s
+    with (
+        join_world(layout, config.parallel.process_group_timeout_s) as world,
+        run_lock(config.output_dir, world, lease_s),
+    ):
         data = open_data(config, world)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
