@@ -232,7 +232,7 @@ def test_what_arrived_before_is_not_fetched_again(root: Path, disks: Path) -> No
 def test_two_at_once_are_refused(root: Path, disks: Path) -> None:
     with (
         Lease(root.parent, "glmforge train"),
-        pytest.raises(HeldError, match="in use by 'glmforge train' on .* \\(process"),
+        pytest.raises(HeldError, match=r"in use by .glmforge train. on .* \(process"),
     ):
         collect(root, disks)
     collect(root, disks)
