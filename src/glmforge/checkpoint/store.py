@@ -3,6 +3,7 @@
     <run>/checkpoints/step-00000120/                     a checkpoint
     <run>/checkpoints/.step-00000140.partial-host-4711/  being written (or left behind by a dead run)
     <run>/checkpoints/step-00000130.rolled-back/         of a course that the run has left: it went back behind it
+    <run>/checkpoints/.ever-whole                        some checkpoint on the nodes' own disks was whole once
 
 A directory is written beside its final name and renamed when all its files are on the disk, so under a final
 name there is never half a checkpoint. There is no pointer file to `latest`: it could disagree with the disk
@@ -22,6 +23,8 @@ from glmforge.checkpoint.durable import fsync_directory
 from glmforge.checkpoint.manifest import find_problems, summarize_problems
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
+from glmforge.observe.run import RunDirectory
+from glmforge.observe.sinks import read_jsonl
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ _ROLLED_BACK = re.compile(r"step-(?P<step>\d{8,})\.rolled-back")
 _LEFTOVER = re.compile(r"\.(?P<final>.+)\.(partial|deleted)-(?P<host>.+)-(?P<pid>\d+)")
 _REPLACED = ".replaced"
 _SET_ASIDE = ".rolled-back"
+_EVER_WHOLE = ".ever-whole"
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -95,6 +99,26 @@ def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
     if broken:
         raise_none_whole(root, broken)
     return None
+
+
+def note_whole(root: Path) -> None:
+    """Note, where all nodes see it, that a checkpoint of the run is whole, wherever its parts lie."""
+    root.mkdir(parents=True, exist_ok=True)
+    marker = root / _EVER_WHOLE
+    if not marker.exists():
+        marker.touch()
+        fsync_directory(root)
+
+
+def was_ever_whole(root: Path) -> bool:
+    """Whether the run ever had a whole checkpoint, as far as is known where all nodes see it.
+
+    What earlier versions saved is told by the run's events.
+    """
+    if (root / _EVER_WHOLE).exists():
+        return True
+    events = RunDirectory(root.parent).events
+    return events.exists() and any(event.get("event") == "saved" for event in read_jsonl(events))
 
 
 def warn_broken(path: Path, problems: list[str]) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from glmforge.checkpoint.convert import load_hf_into
+from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
@@ -105,9 +106,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
-    elif checkpoints.root.exists():
+    elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
-            f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"
+            f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
+            "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
         _load_initial_weights(trainer.model, config.init_from)
