@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-distributed test-chaos lint format bench
+.PHONY: help setup demo test test-distributed test-chaos lint format bench figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -34,3 +34,6 @@ format: setup ## let ruff put the code into shape
 
 bench: setup ## training step against transformers: writes benchmarks/results/train_step.json
 	$(BIN)/python benchmarks/train_step.py
+
+figures: setup ## list results older than the code they measured, measure them again, write README and docs (FIGURES="NAME ..." for some)
+	$(BIN)/python benchmarks/figures.py measure $(FIGURES)

@@ -20,8 +20,10 @@ def demo(
     ),
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run to change: key.sub=value.")] = None,
 ) -> None:
-    """Train a small GLM-4.6-shaped model on this machine and talk to it: corpus, tokenizer, shards, pre-training with
-    a crash and a resume, evaluation, export, report.
+    """Train a small GLM-4.6-shaped model on this machine and talk to it.
+
+    The whole life of a model: corpus, tokenizer, shards, pre-training with a crash and a resume, evaluation, export,
+    report.
 
     Examples:
 

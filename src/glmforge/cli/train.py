@@ -36,6 +36,7 @@ def train(
 
 def _train(config: str, overrides: list[str]) -> None:
     from glmforge.config import load_config
+    from glmforge.observe.units import counted
     from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
     from glmforge.train.trainer import Preempted
@@ -49,5 +50,7 @@ def _train(config: str, overrides: list[str]) -> None:
         raise typer.Exit(told.exit_code) from None
     directory: Path = loaded.output_dir
     ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done(loaded) else ", stopped on request"
-    console.print(f"[bold]{loaded.name}[/bold]: {state.step:,} steps, {state.tokens:,} tokens, in {directory}{ending}")
+    console.print(
+        f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
+    )
     console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")

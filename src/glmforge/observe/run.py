@@ -1,6 +1,7 @@
 """The directory of a run: what lies where, how it begins, and how it is read back.
 
     config.yaml        the effective configuration
+    tokenizer/         a copy of the tokenizer, so that the directory can be moved and talked to from anywhere
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
     evaluation.jsonl   one record per evaluation and source
@@ -49,6 +50,10 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
 
     @property
     def info(self) -> Path:

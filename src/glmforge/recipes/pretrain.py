@@ -11,6 +11,7 @@ from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.observe.run import RunDirectory, record_start, write_text
@@ -117,6 +118,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
+        copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
 def _load_initial_weights(model: ParallelModel, directory: Path) -> None:

@@ -97,7 +97,7 @@ class Corpus:
 
     def _why_empty(self) -> str:
         if self.num_skipped:
-            return f"none of {self.num_skipped:,} records could be read; the first: {self.problems[0]}"
+            return f"none of the records could be read ({self.num_skipped:,} left out); the first: {self.problems[0]}"
         return "the files are empty or of no known kind; name others"
 
     def documents_of(self, path: Path, name: str) -> Iterator[Document]:

@@ -33,7 +33,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.observe.report import Sample, write_report
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.sinks import read_jsonl
-from glmforge.observe.units import format_bytes, format_count, format_duration
+from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 from glmforge.plan.parameters import count_parameters
 from glmforge.recipes.demo.training import train_and_kill, train_to_the_end
 from glmforge.recipes.pretrain import measure_step_seconds
@@ -124,7 +124,7 @@ class Demo:
         train, held_out = split_held_out(documents, HELD_OUT_FRACTION)
         sizes = [_size(part) for part in (train, held_out)]
         for (count, size), what in zip(sizes, ("to train on", "held out, never trained on"), strict=True):
-            self._say(f"{count:,} documents, {format_bytes(size)} {what}")
+            self._say(f"{counted(count, 'document')}, {format_bytes(size)} {what}")
         if not all(count for count, _ in sizes):
             raise GlmforgeError(
                 f"{self.options.corpus}: too few documents to hold some out; give a corpus of a hundred files or more"
@@ -189,7 +189,8 @@ class Demo:
         self._say(f"loss {records[0]['loss']:.2f} -> [b]{records[-1]['loss']:.2f}[/b] nats per token")
         speed = sorted(record["tokens_per_second"] for record in records)[len(records) // 2]
         violation = records[-1].get("max_violation_mean", math.nan)
-        self._say(f"{format_count(speed)} tokens/s; busiest expert {violation:.0%} over the mean at the end")
+        self._say(f"{format_count(speed)} tokens/s; at the end the busiest expert of a layer has {violation:.0%} more")
+        self._say("than an even share of the tokens (mean of the layers)")
         return killed_at, resumed_from
 
     def evaluate(self, config: RunConfig, held_out: Documents) -> float:
@@ -278,7 +279,7 @@ class Demo:
 
     def _say_shard(self, name: str, info: ShardInfo) -> None:
         self._say(
-            f"{name}: {info.num_documents:,} documents, {format_count(info.num_tokens)} tokens, "
+            f"{name}: {counted(info.num_documents, 'document')}, {format_count(info.num_tokens)} tokens, "
             f"{info.bytes_per_token:.2f} bytes per token"
         )
 
