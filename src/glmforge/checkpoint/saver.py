@@ -44,7 +44,7 @@ from glmforge.checkpoint.parts_of_ranks import local_root
 from glmforge.checkpoint.retain import apply_retention, retain_local
 from glmforge.checkpoint.save import promote, save_checkpoint, save_local
 from glmforge.checkpoint.staging import StagedCopy, Staging
-from glmforge.checkpoint.store import checkpoint_path
+from glmforge.checkpoint.store import checkpoint_path, note_whole
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 
@@ -224,6 +224,7 @@ class CheckpointSaver:
             path = save_checkpoint(self.root, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
             return path, run_on_rank_zero(lambda: sum(record.size for record in read_manifest(path).files.values()))
         part = save_local(local, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
+        run_on_rank_zero(lambda: note_whole(self.root))
         num_bytes = sum(all_gather(sum(record.size for record in part.files.values())))
         if job.meta.ephemeral:
             return checkpoint_path(local, job.step), num_bytes

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from glmforge.checkpoint.convert import load_hf_into
+from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
@@ -20,6 +21,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
+from glmforge.recipes.run_lock import run_lock
 from glmforge.train.hooks import CheckpointHook, prepare_environment
 from glmforge.train.nodes import check_nodes
 from glmforge.train.objective import NextTokenObjective, ObjectiveFactory
@@ -47,14 +49,18 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
 
     `hooks` are called besides the run's own, before those that save and that end it.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
-    layout, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can mend, and `Preempted` when a
-    signal told the run to give way.
+    layout, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can
+    mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
     layout = resolve_layout(config, world_size_from_environment())
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with join_world(layout, config.parallel.process_group_timeout_s) as world:
+    lease_s = config.fault_tolerance.lock_lease_s
+    with (
+        join_world(layout, config.parallel.process_group_timeout_s) as world,
+        run_lock(config.output_dir, world, lease_s),
+    ):
         data = open_data(config, world)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
@@ -101,9 +107,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
-    elif checkpoints.root.exists():
+    elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
-            f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"
+            f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
+            "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
         _load_initial_weights(trainer.model, config.init_from)
