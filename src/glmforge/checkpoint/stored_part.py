@@ -133,7 +133,7 @@ def _member(
 
 def _read_fully(file: BufferedReader, memory: NDArray[np.uint8]) -> int:
     done = 0
-    while done < len(memory) and (now := file.readinto(memory[done:])):
+    while done < len(memory) and (now := file.readinto(memoryview(memory)[done:])):
         done += now
     return done
 
