@@ -132,8 +132,8 @@ def _member(
 
 
 def _read_fully(file: BufferedReader, memory: NDArray[np.uint8]) -> int:
-    done = 0
-    while done < len(memory) and (now := file.readinto(memoryview(memory)[done:])):
+    view, done = memory.data, 0
+    while done < len(view) and (now := file.readinto(view[done:])):
         done += now
     return done
 

@@ -10,6 +10,7 @@ from glmforge.checkpoint.convert import load_hf_into
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.observe.run import RunDirectory, record_start, write_text
@@ -55,9 +56,17 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
     keep_large_blocks()
     with join_world(layout, config.parallel.process_group_timeout_s) as world:
         data = open_data(config, world)
+        config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
+
+
+def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig:
+    """The run's configuration with the end tokens of its tokenizer."""
+    for line in describe_changes(config.model, data.tokenizer) if say_so else ():
+        logger.info(line)
+    return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
 
 
 def build_trainer(
