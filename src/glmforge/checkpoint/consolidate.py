@@ -25,12 +25,12 @@ from glmforge.checkpoint.manifest import (
     read_manifest,
     record_file,
     summarize_problems,
-    verify_checkpoint,
     write_manifest,
 )
 from glmforge.checkpoint.meta import META_FILE, read_meta
 from glmforge.checkpoint.parts_of_ranks import Part, merged_records, missing_ranks, part_name, read_parts, whole_saves
 from glmforge.checkpoint.store import checkpoint_path, list_checkpoints, publish, step_of
+from glmforge.checkpoint.verify import verify_checkpoint
 from glmforge.checkpoint.wording import describe_os_error, list_some
 from glmforge.cluster.lease import Lease
 from glmforge.errors import CheckpointError
@@ -111,15 +111,11 @@ def _take_inventory(host: Host, local_root: Path) -> _Inventory:
         for directory in list_checkpoints(below):
             found, unreadable = read_parts(directory)
             of_step = step_of(directory)
-            if wrong := [part for part in found if part.step != of_step or not all(map(_is_plain, part.files))]:
-                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step, or damaged")
+            if wrong := [part for part in found if part.step != of_step]:
+                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step")
             parts[of_step] = [part for part in found if part not in wrong]
             problems[of_step] = [f"{host.name}: {p.replace(str(below), str(local_root))}" for p in unreadable]
     return _Inventory(host, parts, problems)
-
-
-def _is_plain(name: str) -> bool:
-    return PurePosixPath(name).name == name and name not in ("..", ".")
 
 
 def _parts_of(inventories: Iterable[_Inventory], step: int) -> list[Part]:

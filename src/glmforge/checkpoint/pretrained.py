@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert import import_hf
-from glmforge.checkpoint.meta import META_FILE, read_meta
+from glmforge.checkpoint.meta import META_FILE, read_meta, stored_config
 from glmforge.checkpoint.read import StoredTensors
 from glmforge.checkpoint.store import latest_checkpoint, list_checkpoints
 from glmforge.config.load import load_model_config
@@ -53,8 +53,7 @@ def open_checkpoint(path: Path) -> StoredModel:
             "an export"
         )
     meta = read_meta(path)
-    run = RunConfig.model_validate(meta.config)
-    return StoredModel(path, meta.step, run, StoredTensors(path, MODEL_PREFIX))
+    return StoredModel(path, meta.step, stored_config(path, meta), StoredTensors(path, MODEL_PREFIX))
 
 
 def load_pretrained(

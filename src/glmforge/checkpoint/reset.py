@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -19,7 +18,7 @@ from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.durable import write_durably
 from glmforge.checkpoint.fit import TensorSpec, check_fit
 from glmforge.checkpoint.manifest import record_file, write_manifest
-from glmforge.checkpoint.meta import META_FILE, CheckpointMeta, read_meta
+from glmforge.checkpoint.meta import META_FILE, CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.read import CachingReader, StoredTensors, stored_tensors
 from glmforge.checkpoint.save import RNG_PREFIX
@@ -72,7 +71,7 @@ def reset_optimizer(
     """
     source = _one_checkpoint(source)
     meta = read_meta(source)
-    config = config or _own_config(source, meta)
+    config = config or stored_config(source, meta, "give one with --config")
     if position == "zero":
         samples, step = dict[str, int](), 0
     else:
@@ -115,17 +114,6 @@ def _one_checkpoint(path: Path) -> Path:
         if list_checkpoints(root):
             return latest_checkpoint(root) or path
     return path
-
-
-def _own_config(source: Path, meta: CheckpointMeta) -> RunConfig:
-    try:
-        return RunConfig.model_validate(meta.config)
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise CheckpointError(
-            f"{source}: its configuration is of another glmforge ({where}: {error.errors()[0]['msg']}); give one with "
-            "--config"
-        ) from None
 
 
 def _free_root(out: Path, step: int) -> Path:

@@ -11,6 +11,7 @@ from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
@@ -62,9 +63,17 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         run_lock(config.output_dir, world, lease_s),
     ):
         data = open_data(config, world)
+        config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
+
+
+def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig:
+    """The run's configuration with the end tokens of its tokenizer."""
+    for line in describe_changes(config.model, data.tokenizer) if say_so else ():
+        logger.info(line)
+    return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
 
 
 def build_trainer(

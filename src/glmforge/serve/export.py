@@ -77,7 +77,9 @@ def compare_with_transformers(directory: Path, ids_BS: torch.Tensor) -> Parity:
         raise GlmforgeError("transformers is not installed; pip install 'glmforge[hf]'") from error
     logging.set_verbosity_error()  # it reports every MTP tensor as unexpected
     logging.disable_progress_bar()
-    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     ours = load_pretrained(directory, dtype=torch.float32)
     expected_BSV, actual_BSV = theirs(ids_BS).logits, ours.logits(ids_BS)
     return Parity((actual_BSV - expected_BSV).abs().max().item(), expected_BSV.abs().max().item())
