@@ -38,7 +38,14 @@ def _unreadable(report: dict[str, Any]) -> str:
     return what and f"{what} that could not be read: " + _largest(counts, places)
 
 
-_OF_FILES = ("damaged file", "empty file", "damaged archive")
+_OF_FILES = (
+    "damaged file",
+    "empty file",
+    "damaged archive",
+    "unsuitable file",
+    "too large for memory",
+    "killed its worker",
+)
 
 
 def _lines(stage: dict[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ ALONE = np.uint32(1 << 31)
 DOTTED_I = np.uint32(0x130)
 """The one letter that becomes two in lower case: i and a dot above."""
 
+
 @functools.cache
 def character_table(unit: Unit, strip_punctuation: bool) -> NDArray[np.uint32]:
     """`[TABLE_SIZE]`: the lower-case code point of each, `SPACE` for what separates words; `ALONE` is set in a letter

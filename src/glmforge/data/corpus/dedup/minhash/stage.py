@@ -58,7 +58,7 @@ class MinHash(Stage):
     threshold: float = Field(default=0.85, gt=0, le=1, description="Jaccard similarity from which texts are the same")
     shingle: Unit = Field(
         default="mixed",
-        description="what shingles are made of: mixed (words; letters, where a script has no spaces), word or character",
+        description="what shingles are made of: mixed (words, and letters of scripts without spaces), word, character",
     )
     n: int = Field(default=5, ge=1, le=1000, description="words or characters per shingle")
     strip_punctuation: bool = Field(default=False, description="punctuation and symbols separate words, too")
