@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.formats import SKIP_HINT, MissingPackageError, is_record_file, read_file
+from glmforge.data.corpus.formats import SKIP_HINT, is_record_file, read_file
 from glmforge.errors import DataError
 
 OnError = Literal["stop", "skip"]
@@ -108,8 +108,6 @@ class Corpus:
                     self._skip(text)
                 elif text:
                     yield Document(name + label, text, str(path))
-        except MissingPackageError:
-            raise
         except DataError as error:
             self._skip(error)
 
