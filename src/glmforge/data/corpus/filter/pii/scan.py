@@ -110,7 +110,7 @@ def _begins_small_iban(text: NDArray[np.uint8], begin: int, i: int, stop: int) -
     if SIGNS[text[i + 1]] != _DIGIT or not IBAN_COUNTRIES[(text[i - 2] | 0x20) - 97, text[i - 1] - 97]:
         return False
     behind = i + 3 if text[i + 2] == 32 or text[i + 2] == 45 else i + 2
-    return MEMBERS[text[behind]] & _WORD > 0
+    return bool(MEMBERS[text[behind]] & _WORD > 0)
 
 
 @compiled
