@@ -13,6 +13,7 @@ from rich.logging import RichHandler
 from glmforge import __version__
 from glmforge.cli import chat, checkpoint, control, data, demo, export, init, model, plan, report, train
 from glmforge.errors import GlmforgeError
+from glmforge.extras import MissingPackageError, explain
 
 app = typer.Typer(
     name="glmforge",
@@ -58,6 +59,12 @@ def main() -> None:
     except GlmforgeError as error:
         print(f"glmforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = explain(error, "this command")
+        if not isinstance(missing, MissingPackageError):
+            raise
+        print(f"glmforge: {missing}", file=sys.stderr)
+        sys.exit(missing.exit_code)
     except SystemExit as ended:
         cause = getattr(ended.__context__, "__cause__", None)
         if isinstance(cause, KeyboardInterrupt):  # typer says nothing of it

@@ -14,7 +14,7 @@ from typing import TypedDict
 import jinja2
 import markupsafe
 
-from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
 from glmforge.observe.summary import summarize
 
@@ -48,18 +48,13 @@ def write_report(
 
     Raises:
         RunFileError: a file of the run is missing or damaged, or the report cannot be written.
-        GlmforgeError: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
     """
     run = read_run(run_dir)
     path = run.directory.report if out is None else Path(out)
     extra = extra or {}
-    try:
+    with needed_for("drawing the report"):
         from glmforge.observe.figures import draw_figures
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"the report's plots need the package {error.name!r}, which is not installed; "
-            "run \"pip install 'glmforge[observe]'\""
-        ) from error
     page = page_template("report.html").render(
         figures=draw_figures(run),
         samples=extra.get("samples", []),

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from glmforge.config import dump_config
 from glmforge.config.schema import RunConfig
-from glmforge.errors import ConfigError, GlmforgeError
+from glmforge.errors import ConfigError
+from glmforge.extras import needed_for
 from glmforge.observe.report import page_template
 from glmforge.observe.run import write_text
 from glmforge.observe.schedule import (
@@ -45,17 +46,12 @@ def write_schedule(config: RunConfig, out: Path) -> Path:
     """Write the schedule of a run to `out`: .html with tables, .png or .svg the drawing alone.
 
     Returns `out`. Raises `ConfigError` for another suffix or a schedule that cannot be, `DataError` if the shards are
-    there and hold too little, and `GlmforgeError` if matplotlib is not installed.
+    there and hold too little, and `MissingPackageError` if matplotlib is not installed.
     """
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"--schedule: {out}: ends in none of {', '.join(SUFFIXES)}; name it by what it shall be")
-    try:
+    with needed_for("--schedule: drawing"):
         from glmforge.observe.schedule_figures import save_schedule, schedule_svg
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"--schedule: drawing needs the package {error.name!r}, which is not installed; "
-            "run \"pip install 'glmforge[observe]'\""
-        ) from error
     schedule = plan_schedule(config)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix != ".html":

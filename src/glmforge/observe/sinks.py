@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 from glmforge.observe.metrics import METRICS, Record
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class TensorBoardSink:
         resume_step: the step the run resumes after; TensorBoard hides what was logged past it.
 
     Raises:
-        GlmforgeError: the package `tensorboard` is not installed.
+        MissingPackageError: the package `tensorboard` is not installed.
         RunFileError: the directory cannot be written.
     """
 
@@ -216,11 +217,6 @@ def _unwritable(path: Path, error: OSError) -> RunFileError:
 
 
 def _summary_writer_class() -> "type[SummaryWriter]":
-    try:
+    with needed_for("observe.tensorboard: true"):
         from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"observe.tensorboard: the package {error.name!r} is not installed; "
-            "run \"pip install 'glmforge[observe]'\" or set observe.tensorboard=false"
-        ) from error
     return SummaryWriter

@@ -7,7 +7,7 @@ import torch
 
 from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint, tokenizer_directory
-from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -70,11 +70,9 @@ class Parity:
 @torch.no_grad()
 def compare_with_transformers(directory: Path, ids_BS: torch.Tensor) -> Parity:
     """Run the export `directory` in fp32 through our model and through transformers' Glm4MoeForCausalLM."""
-    try:
+    with needed_for("the comparison with transformers"):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise GlmforgeError("transformers is not installed; pip install 'glmforge[hf]'") from error
     logging.set_verbosity_error()  # it reports every MTP tensor as unexpected
     logging.disable_progress_bar()
     theirs = AutoModelForCausalLM.from_pretrained(

@@ -28,7 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alphabet = " ".join(f"{chr(a)}{chr(b)}" for a in range(97, 123) for b in range(97, 123))
     train_tokenizer([f"{TEXT} " * 50, alphabet * 3], 600, directory / "tokenizer")
     tokenize_corpus([Document(str(n), TEXT, "") for n in range(200)], directory / "tokenizer", directory / "text")
-    source = {"name": "text", "path": str(directory / "text")}
     config = {
         "name": "end",
         "output_dir": str(directory / "run"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.formats import SKIP_HINT, MissingPackageError, is_record_file, read_file
+from glmforge.data.corpus.formats import SKIP_HINT, is_record_file, read_file
 from glmforge.data.files import printable
 from glmforge.errors import DataError
 
@@ -109,8 +109,6 @@ class Corpus:
                     self._skip(text)
                 elif text:
                     yield Document(name + label, text, printable(str(path)))
-        except MissingPackageError:
-            raise
         except DataError as error:
             self._skip(error)
 

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
-from glmforge.data.corpus.extract.compression import MissingPackageError
 from glmforge.data.corpus.extract.inputs import Input, SourceFile, group, list_files
 from glmforge.data.corpus.extract.records import Context, UnsuitableFileError, gather
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 # Format -> reader, and whether it makes batches itself. Imported by the task that meets the format.
 _READERS = {
@@ -109,8 +109,6 @@ def _documents_of(file: SourceFile, max_document_bytes: int, output: TaskOutput)
         for batch in read_file(file, context):
             num_documents += len(batch)
             yield batch
-    except MissingPackageError:
-        raise
     except UnsuitableFileError as error:
         output.quarantine("unsuitable file", file.name, detail=str(error))
         return
@@ -137,7 +135,5 @@ def read_file(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
 def _reader(format_: str) -> tuple[Callable[[SourceFile, Context], Iterator[Any]], bool]:
     name, in_batches = _READERS[format_]
     module, _, function = name.partition(":")
-    try:
+    with needed_for(f"format '{format_}'"):
         return getattr(import_module(f"glmforge.data.corpus.extract.{module}"), function), in_batches
-    except ModuleNotFoundError as error:
-        raise DataError(f"format '{format_}' needs the package '{error.name}': pip install 'glmforge[data]'") from error
