@@ -41,7 +41,7 @@ CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE
 NUMBER = r"(?<![\w.,/^-])(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
 UNIT = r"(?:ms|s|min|minutes?|seconds?|hours?|[kMGTP]i?B(?:/s)?|%|tokens/s|[GT]FLOP/s|CPU-s|core hours)"
 MEASURED = re.compile(
-    rf"{NUMBER}[ -]?{UNIT}(?![\w/])|{NUMBER}x(?![\w/])|{NUMBER} (?:documents )?(?:a|per CPU[ -]?)second"
+    rf"{NUMBER}[ -]?{UNIT}(?![\w/])|{NUMBER}x(?![\w/])|{NUMBER} (?:documents )?(?:a |per CPU[ -])second"
     r"|(?<![\w.,])\.\d{2,}\b"
 )
 """What reads like a measurement: a number with a unit of time, size, speed or share, or a score such as .938."""
