@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from glmforge.checkpoint import latest_checkpoint, read_meta
+from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig, dump_config, load_config
 from glmforge.data.chat.shard import tokenize_conversations
 from glmforge.data.corpus.docstrings import docstring_conversations
@@ -41,6 +42,8 @@ from glmforge.serve.chat import ChatModel, Conversation
 from glmforge.serve.export import compare_with_transformers, export_run
 
 MARKER = ".glmforge-demo"
+DEMO_LOCK = ".lock-demo"
+"""Held by the whole demo; `LOCK` is held by the training, a process of its own."""
 HELD_OUT_FRACTION = 0.02
 MIN_STEPS = 40
 CHECKPOINTS_PER_RUN = 12
@@ -94,7 +97,12 @@ class Demo:
 
     def run(self) -> DemoResult:
         """Run all stages. Raises `GlmforgeError` if the directory holds something else or a stage fails."""
-        self._claim_directory()
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo", name=DEMO_LOCK):
+            self._clear_directory()
+            return self._tell()
+
+    def _tell(self) -> DemoResult:
         train_documents, held_out_documents = self.gather_corpus()
         tokenizer_dir = self.train_tokenizer(train_documents)
         self.write_shards(train_documents, held_out_documents, tokenizer_dir)
@@ -248,15 +256,23 @@ class Demo:
         self._say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
         return path
 
-    def _claim_directory(self) -> None:
-        """Replace an earlier demo, and nothing else."""
-        marker = self.directory / MARKER
-        if self.directory.exists() and any(self.directory.iterdir()) and not marker.exists():
+    def _refuse_foreign_directory(self) -> None:
+        if self._contents() and not (self.directory / MARKER).exists():
             raise GlmforgeError(f"{self.directory}: exists and is no earlier demo; choose another --out")
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        self.data.mkdir(parents=True)
-        marker.write_text("made by 'glmforge demo', which may replace this directory\n")
+
+    def _clear_directory(self) -> None:
+        """Replace an earlier demo, and nothing else: not one whose training still runs."""
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo"):
+            (self.directory / MARKER).write_text("made by 'glmforge demo', which may replace this directory\n")
+            for path in self._contents():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            self.data.mkdir()
+
+    def _contents(self) -> list[Path]:
+        """What lies in the directory but what says whose it is."""
+        own = {MARKER, DEMO_LOCK, LOCK}
+        return [path for path in self.directory.iterdir() if path.name not in own] if self.directory.exists() else []
 
     def _load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
         data = self.data
