@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,7 +33,10 @@ from glmforge.checkpoint.durable import fsync_file, write_durably
 from glmforge.checkpoint.wording import list_some
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
+from glmforge.files import kind_of, read_json, shown
 
+_MAX_TOKENIZER_BYTES = 1 << 26  # that of GLM-4.5 has 20 MB
+_MAX_TOKENIZER_VALUES = 4_000_000
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -126,18 +130,33 @@ def _check_target(out_dir: Path, overwrite: bool) -> None:
 
 def _check_tokenizer(directory: Path, config: ModelConfig) -> None:
     file = directory / "tokenizer.json"
-    if not file.exists():
-        raise CheckpointError(f"{file}: missing; give the directory that 'glmforge data tokenizer' wrote")
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: is not a BPE tokenizer as 'glmforge data tokenizer' writes it") from error
+    if kind_of(file, error=CheckpointError) is None:
+        raise CheckpointError(f"{shown(file)}: missing; give the directory that 'glmforge data tokenizer' wrote")
+    content = read_json(
+        file, dict, error=CheckpointError, max_bytes=_MAX_TOKENIZER_BYTES, max_values=_MAX_TOKENIZER_VALUES
+    )
+    ids = _token_ids(content)
+    if ids is None:
+        raise CheckpointError(f"{shown(file)}: is not a BPE tokenizer as 'glmforge data tokenizer' writes it")
     if max(ids) >= config.vocab_size:
         raise CheckpointError(
             f"{file}: has the token id {max(ids):,}, the model only {config.vocab_size:,} (vocab_size); "
             "give the tokenizer that the model was trained with"
         )
+
+
+def _token_ids(tokenizer: dict[str, Any]) -> list[int] | None:
+    """All ids of a tokenizer.json, None if it is not of that form."""
+    model, added = tokenizer.get("model"), tokenizer.get("added_tokens", [])
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if (
+        not isinstance(vocab, dict)
+        or not isinstance(added, list)
+        or not all(isinstance(token, dict) for token in added)
+    ):
+        return None
+    ids = [*vocab.values(), *(token.get("id") for token in added)]
+    return ids if ids and all(type(number) is int for number in ids) else None
 
 
 def _fill_shards(pieces: Sequence[Piece], dtype: torch.dtype, max_shard_bytes: int) -> list[list[Piece]]:
