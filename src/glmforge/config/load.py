@@ -100,7 +100,11 @@ def _find(source: str | Path, kind: str) -> Path:
         return path
     if isinstance(source, str) and is_preset_name(source):
         return preset_path(source, kind)  # raises, with the nearest name
-    raise ConfigError(f"{shown(path)}: no such file. {kind.capitalize()} presets: {', '.join(preset_names(kind))}")
+    others = (path.with_suffix(suffix) for suffix in (".yaml", ".yml"))
+    other = next((other for other in others if kind_of(other, error=ConfigError) == "file"), None)
+    presets = f". {kind.capitalize()} presets: {', '.join(preset_names(kind))}"
+    hint = f"; did you mean {shown(other)}?" if other else presets
+    raise ConfigError(f"{shown(path)}: no such file{hint}")
 
 
 @dataclass(frozen=True)
