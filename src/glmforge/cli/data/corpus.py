@@ -60,18 +60,29 @@ def extract(
     inputs: InputsArgument,
     out: OutOption,
     text_field: TextFieldOption = "text",
+    recall_first: Annotated[
+        bool, typer.Option("--recall-first", help="Web pages: keep all running text, comments too, not one main part.")
+    ] = False,
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
     """Make documents of raw files, with Unicode repaired; what cannot be read is put aside and listed.
 
-    Example:
+    Examples:
 
         glmforge data extract crawl/*.warc.gz books/ --out documents
+
+        glmforge data extract forum/*.warc.gz --out threads --recall-first
     """
-    run_and_tell(
-        inline_pipeline(inputs, out, [{"clean": ["normalise"]}], text_field=text_field, workers=workers), redo=redo
+    pipeline = inline_pipeline(
+        inputs,
+        out,
+        [{"clean": ["normalise"]}],
+        text_field=text_field,
+        workers=workers,
+        reading={"recall_first": recall_first},
     )
+    run_and_tell(pipeline, redo=redo)
 
 
 def clean(
@@ -205,6 +216,7 @@ def inline_pipeline(
     workers: int = 0,
     seed: int = 0,
     options: Mapping[str, str] | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> "Pipeline":
     """The pipeline that a command stands for.
 
@@ -213,6 +225,7 @@ def inline_pipeline(
         stages: what comes after reading, in the form of a pipeline file.
         options: key of a stage or block -> the option that gives it, by which errors are to call it:
             {"minhash.threshold": "--threshold"}.
+        reading: further options of the stage that reads.
     """
     from glmforge.data.corpus.engine.pipeline import pipeline_of
 
@@ -224,7 +237,7 @@ def inline_pipeline(
         "output": str(out),
         "name": out.name,
         "seed": seed,
-        "stages": [{"extract": {"inputs": sources}}, *stages],
+        "stages": [{"extract": {"inputs": sources, **(reading or {})}}, *stages],
         "executors": {"local": {"workers": workers}},
     }
     return pipeline_of(value, "command line", options or {})
