@@ -54,12 +54,24 @@ OutOption = Annotated[
     typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. Interrupted, it goes on there."),
 ]
 TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
+IdFieldOption = Annotated[
+    str | None,
+    typer.Option(help="JSON field or Parquet column to take the id from; file and line make it if not given."),
+]
+MetadataOption = Annotated[
+    str,
+    typer.Option(
+        metavar="url,date,...", help="JSON fields or Parquet columns to keep as metadata; '*': all but text and id."
+    ),
+]
 
 
 def extract(
     inputs: InputsArgument,
     out: OutOption,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -70,7 +82,10 @@ def extract(
         glmforge data extract crawl/*.warc.gz books/ --out documents
     """
     run_and_tell(
-        inline_pipeline(inputs, out, [{"clean": ["normalise"]}], text_field=text_field, workers=workers), redo=redo
+        inline_pipeline(
+            inputs, out, [{"clean": ["normalise"]}], fields=(text_field, id_field, metadata), workers=workers
+        ),
+        redo=redo,
     )
 
 
@@ -89,6 +104,8 @@ def clean(
     ] = None,
     mask: Annotated[bool, typer.Option(help="Mask e-mail addresses, phone numbers, card numbers and the like.")] = True,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -99,6 +116,8 @@ def clean(
     Examples:
 
         glmforge data clean crawl/ --out clean --languages en,zh --quality-threshold 0.5
+
+        glmforge data clean posts.jsonl --out clean --id-field post_id --metadata url,date
 
         glmforge data clean documents/ --out clean --quality-model quality.npz --quality-threshold 0.3
     """
@@ -111,7 +130,9 @@ def clean(
     options = {"language.keep": "--languages", "toxicity.lists": "--toxic-words"}
     options |= {"quality.model": "--quality-model", "quality.threshold": "--quality-threshold"}
     run_and_tell(
-        inline_pipeline(inputs, out, [{"clean": blocks}], text_field=text_field, workers=workers, options=options),
+        inline_pipeline(
+            inputs, out, [{"clean": blocks}], fields=(text_field, id_field, metadata), workers=workers, options=options
+        ),
         redo=redo,
     )
 
@@ -123,8 +144,15 @@ def dedup(
     inputs: InputsArgument,
     out: OutOption,
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity of word 5-grams from which two documents are the same.")
+        float, typer.Option(help="Jaccard similarity of shingles from which two documents are the same.")
     ] = 0.85,
+    shingle: Annotated[
+        str,
+        typer.Option(
+            metavar="word-5",
+            help="What is compared: word-N, mixed-N or character-N; mixed also tells short texts apart.",
+        ),
+    ] = "word-5",
     check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
     keep: Annotated[
         str, typer.Option(help="Which copy stays: first, longest, or a score's name: its highest.")
@@ -135,6 +163,8 @@ def dedup(
     ] = None,
     index: Annotated[bool, typer.Option("--index", help="Keep what later runs need to compare with this one.")] = False,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -146,18 +176,35 @@ def dedup(
 
         glmforge data dedup clean/documents --out check --threshold 0.8 --check-only
 
+        glmforge data dedup questions.jsonl --out unique --shingle character-8 --id-field id
+
         glmforge data dedup january/ --out january-unique --index
 
         glmforge data dedup february/ --out february-unique --against january-unique --index
     """
-    minhash = {"threshold": threshold, "keep": keep, "check_only": check_only}
+    minhash = {"threshold": threshold, "keep": keep, "check_only": check_only, **_shingles(shingle)}
     minhash |= {"index": [str(_minhash_stage(path)) for path in against or []]}
     minhash |= {"store": "shingles" if index else "nothing"}
     stages: list[dict[str, Any]] = [{"exact": {"check_only": check_only}}, {"minhash": minhash}]
-    options = {"minhash.threshold": "--threshold", "minhash.keep": "--keep", "minhash.index": "--against"}
+    options = {
+        "minhash.shingle": "--shingle",
+        "minhash.n": "--shingle",
+        "minhash.threshold": "--threshold",
+        "minhash.keep": "--keep",
+        "minhash.index": "--against",
+    }
     run_and_tell(
-        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
+        redo=redo,
     )
+
+
+def _shingles(text: str) -> dict[str, Any]:
+    """The stage's options for "word-5"."""
+    unit, dash, size = text.partition("-")
+    if not unit or not dash or not size.isascii() or not size.isdigit():
+        raise DataError(f"--shingle {text}: must be a unit and a number, such as word-5, mixed-5 or character-8")
+    return {"shingle": unit, "n": int(size)}
 
 
 def _minhash_stage(output: Path) -> Path:
@@ -176,6 +223,8 @@ def decontaminate(
         typer.Option(help="Evaluation set: JSONL, JSON, CSV, Parquet, or a .zip or directory of these; repeatable."),
     ],
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -188,7 +237,8 @@ def decontaminate(
     sets = [{"name": name, "path": str(path)} for name, path in zip(_names_of(against), against, strict=True)]
     stages, options = [{"decontaminate": {"against": sets}}], {"decontaminate.against": "--against"}
     run_and_tell(
-        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
+        redo=redo,
     )
 
 
@@ -197,7 +247,7 @@ def inline_pipeline(
     out: Path,
     stages: Sequence[dict[str, Any]],
     *,
-    text_field: str = "text",
+    fields: tuple[str, str | None, str] = ("text", None, ""),
     workers: int = 0,
     seed: int = 0,
     options: Mapping[str, str] | None = None,
@@ -207,14 +257,16 @@ def inline_pipeline(
     Args:
         inputs: what it reads.
         stages: what comes after reading, in the form of a pipeline file.
+        fields: the inputs' text_field, id_field and metadata, the last as `--metadata` gives it.
         options: key of a stage or block -> the option that gives it, by which errors are to call it:
             {"minhash.threshold": "--threshold"}.
     """
     from glmforge.data.corpus.engine.pipeline import pipeline_of
 
+    text_field, id_field, metadata = fields
+    reading = {"text_field": text_field, "id_field": id_field, "metadata": _split_names(metadata)}
     sources = [
-        {"source": name, "path": str(path), "text_field": text_field}
-        for name, path in zip(_names_of(inputs), inputs, strict=True)
+        {"source": name, "path": str(path), **reading} for name, path in zip(_names_of(inputs), inputs, strict=True)
     ]
     value = {
         "output": str(out),
@@ -224,6 +276,10 @@ def inline_pipeline(
         "executors": {"local": {"workers": workers}},
     }
     return pipeline_of(value, "command line", options or {})
+
+
+def _split_names(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _names_of(paths: Sequence[Path]) -> list[str]:
