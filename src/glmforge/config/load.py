@@ -92,7 +92,9 @@ def _find(source: str | Path, kind: str) -> Path:
         return path
     if isinstance(source, str) and is_preset_name(source):
         return preset_path(source, kind)  # raises, with the nearest name
-    raise ConfigError(f"{path}: no such file. {kind.capitalize()} presets: {', '.join(preset_names(kind))}")
+    other = next((other for s in (".yaml", ".yml") if (other := path.with_suffix(s)).is_file()), None)
+    hint = f"; did you mean {other}?" if other else f". {kind.capitalize()} presets: {', '.join(preset_names(kind))}"
+    raise ConfigError(f"{path}: no such file{hint}")
 
 
 def _read_text(path: Path) -> str:

@@ -6,11 +6,13 @@ one with a single step.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
 import jinja2
+import markupsafe
 
 from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
@@ -71,4 +73,10 @@ def page_template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template(name)
+
+
+def _breakable(name: str) -> markupsafe.Markup:
+    """`name` with leave to break a line behind its underscores and slashes, and nowhere else inside a word."""
+    return markupsafe.Markup(re.sub(r"([_/])", r"\1<wbr>", str(markupsafe.escape(name))))

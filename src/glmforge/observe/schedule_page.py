@@ -10,7 +10,15 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.report import page_template
 from glmforge.observe.run import write_text
-from glmforge.observe.schedule import Schedule, phase_columns, phase_rows, plan_schedule, rate_words, source_rows
+from glmforge.observe.schedule import (
+    NUM_SIZES,
+    Schedule,
+    phase_columns,
+    phase_rows,
+    plan_schedule,
+    rate_words,
+    source_rows,
+)
 from glmforge.observe.summary import Tile
 from glmforge.observe.units import format_count
 
@@ -68,7 +76,7 @@ def _summarize(schedule: Schedule) -> _Summary:
         f"{config.optim.schedule} learning rate",
         tiles=_tiles(schedule),
         tables=[
-            Table("Phases", "", phase_columns(), list(phase_rows(schedule))),
+            *_phases(schedule),
             Table("Sources", _sources_note(schedule), _source_columns(schedule), list(source_rows(schedule))),
         ],
     )
@@ -85,6 +93,15 @@ def _tiles(schedule: Schedule) -> list[Tile]:
         Tile("Longest sequence", f"{max(lengths):,}", "tokens"),
         Tile("Learning rate", rate_words(config.optim.lr), f"down to {rate_words(schedule.phases[-1].last_lr)}"),
         Tile("Warm-up", format_count(schedule.warmup_tokens), "tokens"),
+    ]
+
+
+def _phases(schedule: Schedule) -> list[Table]:
+    """Sizes and settings in a table each: in one they are wider than a page."""
+    columns, rows = phase_columns(), list(phase_rows(schedule))
+    return [
+        Table("Phases", "", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
+        Table("Settings of the phases", "", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]),
     ]
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 from glmforge.observe.metrics import METRICS, Record
@@ -52,6 +53,7 @@ class JsonlSink:
 
     def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
         self.path = Path(path)
+        ensure_writable(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
@@ -63,6 +65,7 @@ class JsonlSink:
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record and hand it to the operating system: it survives the end of this process."""
+        ensure_writable(self.path)
         plain = {name: _encode(value) for name, value in record.items()}
         unwritten = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
         try:

@@ -149,10 +149,10 @@ def dedup(
     shingle: Annotated[
         str,
         typer.Option(
-            metavar="word-5",
-            help="What is compared: word-N, mixed-N or character-N; mixed also tells short texts apart.",
+            metavar="mixed-5",
+            help="What is compared: word-N, character-N, or mixed-N: words, and letters in scripts without spaces.",
         ),
-    ] = "word-5",
+    ] = "mixed-5",
     check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
     keep: Annotated[
         str, typer.Option(help="Which copy stays: first, longest, or a score's name: its highest.")
@@ -200,10 +200,10 @@ def dedup(
 
 
 def _shingles(text: str) -> dict[str, Any]:
-    """The stage's options for "word-5"."""
+    """The stage's options for "mixed-5"."""
     unit, dash, size = text.partition("-")
     if not unit or not dash or not size.isascii() or not size.isdigit():
-        raise DataError(f"--shingle {text}: must be a unit and a number, such as word-5, mixed-5 or character-8")
+        raise DataError(f"--shingle {text}: must be a unit and a number, such as mixed-5, word-5 or character-8")
     return {"shingle": unit, "n": int(size)}
 
 

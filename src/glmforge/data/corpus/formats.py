@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from glmforge.data.corpus.extract.compression import chunks_of
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
 
@@ -56,7 +57,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[Record]:
         import pyarrow
         from pyarrow import parquet
     try:
-        with parquet.ParquetFile(path) as table:
+        with arrow_input(path) as opened, parquet.ParquetFile(opened) as table:
             if text_field not in table.schema_arrow.names:
                 raise DataError(_missing_field(str(path), "column", text_field, table.schema_arrow.names))
             rows = (value for batch in table.iter_batches(columns=[text_field]) for value in batch.column(0))

@@ -24,9 +24,9 @@ def greatest_common_divisor(draw: Draw, level: int, zh: bool) -> Draft:
         steps.append(f"${x} = {x // y} \\times {y} + {x % y}$")
         x, y = y, x % y
     if draw.chance(0.5):
-        ask = ("What is the greatest common divisor of {a} and {b}?", "What is the largest integer that divides both {a} and {b}?", "Two ribbons of {a} cm and {b} cm are cut into equal pieces, as long as possible and without waste. How many centimetres long is a piece?", "A floor of {a} cm by {b} cm is laid with square tiles, none of them cut. What is the greatest possible side of a tile, in centimetres?", "There are {a} red and {b} white roses. What is the greatest number of equal bunches that use all of them?", "Determine the greatest common divisor of {a} and {b}.", "Find the greatest common factor of {a} and {b}.",
+        ask: tuple[str, ...] = ("What is the greatest common divisor of {a} and {b}?", "What is the largest integer that divides both {a} and {b}?", "Two ribbons of {a} cm and {b} cm are cut into equal pieces, as long as possible and without waste. How many centimetres long is a piece?", "A floor of {a} cm by {b} cm is laid with square tiles, none of them cut. What is the greatest possible side of a tile, in centimetres?", "There are {a} red and {b} white roses. What is the greatest number of equal bunches that use all of them?", "Determine the greatest common divisor of {a} and {b}.", "Find the greatest common factor of {a} and {b}.",
                "What is the largest integer that divides both {a} and {b}?")  # fmt: skip
-        ask_zh = (
+        ask_zh: tuple[str, ...] = (
             "{a}和{b}的最大公约数是多少？",
             "两根绳子分别长{a}厘米和{b}厘米，要剪成同样长的小段且没有剩余，每段最长多少厘米？",
             "求{a}与{b}的最大公约数。",
@@ -70,9 +70,9 @@ def power_mod(draw: Draw, level: int, zh: bool) -> Draft:
         if zh
         else f"The exponent is {exponent:b} in binary: square for each bit, and multiply by the base for each 1."
     )
-    ask = ("What is the remainder when ${b}^{{{e}}}$ is divided by {m}?", "Which remainder does ${b}^{{{e}}}$ leave on division by {m}?", "Divide ${b}^{{{e}}}$ by {m}. What remains?", "Reduce ${b}^{{{e}}}$ modulo {m}.", "${b}^{{{e}}}$ counters are laid out in rows of {m}. How many are in the last, incomplete row?", "Find ${b}^{{{e}}} \\bmod {m}$.",
+    ask: tuple[str, ...] = ("What is the remainder when ${b}^{{{e}}}$ is divided by {m}?", "Which remainder does ${b}^{{{e}}}$ leave on division by {m}?", "Divide ${b}^{{{e}}}$ by {m}. What remains?", "Reduce ${b}^{{{e}}}$ modulo {m}.", "${b}^{{{e}}}$ counters are laid out in rows of {m}. How many are in the last, incomplete row?", "Find ${b}^{{{e}}} \\bmod {m}$.",
            "Divide ${b}^{{{e}}}$ by {m}. What is left over?")  # fmt: skip
-    ask_zh = (
+    ask_zh: tuple[str, ...] = (
         "${b}^{{{e}}}$除以{m}的余数是多少？",
         "${b}^{{{e}}}$ 被{m}除，余几？",
         "计算 ${b}^{{{e}}}$ 模{m}的值。",
@@ -97,9 +97,9 @@ def two_remainders(draw: Draw, level: int, zh: bool) -> Draft:
             break
         x += m
     head = f"逐个检查除以{m}余{r}的数：" if zh else f"Go through the numbers that leave {r} when divided by {m}:"
-    ask = ("What is the smallest non-negative integer that leaves remainder {r} when divided by {m} and remainder {s} when divided by {n}?", "Find the least non-negative integer with remainder {r} modulo {m} and remainder {s} modulo {n}.", "A box of beads has {r} left over in rows of {m} and {s} left over in rows of {n}. What is the smallest number of beads, possibly none?", "On division, a number leaves {r} for divisor {m} and {s} for divisor {n}. What is the smallest such number, counting from zero?",
+    ask: tuple[str, ...] = ("What is the smallest non-negative integer that leaves remainder {r} when divided by {m} and remainder {s} when divided by {n}?", "Find the least non-negative integer with remainder {r} modulo {m} and remainder {s} modulo {n}.", "A box of beads has {r} left over in rows of {m} and {s} left over in rows of {n}. What is the smallest number of beads, possibly none?", "On division, a number leaves {r} for divisor {m} and {s} for divisor {n}. What is the smallest such number, counting from zero?",
            "A basket of eggs leaves {r} over in rows of {m}, and {s} over in rows of {n}. What is the smallest number of eggs there can be (possibly none)?")  # fmt: skip
-    ask_zh = (
+    ask_zh: tuple[str, ...] = (
         "一个非负整数，除以{m}余{r}，除以{n}余{s}，这样的数最小是多少？",
         "某数除以{m}余{r}，除以{n}余{s}，这样的非负整数中最小的是多少？",
         "一堆棋子，除以{m}余{r}个，除以{n}余{s}个，这堆棋子最少有多少个？（可以为零）",
@@ -198,13 +198,13 @@ def base_conversion(draw: Draw, level: int, zh: bool) -> Draft:
         steps.append(f"${rest} = {rest // base} \\times {base} + {rest % base}$")
         digits, rest = str(rest % base) + digits, rest // base
     if draw.chance(0.5):
-        ask = (
+        ask: tuple[str, ...] = (
             "Write the decimal number {n} in base {b}.",
             "How is the decimal number {n} written in base {b}?",
             "Give the digits of the decimal number {n} in the number system with base {b}.",
             "Convert {n} from decimal to base {b}.",
         )
-        ask_zh = (
+        ask_zh: tuple[str, ...] = (
             "把十进制数{n}写成{b}进制。",
             "十进制数{n}用{b}进制怎样表示？",
             "将十进制数{n}化为{b}进制数。",
@@ -233,11 +233,11 @@ def count_multiples(draw: Draw, level: int, zh: bool) -> Draft:
     """Multiples in [1, n]: of one number, from level 2 of either of two, by inclusion and exclusion."""
     n, a, b = draw.integer(20, 2 * SIZE[level - 1]), draw.integer(2, 9 + 2 * level), draw.integer(2, 9 + 2 * level)
     if level == 1 or a == b:
-        ask = (
+        ask: tuple[str, ...] = (
             "How many integers from one to {n} are divisible by {a}?",
             "How many positive integers up to {n} are multiples of {a}?",
         )
-        ask_zh = (
+        ask_zh: tuple[str, ...] = (
             "从一到{n}的整数中，有多少个能被{a}整除？",
             "在不超过{n}的正整数中，有多少个是{a}的倍数？",
             "小于或等于{n}的正整数里，{a}的倍数有多少个？",
@@ -272,9 +272,9 @@ def inverse(draw: Draw, level: int, zh: bool) -> Draft:
         (x, y), (u, v) = (y, x % y), (v, u - q * v)
     value = u % n
     steps.append(f"${a} \\times {value} = {a * value} \\equiv 1 \\pmod{{{n}}}$")
-    ask = ("Modulo {n}, which positive integer below the modulus gives a product of one with {a}?",
+    ask: tuple[str, ...] = ("Modulo {n}, which positive integer below the modulus gives a product of one with {a}?",
            "Working modulo {n}, what is the multiplicative inverse of {a}?")  # fmt: skip
-    ask_zh = (
+    ask_zh: tuple[str, ...] = (
         "在模{n}的意义下，{a}的乘法逆元是多少？",
         "求模{n}时{a}的乘法逆元。",
         "模{n}，哪个小于模数的正整数与{a}相乘得一？",
@@ -290,11 +290,14 @@ def digit_sum(draw: Draw, level: int, zh: bool) -> Draft:
     total = sum(map(int, str(product)))
     steps = [f"${a} \\times {b} = {product}$"]
     steps += [f"${digits} = {total}$"] if len(str(product)) > 1 else []
-    ask = (
+    ask: tuple[str, ...] = (
         "What is the sum of the digits of ${a} \\times {b}$?",
         "Multiply {a} by {b} and add up the digits of the result. What do you get?",
     )
-    ask_zh = ("${a} \\times {b}$ 的各位数字之和是多少？", "把{a}与{b}相乘，所得结果的各位数字之和是多少？")
+    ask_zh: tuple[str, ...] = (
+        "${a} \\times {b}$ 的各位数字之和是多少？",
+        "把{a}与{b}相乘，所得结果的各位数字之和是多少？",
+    )
     return Draft(say(draw, zh, ask, ask_zh, a=a, b=b), steps, str(total))
 
 
