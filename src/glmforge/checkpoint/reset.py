@@ -33,6 +33,7 @@ from glmforge.checkpoint.store import (
 )
 from glmforge.checkpoint.wording import describe_os_error, list_some
 from glmforge.checkpoint.writers import BalancedSavePlanner
+from glmforge.cluster.lease import Lease
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
@@ -79,14 +80,16 @@ def reset_optimizer(
         notes = check_compatible(meta.config, config.model_dump(mode="json"), samples, fresh_optimizer=True)
     except CheckpointError as error:
         raise CheckpointError(f"{source} does not fit that configuration: {error}") from None
-    final = checkpoint_path(_free_root(out, step), step)
+    root = _free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
-    _write(final, planner, _new_meta(meta, config, position))
+    with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
+        final = checkpoint_path(_free_root(out, step), step)  # somebody may just have finished there
+        _write(final, planner, _new_meta(meta, config, position))
     return Reset(final, notes)
 
 

@@ -28,14 +28,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alphabet = " ".join(f"{chr(a)}{chr(b)}" for a in range(97, 123) for b in range(97, 123))
     train_tokenizer([f"{TEXT} " * 50, alphabet * 3], 600, directory / "tokenizer")
     tokenize_corpus([Document(str(n), TEXT, "") for n in range(200)], directory / "tokenizer", directory / "text")
-    source = {"name": "text", "path": str(directory / "text")}
     config = {
         "name": "end",
         "output_dir": str(directory / "run"),
         "model": {"preset": "tiny", "vocab_size": 640},
         "data": {
             "tokenizer": str(directory / "tokenizer"),
-            "sources": [source],
+            "sources": [{"name": "text", "path": str(directory / "text")}],
         },
         "phases": [{"name": "main", "steps": 40, "seq_len": 32, "batch_size": 4}],
         "optim": {"lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2},

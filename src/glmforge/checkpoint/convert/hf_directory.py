@@ -126,7 +126,7 @@ def _check_target(out_dir: Path, overwrite: bool) -> None:
         return
     if overwrite:
         raise CheckpointError(f"{out_dir}: exists and is no earlier export; choose another directory")
-    raise CheckpointError(f"{out_dir}: exists; remove it or choose another directory")
+    raise CheckpointError(f"{out_dir}: exists; choose another directory, or replace an earlier export with --force")
 
 
 def _fit_tokenizer(directory: Path, config: ModelConfig) -> ModelConfig:

@@ -123,7 +123,11 @@ def dedup(
     inputs: InputsArgument,
     out: OutOption,
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity of word 5-grams from which two documents are the same.")
+        float,
+        typer.Option(
+            help="Jaccard similarity of word 5-grams (letters, in scripts without spaces) from which two documents are "
+            "the same."
+        ),
     ] = 0.85,
     check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
     keep: Annotated[

@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from glmforge.data.corpus.extract.compression import MissingPackageError, chunks_of
+from glmforge.data.corpus.extract.compression import chunks_of
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
-__all__ = ["SKIP_HINT", "MissingPackageError", "is_record_file", "read_file"]
+__all__ = ["SKIP_HINT", "is_record_file", "read_file"]
 
 Record = tuple[str, str | DataError]
 
@@ -50,13 +52,11 @@ def _jsonl(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[Record]:
-    try:
+    with needed_for(f"{path}:"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError(path, "pyarrow") from error
     try:
-        with parquet.ParquetFile(path) as table:
+        with arrow_input(path) as opened, parquet.ParquetFile(opened) as table:
             if text_field not in table.schema_arrow.names:
                 raise DataError(_missing_field(str(path), "column", text_field, table.schema_arrow.names))
             rows = (value for batch in table.iter_batches(columns=[text_field]) for value in batch.column(0))

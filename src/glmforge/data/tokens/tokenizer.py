@@ -24,10 +24,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from glmforge.data.chat.template import CHAT_TEMPLATE, Message, render
+from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
 from glmforge.data.tokens.tokenizer_file import (
     PADDED_SIZE_KEY,
     TOKENIZER_FILE,
+    TOKENIZER_FILES,
     parse_tokenizer_json,
     read_chat_template,
     read_padded_size,
@@ -208,6 +210,13 @@ def token_byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:
     special = set(SPECIAL_TOKENS)
     spellings = (tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size))
     return np.array([0 if token in special else len(token) for token in spellings], dtype=np.int64)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of the tokenizer `source` to the directory `target`, each of them whole or not at all."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            write_whole(target / name, (source / name).read_bytes())
 
 
 def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:

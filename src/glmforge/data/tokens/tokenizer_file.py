@@ -16,7 +16,9 @@ from glmforge.files import kind_of, parse_json, read_json, read_text, shown
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILES = (TOKENIZER_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE)
+"""What a directory with a tokenizer may hold, ours or one that transformers has written."""
 
 PADDED_SIZE_KEY = "padded_vocab_size"
 """In tokenizer_config.json: rows of the embedding that a model with this tokenizer is to have."""
@@ -74,7 +76,7 @@ def parse_tokenizer_json(text: str) -> dict[str, Any]:
 
 def read_chat_template(directory: Path) -> str:
     """From chat_template.jinja where transformers has written one, or tokenizer_config.json. Raises `DataError`."""
-    jinja_file = directory / TEMPLATE_FILE
+    jinja_file = directory / CHAT_TEMPLATE_FILE
     if kind_of(jinja_file, error=DataError) is not None:
         return read_text(jinja_file, error=DataError)
     template = _read_config(directory).get("chat_template", CHAT_TEMPLATE)

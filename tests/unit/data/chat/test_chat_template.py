@@ -170,7 +170,7 @@ FEATURES = [
     "{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in {'b': 1, 'a': 2}|dictsort %}"
     "{{ k }}{% endfor %}",
     "{{ 'x' in 'xyz' and not ('q' in ['a']) }}{{ missing is defined }}{{ messages is string }}",
-    "{{ messages[0].get('nothing', 'default') }}{{ nothing|default('d') }}{{ ''|default('d', true) }}{{ 1 if 0 else 2 }}",
+    "{{ messages[0].get('nothing', 'default') }}{{ nothing|default('d') }}{{ ''|default('d', true) }}",
     "{{ 'a\\nb\\n\\nc'|indent(4) }}{{ 'a\\nb'|indent(2, true) }}",
     "{{ ['b', 'a']|sort|join }}{{ [3, 1]|max }}{{ range(1, 9, 3)|list }}{{ none is none }}",
     "{{ messages[0].content[1:-1] }}{{ messages[1:]|length }}{{ 'abc'|reverse }}{{ '3'|int + '1.5'|float }}",

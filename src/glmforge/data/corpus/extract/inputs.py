@@ -12,6 +12,7 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
 from glmforge.data.corpus.batch import score_columns
 from glmforge.data.corpus.extract.compression import stem
+from glmforge.data.files import printable
 from glmforge.errors import DataError
 
 Format = Literal["text", "jsonl", "parquet", "html", "warc", "pdf", "repositories", "issues"]
@@ -59,7 +60,8 @@ class SourceFile:
 
     Attributes:
         path: where it is.
-        name: `<source>/<path relative to the input>`; ids of documents begin with it, wherever the corpus lies.
+        name: `<source>/<path relative to the input>`, `printable`; ids of documents begin with it, wherever the corpus
+            lies.
         size: in bytes; with the name it stands for the content in the fingerprint of the task.
         format: how it is read.
         input: where it comes from.
@@ -141,7 +143,7 @@ def _file(path: Path, root: Path, source: Input) -> SourceFile | None:
         return None
     as_it_stands = format_ == "parquet" and (source.text_field, source.id_field, source.metadata) == ("text", None, [])
     scores = score_columns(path) if as_it_stands else None
-    name = f"{source.source}/{path.relative_to(root).as_posix()}"
+    name = f"{source.source}/{printable(path.relative_to(root).as_posix())}"
     return SourceFile(path, name, path.stat().st_size, format_, source, scores)
 
 
@@ -160,6 +162,6 @@ def _looks_like_repository(path: Path) -> bool:
 
 def _repository(path: Path, root: Path, source: Input) -> SourceFile:
     relative = path.relative_to(root).as_posix()
-    name = f"{source.source}/{path.name if relative == '.' else relative}"
+    name = f"{source.source}/{printable(path.name if relative == '.' else relative)}"
     size = path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in _walk(path))
     return SourceFile(path, name, size, "repositories", source)
