@@ -15,10 +15,10 @@ from pydantic import Field
 
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
-from glmforge.data.corpus.extract.compression import MissingPackageError
 from glmforge.data.corpus.extract.inputs import Input, SourceFile, group, list_files
-from glmforge.data.corpus.extract.records import Context, gather
+from glmforge.data.corpus.extract.records import Context, UnsuitableFileError, gather
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 # Format -> reader, and whether it makes batches itself. Imported by the task that meets the format.
 _READERS = {
@@ -94,9 +94,17 @@ class ReadFiles(Step):
     def num_tasks(self) -> int:  # type: ignore[override]
         return len(self.tasks)
 
+    def reads(self, task: int) -> str:
+        files = self.tasks[task]
+        return f"{files[0].path}" + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
+
     def run(self, task: int, output: TaskOutput) -> None:
         with output.documents() as writer:
             for file in self.tasks[task]:
+                if file.name in output.lost:
+                    output.quarantine("killed its worker", file.name, detail=output.lost[file.name])
+                    continue
+                output.working_on(file.name)
                 for batch in _documents_of(file, self.limits, output):
                     output.statistics.add_read(batch)
                     output.statistics.add_written(batch)
@@ -119,10 +127,14 @@ def _documents_of(file: SourceFile, limits: Limits, output: TaskOutput) -> Itera
         for batch in read_file(file, context):
             num_documents += len(batch)
             yield batch
-    except MissingPackageError:
-        raise
+    except UnsuitableFileError as error:
+        output.quarantine("unsuitable file", file.name, detail=str(error))
+        return
     except DataError as error:
         output.quarantine("damaged file", file.name, detail=f"{error}; {num_documents:,} documents were read before it")
+        return
+    except MemoryError:
+        output.quarantine("too large for memory", file.name, detail=f"{num_documents:,} documents were read before it")
         return
     if not num_documents and num_rejected == sum(output.statistics.quarantined.values()):
         count("files without a document")
@@ -141,7 +153,5 @@ def read_file(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
 def _reader(format_: str) -> tuple[Callable[[SourceFile, Context], Iterator[Any]], bool]:
     name, in_batches = _READERS[format_]
     module, _, function = name.partition(":")
-    try:
+    with needed_for(f"format '{format_}'"):
         return getattr(import_module(f"glmforge.data.corpus.extract.{module}"), function), in_batches
-    except ModuleNotFoundError as error:
-        raise DataError(f"format '{format_}' needs the package '{error.name}': pip install 'glmforge[data]'") from error
