@@ -1,17 +1,25 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
 import logging
+import os
 import statistics
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from glmforge.checkpoint.convert import load_hf_into
+from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
+from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
@@ -19,6 +27,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
+from glmforge.recipes.run_lock import run_lock
 from glmforge.train.hooks import CheckpointHook, prepare_environment
 from glmforge.train.nodes import check_nodes
 from glmforge.train.objective import NextTokenObjective, ObjectiveFactory
@@ -46,18 +55,34 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
 
     `hooks` are called besides the run's own, before those that save and that end it.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
-    layout, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can mend, and `Preempted` when a
-    signal told the run to give way.
+    layout, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can
+    mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
     layout = resolve_layout(config, world_size_from_environment())
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with join_world(layout, config.parallel.process_group_timeout_s) as world:
+    lease_s = config.fault_tolerance.lock_lease_s
+    with (
+        join_world(layout, config.parallel.process_group_timeout_s) as world,
+        run_lock(config.output_dir, world, lease_s),
+    ):
+        if world.is_main and world.device.type == "cpu":
+            warn_if_crowded(
+                torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
+            )
         data = open_data(config, world)
+        config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
+
+
+def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig:
+    """The run's configuration with the end tokens of its tokenizer."""
+    for line in describe_changes(config.model, data.tokenizer) if say_so else ():
+        logger.info(line)
+    return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
 
 
 def build_trainer(
@@ -100,9 +125,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
-    elif checkpoints.root.exists():
+    elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
-            f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"
+            f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
+            "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
         _load_initial_weights(trainer.model, config.init_from)
@@ -110,6 +136,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
+        copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
 def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
@@ -123,20 +150,26 @@ def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
         )
 
 
-def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
+def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: float | None = None) -> float:
     """Median seconds of a training step of the first phase in this process, after one step to warm up.
 
-    Nothing is written and no weight is kept. The data must exist.
+    With `max_seconds` it ends early, after the first measured step that ends later than that. Nothing is written and no
+    weight is kept. The data must exist.
     """
     keep_large_blocks()
-    stopwatch = _Stopwatch()
+    stopwatch = _Stopwatch(max_seconds)
     short = config.phases[0].model_copy(update={"steps": num_steps + 1, "tokens": None})
     optim = config.optim.model_copy(update={"warmup_steps": None, "warmup_tokens": None})
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
     data = open_data(config, world)
     model = build_model(config, world)
-    optimizer = build_optimizer(model.named_parameters(), config.optim, num_layers=config.model.num_hidden_layers)
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        config.optim,
+        newton_schulz_dtype=DTYPES[config.precision.compute],
+        num_layers=config.model.num_hidden_layers,
+    )
     Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
@@ -144,8 +177,13 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
 class _Stopwatch(Hook):
     name = "stopwatch"
 
-    def __init__(self) -> None:
+    def __init__(self, max_seconds: float | None) -> None:
         self.seconds: list[float] = []
+        self._max_seconds = max_seconds
+        self._started = time.monotonic()
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         self.seconds.append(outcome.step_seconds)
+        late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
+        if late and len(self.seconds) > 1:
+            trainer.raise_flag("stop")

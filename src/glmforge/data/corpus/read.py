@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.formats import SKIP_HINT, MissingPackageError, is_record_file, read_file
+from glmforge.data.corpus.formats import SKIP_HINT, is_record_file, read_file
 from glmforge.data.files import printable
 from glmforge.errors import DataError
 
@@ -98,7 +98,7 @@ class Corpus:
 
     def _why_empty(self) -> str:
         if self.num_skipped:
-            return f"none of {self.num_skipped:,} records could be read; the first: {self.problems[0]}"
+            return f"none of the records could be read ({self.num_skipped:,} left out); the first: {self.problems[0]}"
         return "the files are empty or of no known kind; name others"
 
     def documents_of(self, path: Path, name: str) -> Iterator[Document]:
@@ -109,8 +109,6 @@ class Corpus:
                     self._skip(text)
                 elif text:
                     yield Document(name + label, text, printable(str(path)))
-        except MissingPackageError:
-            raise
         except DataError as error:
             self._skip(error)
 

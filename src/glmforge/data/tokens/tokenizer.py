@@ -24,6 +24,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from glmforge.data.chat.template import CHAT_TEMPLATE, Message, render
+from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
 from glmforge.errors import DataError
 
@@ -34,6 +35,9 @@ _log = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILES = (TOKENIZER_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE)
+"""What a directory with a tokenizer may hold, ours or one that transformers has written."""
 
 PADDED_SIZE_KEY = "padded_vocab_size"
 """In tokenizer_config.json: rows of the embedding that a model with this tokenizer is to have."""
@@ -201,6 +205,13 @@ def token_byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:
     return np.array([0 if token in special else len(token) for token in spellings], dtype=np.int64)
 
 
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy the files of the tokenizer `source` to the directory `target`, each of them whole or not at all."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            write_whole(target / name, (source / name).read_bytes())
+
+
 def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -210,7 +221,7 @@ def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
 
 def _read_chat_template(directory: Path) -> str:
     """From tokenizer_config.json, or chat_template.jinja where transformers has written one."""
-    jinja_file = directory / "chat_template.jinja"
+    jinja_file = directory / CHAT_TEMPLATE_FILE
     if jinja_file.is_file():
         return jinja_file.read_text(encoding="utf-8")
     config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))

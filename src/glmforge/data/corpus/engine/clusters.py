@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from glmforge.data.corpus.engine.execution import Executor, TaskDone, begun
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
     from glmforge.data.corpus.engine.executors import RaySettings, SlurmSettings
@@ -154,10 +155,8 @@ class RayExecutor(Executor):
     """A Ray actor per task through datatrove's Ray executor."""
 
     def __init__(self, settings: "RaySettings") -> None:
-        try:
+        with needed_for("executor 'ray'"):
             import ray
-        except ModuleNotFoundError as error:
-            raise DataError("executor 'ray': Ray is not installed: pip install 'glmforge[ray]'") from error
         self._settings, self._ray = settings, ray
 
     def __enter__(self) -> Executor:
