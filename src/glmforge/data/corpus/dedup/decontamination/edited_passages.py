@@ -123,7 +123,7 @@ def _align(places, words, starts, text_end, passage_words, word_offsets, edits):
     """The places of one document at which a passage stands with few enough edits, one of overlapping ones each."""
     out = np.empty((len(places), 7), np.int64)
     count = 0
-    longest = 0
+    longest = np.int64(0)
     for place in range(len(places)):
         longest = max(longest, word_offsets[places[place, 1] + 1] - word_offsets[places[place, 1]])
     costs, begins = np.empty(longest + 1, np.int64), np.empty(longest + 1, np.int64)
