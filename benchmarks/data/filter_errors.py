@@ -9,6 +9,8 @@ seeded generators in sentences, 200 of a kind, beside as many look-alikes that m
 100 characters at least in chat/alpaca_zh_demo.json, taken for text that should be kept.
 """
 
+# ruff: noqa: E501 - what is planted is not broken up
+
 import argparse
 import json
 import random
