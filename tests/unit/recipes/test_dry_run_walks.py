@@ -57,7 +57,7 @@ def test_a_step_is_replayed_task_by_task() -> None:
     tasks = [action("forward", 12, 10, F), action("forward", 12, 10, F), first_backward, action("backward", 9, -10, B)]
     actions = Actions(before, tasks, [action("update", 1, 0)], num_micro_batches=2)
     step = compose(actions, [F, F, F, F, B, F, F, B, B, B, B, B], 6, with_previous=False)
-    # Weights, 6 x 10 of buffers, five passes of 10 in flight, 7 of gradients, and 9 at work in the second backward pass.
+    # Weights, 6 x 10 of buffers, five passes of 10 in flight, 7 of gradients, 9 at work in the second backward pass.
     assert step.peak == 100 + 60 + 50 + 7 + 9
     assert step.moment == "backward"
     assert step.at_peak[Purpose.BUFFERS] == 60
