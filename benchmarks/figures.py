@@ -4,7 +4,8 @@
     python benchmarks/figures.py measure            # measure those again, then write the new figures into the text
     python benchmarks/figures.py measure train_step optimizer
     python benchmarks/figures.py update             # write the figures of results/*.json into README and docs
-    python benchmarks/figures.py check              # exit status 1 and every place where text and results part
+    python benchmarks/figures.py check              # exit status 1 and every place where text and results part, and
+                                                    # every measured figure that is not marked
 
 A figure in the text stands between two comments, which Markdown does not show:
 
@@ -23,6 +24,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -35,7 +37,18 @@ FIGURE = re.compile(
     r"<!--fig (?P<result>\w+) (?P<value>[^>]+?) (?P<format>[^\s>]+?)-->(?P<text>.*?)<!--/fig-->", re.DOTALL
 )
 WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+NUMBER = r"(?<![\w.,/^-])(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+UNIT = r"(?:ms|s|min|minutes?|seconds?|hours?|[kMGTP]i?B(?:/s)?|%|tokens/s|[GT]FLOP/s|CPU-s|core hours)"
+MEASURED = re.compile(
+    rf"{NUMBER}[ -]?{UNIT}(?![\w/])|{NUMBER}x(?![\w/])|{NUMBER} (?:documents )?(?:a |per CPU[ -])second"
+    r"|(?<![\w.,])\.\d{2,}\b"
+)
+"""What reads like a measurement: a number with a unit of time, size, speed or share, or a score such as .938."""
 STEP = re.compile(r'"([^"]*)"|([^."]+)')
+GIVEN = ROOT / "benchmarks" / "figures_given.toml"
+RECORDS = ("lab-notes.md", "CHANGELOG.md")
+"""What tells of earlier states of the code, each entry of its own."""
 OPERATIONS = {"*": operator.mul, "/": operator.truediv, "+": operator.add, "-": operator.sub}
 
 
@@ -69,6 +82,17 @@ def figures(file: Path) -> Iterator[Figure]:
         except FigureError as error:
             raise FigureError(f"{file.relative_to(ROOT)}:{line}: {error}") from error
         yield Figure(file, line, match["text"], wanted)
+
+
+def unmarked(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, figure) of what reads like a measurement, is not marked, and is not in `GIVEN` for this file."""
+    text = file.read_text("utf-8")
+    for snippet in given().get(str(file.relative_to(ROOT)), []):
+        text = text.replace(snippet, re.sub(r"[^\n]", " ", snippet))
+    for pattern in (CODE, FIGURE):
+        text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    for match in MEASURED.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match[0]
 
 
 def format_figure(result: str, value: str, style: str) -> str:
@@ -114,6 +138,12 @@ def _load(result: str) -> Any:
     if not file.is_file():
         raise FigureError(f"there is no benchmarks/results/{result}.json")
     return json.loads(file.read_text("utf-8"))
+
+
+@cache
+def given() -> dict[str, list[str]]:
+    """File -> pieces of its text whose numbers nobody measured: settings, definitions, what others published."""
+    return tomllib.loads(GIVEN.read_text("utf-8")) if GIVEN.is_file() else {}
 
 
 def why_stale(result: str) -> str | None:
@@ -186,6 +216,20 @@ def differing() -> list[str]:
     return found
 
 
+def without_source() -> list[str]:
+    """Every figure that reads like a measurement and has no result, and every exemption that is of no use any more."""
+    found = []
+    for file in documents():
+        name = str(file.relative_to(ROOT))
+        text = file.read_text("utf-8")
+        if file.name not in RECORDS:
+            found += [f"{name}:{line}: {figure} has no result" for line, figure in unmarked(file)]
+        found += [
+            f"{GIVEN.name}: {name} does not say {snippet!r}" for snippet in given().get(name, []) if snippet not in text
+        ]
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("list", "measure", "update", "check"))
@@ -194,7 +238,7 @@ def main() -> int:
     if unknown := set(args.names) - set(results()):
         parser.error(f"no such result: {', '.join(sorted(unknown))}; there are {', '.join(results())}")
     if args.action == "check":
-        wrong = differing()
+        wrong = differing() + without_source()
         print("\n".join(wrong) or "every marked figure is that of its result")
         return bool(wrong)
     if args.action == "update":

@@ -17,6 +17,7 @@ from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
 from glmforge.errors import CheckpointError
+from glmforge.files import kind_of, shown
 from glmforge.model.transformer import GlmMoe
 
 MODEL_PREFIX = "model."
@@ -75,14 +76,14 @@ def load_pretrained(
         model = GlmMoe.create(load_model_config(str(source)))
         return _finish(model.config, model.state_dict().items(), dtype, device)
     path = Path(source)
-    if (path / "config.json").is_file():
+    if kind_of(path / "config.json", error=CheckpointError) is not None:
         config, tensors = import_hf(path, dtype=dtype)
         return _finish(config, tensors, dtype, device)
-    if not path.exists():
+    if kind_of(path, error=CheckpointError) is None:
         presets = ", ".join(preset_names("model"))
         raise CheckpointError(
-            f"{path}: no such directory; give a run, a checkpoint or an export, or for random weights the name of a "
-            f"preset: {presets}"
+            f"{shown(path)}: no such directory; give a run, a checkpoint or an export, or for random weights the name "
+            f"of a preset: {presets}"
         )
     stored = open_checkpoint(path)
     return _finish(stored.run.model, stored.weights.items(), dtype, device)
@@ -124,5 +125,5 @@ def _finish(
         name: tensor.to(device, None if name.endswith("e_score_correction_bias") else dtype) for name, tensor in tensors
     }
     model.load_state_dict(state, assign=True)
-    model.compute_dtype = state["lm_head.weight"].dtype
+    model.compute_dtype = state["model.embed_tokens.weight"].dtype
     return model.eval()

@@ -14,6 +14,7 @@ from glmforge import __version__
 from glmforge.cli import chat, checkpoint, control, data, demo, export, init, model, plan, report, train
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
+from glmforge.kernels.threads import limit_spinning
 
 app = typer.Typer(
     name="glmforge",
@@ -54,6 +55,7 @@ def _root(
 def main() -> None:
     """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
     _show_log_messages()
+    limit_spinning()
     try:
         app()
     except GlmforgeError as error:

@@ -32,7 +32,12 @@ def demo(
         glmforge demo --minutes 15 --corpus ~/my_project --out runs/mine
 
         glmforge demo model.n_routed_experts=32
+
+    Ctrl-C while it trains saves what has been trained, and says how to go on with it.
     """
-    from glmforge.recipes.demo import Demo, DemoOptions
+    from glmforge.cluster.interrupts import ends_at_once
+
+    with ends_at_once("interrupted before the demo began"):
+        from glmforge.recipes.demo import Demo, DemoOptions
 
     Demo(DemoOptions(out, corpus, minutes, tuple(overrides or ()))).run()

@@ -40,6 +40,7 @@ from glmforge.errors import GlmforgeError
 
 logger = logging.getLogger(__name__)
 
+LOCK = ".lock"
 LEASE_S = 60.0
 _BEATS_PER_LEASE = 12
 _FILE_BYTES = 2048
@@ -93,7 +94,7 @@ class Lease:
         name: of the directory of claims; rights of different names do not exclude each other.
     """
 
-    def __init__(self, directory: Path, what: str, *, lease_s: float = LEASE_S, name: str = ".lock") -> None:
+    def __init__(self, directory: Path, what: str, *, lease_s: float = LEASE_S, name: str = LOCK) -> None:
         self.directory, self.what, self.lease_s = directory, what, lease_s
         self._claims = Path(os.path.abspath(directory)) / name  # noqa: PTH100 - links in it stay as they are
         self._token = secrets.token_hex(8)

@@ -147,6 +147,11 @@ def _resolve_shard(parallel: ParallelConfig, world_size: int) -> int:
 
 
 def _resolve_stages(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:
+    if model.tie_word_embeddings and parallel.pp > 1:
+        raise ConfigError(
+            f"parallel.pp: {parallel.pp} stages would part embedding and head, which model.tie_word_embeddings makes "
+            "one matrix: set pp to 1, or tie_word_embeddings to false"
+        )
     per_rank = stages_per_rank(parallel)
     num_stages = parallel.pp * per_rank
     if parallel.pp == 1:

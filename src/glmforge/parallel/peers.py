@@ -14,8 +14,10 @@ The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot 
 
 import json
 import re
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -97,20 +99,24 @@ class Peers:
         """Watch nobody any more."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_WATCH_EVERY_S)  # it may be looking for a store that has gone
             self._thread = None
 
     def say_last_words(self, words: str) -> None:
-        """Leave what ended this rank, unless somebody failed before it."""
-        _leave_words(self._store, self._me, words)
+        """Leave what ended this rank, unless somebody failed before it, or the store has gone."""
+        with suppress(RuntimeError):  # of torch.distributed
+            _leave_words(self._store, self._me, words)
 
     def explain(self, error: BaseException) -> PeerLostError | None:
-        """What to tell the user instead of `error`, if that is a rank's that lost another one; None if it is its own.
+        """What to tell the user instead of `error`, if that comes of another rank's end; None if it is this rank's own.
 
-        Takes up to `GRACE_S` seconds where nobody knows at once.
+        Takes up to `GRACE_S` seconds where nobody knows at once. From here on SIGTERM is ignored: a launcher sends it
+        as soon as a rank has died, and the line is to be said first.
         """
         if not _is_of_communication(error):
             return None
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         found: list[str | None] = []
         # The connection to a store whose machine is gone may hang for ever.
         asking = threading.Thread(target=lambda: found.append(self._find_out()), name="peers-ask", daemon=True)
@@ -161,15 +167,13 @@ class Peers:
             return None
         named = [str(Peer.model_validate_json(self._store.get(f"who/{rank}"))) for rank in absent[:_NAMED]]
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-        return f"{', '.join(named)}{more} cannot be reached any more"
+        return f"{', '.join(named)}{more} gave no answer: lost with the machine, or hanging"
 
     def _watch(self, neighbour: Peer) -> None:
         while not self._stop.wait(_WATCH_EVERY_S):
             if is_alive(neighbour.process) is False:
-                try:
+                with suppress(RuntimeError):  # of torch.distributed: the store has gone as well
                     _leave_words(self._reconnect(), neighbour, "")
-                except RuntimeError:  # of torch.distributed: the store has gone as well
-                    return
                 return
 
     def _speak_for_the_dead(self, store: dist.Store) -> None:

@@ -1,10 +1,14 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
 import logging
+import os
 import statistics
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.store import list_checkpoints
@@ -15,6 +19,7 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
@@ -62,6 +67,10 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         join_world(layout, config.parallel.process_group_timeout_s) as world,
         run_lock(config.output_dir, world, lease_s),
     ):
+        if world.is_main and world.device.type == "cpu":
+            warn_if_crowded(
+                torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
+            )
         data = open_data(config, world)
         config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
@@ -141,20 +150,26 @@ def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
         )
 
 
-def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
+def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: float | None = None) -> float:
     """Median seconds of a training step of the first phase in this process, after one step to warm up.
 
-    Nothing is written and no weight is kept. The data must exist.
+    With `max_seconds` it ends early, after the first measured step that ends later than that. Nothing is written and no
+    weight is kept. The data must exist.
     """
     keep_large_blocks()
-    stopwatch = _Stopwatch()
+    stopwatch = _Stopwatch(max_seconds)
     short = config.phases[0].model_copy(update={"steps": num_steps + 1, "tokens": None})
     optim = config.optim.model_copy(update={"warmup_steps": None, "warmup_tokens": None})
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
     data = open_data(config, world)
     model = build_model(config, world)
-    optimizer = build_optimizer(model.named_parameters(), config.optim, num_layers=config.model.num_hidden_layers)
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        config.optim,
+        newton_schulz_dtype=DTYPES[config.precision.compute],
+        num_layers=config.model.num_hidden_layers,
+    )
     Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
@@ -162,8 +177,13 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6) -> float:
 class _Stopwatch(Hook):
     name = "stopwatch"
 
-    def __init__(self) -> None:
+    def __init__(self, max_seconds: float | None) -> None:
         self.seconds: list[float] = []
+        self._max_seconds = max_seconds
+        self._started = time.monotonic()
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         self.seconds.append(outcome.step_seconds)
+        late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
+        if late and len(self.seconds) > 1:
+            trainer.raise_flag("stop")

@@ -96,6 +96,36 @@ def test_a_figure_that_no_result_answers_is_named_by_its_place(repository, value
     assert says in wrong
 
 
+@pytest.mark.parametrize(
+    ("text", "figures_found"),
+    [
+        ("It takes 1.5 s and 20 %, that is 1.18x.", ["1.5 s", "20 %", "1.18x"]),
+        ("F1 .938 at 78,898 per CPU second, 57 MB/s", [".938", "78,898 per CPU second", "57 MB/s"]),
+        ("- 12 documents a second\n", ["12 documents a second"]),
+        ("8 x 256 tokens, version 3.11, 1e-5, layers.3.mlp, `sleep 5 s`, [text](file_5s.md), 355B", []),
+        ("```\nwaits 5 s\n```\n<!--fig speed fast .1f-->1.5 s<!--/fig-->", []),
+        ("sent again after 60 s, as set", []),
+    ],
+)
+def test_a_measurement_without_a_result_is_found(repository, monkeypatch, text, figures_found):
+    exempt = repository / "given.toml"
+    exempt.write_text('"docs/speed.md" = ["after 60 s"]')
+    monkeypatch.setattr(figures, "GIVEN", exempt)
+    figures.given.cache_clear()
+    assert [found for _, found in figures.unmarked(write_text(repository, text))] == figures_found
+    figures.given.cache_clear()
+
+
+def test_an_exemption_that_the_text_no_longer_needs_is_found(repository, monkeypatch):
+    write_text(repository, "sent again at once")
+    exempt = repository / "given.toml"
+    exempt.write_text('"docs/speed.md" = ["after 60 s"]')
+    monkeypatch.setattr(figures, "GIVEN", exempt)
+    figures.given.cache_clear()
+    assert figures.without_source() == ["given.toml: docs/speed.md does not say 'after 60 s'"]
+    figures.given.cache_clear()
+
+
 def test_a_result_says_command_revision_machine_and_code(repository):
     (repository / "bench.py").write_text("")
     write_result({"fast": 1.5})

@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.panel import Panel
 
 from glmforge.checkpoint import latest_checkpoint, read_meta
+from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig, dump_config, load_config
 from glmforge.data.chat.shard import tokenize_conversations
 from glmforge.data.corpus.docstrings import docstring_conversations
@@ -30,25 +32,29 @@ from glmforge.data.tokens.shards import ShardInfo, TokenShard
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
+from glmforge.kernels.threads import busy_cores, usable_cores
+from glmforge.observe.metrics import Record
 from glmforge.observe.report import Sample, write_report
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.sinks import read_jsonl
 from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 from glmforge.plan.parameters import count_parameters
-from glmforge.recipes.demo.training import train_and_kill, train_to_the_end
+from glmforge.recipes.demo import pace
+from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
 from glmforge.recipes.pretrain import measure_step_seconds
 from glmforge.serve.chat import ChatModel, Conversation
 from glmforge.serve.export import compare_with_transformers, export_run
 
 MARKER = ".glmforge-demo"
+DEMO_LOCK = ".lock-demo"
+"""Held by the whole demo; `LOCK` is held by the training, a process of its own."""
 HELD_OUT_FRACTION = 0.02
-MIN_STEPS = 40
-CHECKPOINTS_PER_RUN = 12
-CHAT_PHASE_SHARE = 0.2
-KILL_AT_SHARE = 0.4
-SECONDS_AROUND_TRAINING = 75.0
-"""Tokenizer, shards, evaluation, export, report and completions on two cores; what `--minutes` leaves is training."""
-PRECISIONS = ("precision.compute=fp32", "precision.compute=bf16")
+PRECISIONS = ("fp32", "bf16")
+MEASURED_STEPS = 3
+SECONDS_PER_MEASUREMENT = 5.0
+"""At which a measurement ends with the step it is at, and one step more."""
+MAX_STOPS = 2
+"""How often a run that is late is stopped and planned anew: each time a start is paid for."""
 PROMPTS = ("def main():\n", "class Server:\n    def __init__(self", "import os\n\ndef read_file(path")
 QUESTIONS = ("What does os.path.join do?", "What is json.dumps for?")
 
@@ -64,6 +70,14 @@ class DemoOptions:
     corpus: Path | None = None
     minutes: float = 5.0
     overrides: Sequence[str] = ()
+
+
+class Setting(NamedTuple):
+    """Arithmetic and threads, in the order of the speed they gave."""
+
+    step_seconds: float
+    precision: str
+    num_threads: int
 
 
 @dataclass(frozen=True)
@@ -91,15 +105,23 @@ class Demo:
         self.data = options.output_dir / "data"
         self.started = time.monotonic()
         self.num_stages = 0
+        self._precision, self._num_threads = PRECISIONS[0], 1
+        self._deadline = math.inf
+        self._intervals: list[str] = []
 
     def run(self) -> DemoResult:
         """Run all stages. Raises `GlmforgeError` if the directory holds something else or a stage fails."""
-        self._claim_directory()
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo", name=DEMO_LOCK):
+            self._clear_directory()
+            return self._tell()
+
+    def _tell(self) -> DemoResult:
         train_documents, held_out_documents = self.gather_corpus()
         tokenizer_dir = self.train_tokenizer(train_documents)
         self.write_shards(train_documents, held_out_documents, tokenizer_dir)
         config = self.plan_training()
-        killed_at, resumed_from = self.train_kill_and_resume(config)
+        config, killed_at, resumed_from = self.train_kill_and_resume(config)
         bits_per_byte = self.evaluate(config, held_out_documents)
         export = self.export(config)
         difference = self.check_with_transformers(export)
@@ -154,29 +176,47 @@ class Demo:
         self._say(f"Megatron's .bin/.idx format, in [b]{self.data}[/b]; dialogues are docstrings asked for by name")
 
     def plan_training(self) -> RunConfig:
-        """Measure a step on this machine and fill the time that is left with steps."""
+        """Measure steps on this machine and fill the time that is left with steps."""
+        before = time.monotonic() - self.started
         self._heading("Plan the training")
         config = self._load_config()
         counts = f"{format_count(count_parameters(config.model).with_mtp.total)} parameters"
         self._say(f"GLM-4.6 in small: {counts}, {config.model.n_routed_experts} experts per layer, MTP, Muon")
-        seconds, precision = min((measure_step_seconds(self._load_config([p])), p) for p in PRECISIONS)
-        budget = self.options.minutes * 60 - SECONDS_AROUND_TRAINING
-        num_steps = max(MIN_STEPS, int(budget / seconds))
-        config = self._load_config([precision, *_phase_steps(num_steps)])
-        write_text(self.directory / "demo.yaml", dump_config(config))
-        tokens = format_count(config.num_tokens)
-        self._say(f"{config.precision.compute} is the faster arithmetic here, a step takes {seconds:.2f} s")
-        self._say(f"{config.num_steps} steps, {tokens} tokens, in two phases: text, then text and dialogues")
+        setting = self._fastest_setting()
+        self._precision, self._num_threads = setting.precision, setting.num_threads
+        total = self.options.minutes * 60
+        seconds = pace.training_seconds(total, before, time.monotonic() - self.started)
+        self._deadline = time.monotonic() + seconds
+        num_steps = pace.steps_within(seconds, setting.step_seconds)
+        self._intervals = pace.intervals(num_steps)
+        config = self._write_config(pace.first_plan(num_steps))
+        speed = format_count(config.num_tokens / config.num_steps / setting.step_seconds)
+        expected = config.num_steps * setting.step_seconds / pace.SHARE_OF_STEPS
+        self._say(f"[b]{config.precision.compute}, {self._num_threads} thread(s)[/b]: {speed} tokens/s")
+        self._say(
+            f"{config.num_steps} steps, {format_count(config.num_tokens)} tokens, about {format_duration(expected)}, "
+            "in two phases: text, then text and dialogues"
+        )
+        if config.num_steps < pace.USEFUL_STEPS:
+            enough = total - seconds + pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
+            self._say(
+                f"[yellow]too few to learn much: this machine is slow, or busy (load {busy_cores():.1f} on "
+                f"{usable_cores():g} cores); --minutes {math.ceil(enough / 60)} would give {pace.USEFUL_STEPS}[/yellow]"
+            )
         self._say(f"the configuration is [b]{self.directory / 'demo.yaml'}[/b]")
         return config
 
-    def train_kill_and_resume(self, config: RunConfig) -> tuple[int, int]:
-        """Train in a process of its own; kill it part-way; start it again. Returns (killed at, resumed from)."""
+    def train_kill_and_resume(self, config: RunConfig) -> tuple[RunConfig, int, int]:
+        """Train in a process of its own; kill it part-way; start it again, planned anew from the pace it had.
+
+        Returns the configuration that it ended with, and the steps it was killed at and resumed from.
+        """
         self._heading("Pre-train, with an accident on the way")
         run = RunDirectory(config.output_dir)
-        first_checkpoint = config.checkpoint.every_steps or 1
-        kill_at = max(first_checkpoint + 1, int(config.num_steps * KILL_AT_SHARE))
-        killed_at = train_and_kill(config, self.directory / "demo.yaml", kill_at)
+        kill_at = max((config.checkpoint.every_steps or 1) + 1, int(config.num_steps * pace.KILL_AT_SHARE))
+        watched = Watched(config, self.directory / "demo.yaml", self._num_threads)
+        train_and_kill(watched, kill_at, (self._deadline - time.monotonic()) * pace.KILL_AT_SHARE)
+        killed_at = watched.step
         record_event(run.root, "killed", step=killed_at, detail="SIGKILL by the demo")
         checkpoint = latest_checkpoint(run.checkpoints)
         if checkpoint is None:
@@ -184,14 +224,65 @@ class Demo:
         resumed_from = read_meta(checkpoint).step
         self._say(f"[red]killed with SIGKILL after step {killed_at}[/red]; the same command again takes up")
         self._say(f"[b]{checkpoint}[/b] and trains the steps after {resumed_from} again, exactly as before")
-        train_to_the_end(self.directory / "demo.yaml")
-        records = read_jsonl(run.metrics)
+        config = self._plan_anew(watched, resumed_from)
+        for may_stop in (not self._steps_are_given,) * MAX_STOPS + (False,):
+            watched = Watched(config, self.directory / "demo.yaml", self._num_threads)
+            if train_to_the_end(watched, self._deadline, may_stop=may_stop):
+                break
+            self._say(f"[yellow]slower than planned: told to stop after step {watched.step}[/yellow]")
+            config = self._plan_anew(watched, watched.step)
+        self._say_how_it_went(read_jsonl(run.metrics))
+        return config, killed_at, resumed_from
+
+    @property
+    def _steps_are_given(self) -> bool:
+        """Whether the user has said how many: then there is nothing to plan anew."""
+        return any(override.startswith("phases.") and ".steps=" in override for override in self.options.overrides)
+
+    def _fastest_setting(self) -> "Setting":
+        """The fastest arithmetic with all threads, then also with one: on busy cores that may be faster."""
+        all_threads = torch.get_num_threads()
+        found = [self._measure(precision, all_threads) for precision in PRECISIONS]
+        best = min(found)
+        if all_threads > 1:
+            best = min(best, self._measure(best.precision, 1))
+        torch.set_num_threads(all_threads)
+        return best
+
+    def _measure(self, precision: str, num_threads: int) -> "Setting":
+        torch.set_num_threads(num_threads)
+        config = self._load_config([f"precision.compute={precision}"])
+        seconds = measure_step_seconds(config, MEASURED_STEPS, max_seconds=SECONDS_PER_MEASUREMENT)
+        self._say(f"{precision} with {num_threads} thread(s): {seconds:.2f} s a step")
+        return Setting(seconds, precision, num_threads)
+
+    def _plan_anew(self, watched: Watched, done: int) -> RunConfig:
+        """What is left of the time, at the pace the run had, in steps."""
+        config = watched.config
+        if watched.step_seconds is None or self._steps_are_given:
+            return config
+        left = self._deadline - time.monotonic()
+        phases = pace.next_plan(done, left, watched.step_seconds, pace.Phases(*(p.num_steps for p in config.phases)))
+        planned = self._write_config(phases)
+        speed = format_count(config.num_tokens / config.num_steps / watched.step_seconds)
+        self._say(
+            f"at {speed} tokens/s there is time for {planned.num_steps} steps in all (planned: {config.num_steps}), "
+            f"{format_duration((planned.num_steps - done) * watched.step_seconds)} more"
+        )
+        return planned
+
+    def _write_config(self, phases: pace.Phases) -> RunConfig:
+        precision = f"precision.compute={self._precision}"
+        config = self._load_config([precision, *phases.overrides, *self._intervals])
+        write_text(self.directory / "demo.yaml", dump_config(config))
+        return config
+
+    def _say_how_it_went(self, records: list[Record]) -> None:
         self._say(f"loss {records[0]['loss']:.2f} -> [b]{records[-1]['loss']:.2f}[/b] nats per token")
         speed = sorted(record["tokens_per_second"] for record in records)[len(records) // 2]
         violation = records[-1].get("max_violation_mean", math.nan)
         self._say(f"{format_count(speed)} tokens/s; at the end the busiest expert of a layer has {violation:.0%} more")
         self._say("than an even share of the tokens (mean of the layers)")
-        return killed_at, resumed_from
 
     def evaluate(self, config: RunConfig, held_out: Documents) -> float:
         """Held-out bits per byte beside what a general compressor needs for the same files."""
@@ -248,15 +339,23 @@ class Demo:
         self._say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
         return path
 
-    def _claim_directory(self) -> None:
-        """Replace an earlier demo, and nothing else."""
-        marker = self.directory / MARKER
-        if self.directory.exists() and any(self.directory.iterdir()) and not marker.exists():
+    def _refuse_foreign_directory(self) -> None:
+        if self._contents() and not (self.directory / MARKER).exists():
             raise GlmforgeError(f"{self.directory}: exists and is no earlier demo; choose another --out")
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        self.data.mkdir(parents=True)
-        marker.write_text("made by 'glmforge demo', which may replace this directory\n")
+
+    def _clear_directory(self) -> None:
+        """Replace an earlier demo, and nothing else: not one whose training still runs."""
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo"):
+            (self.directory / MARKER).write_text("made by 'glmforge demo', which may replace this directory\n")
+            for path in self._contents():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            self.data.mkdir()
+
+    def _contents(self) -> list[Path]:
+        """What lies in the directory but what says whose it is."""
+        own = {MARKER, DEMO_LOCK, LOCK}
+        return [path for path in self.directory.iterdir() if path.name not in own] if self.directory.exists() else []
 
     def _load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
         data = self.data
@@ -306,16 +405,6 @@ def _size(documents: Documents) -> tuple[int, int]:
     """Number of documents and of UTF-8 bytes."""
     sizes = [len(document.text.encode()) for document in documents]
     return len(sizes), sum(sizes)
-
-
-def _phase_steps(num_steps: int) -> list[str]:
-    """Overrides that share `num_steps` between text and dialogue and space the checkpoints."""
-    dialogue = round(num_steps * CHAT_PHASE_SHARE)
-    return [
-        f"phases.0.steps={num_steps - dialogue}",
-        f"phases.1.steps={dialogue}",
-        f"checkpoint.every_steps={num_steps // CHECKPOINTS_PER_RUN}",
-    ]
 
 
 def _docstring_sources(corpus: Path | None, train: Documents) -> Documents:

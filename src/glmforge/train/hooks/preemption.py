@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
+from glmforge.errors import GlmforgeError
 from glmforge.observe.run import record_event
 from glmforge.train.trainer import Hook, Preempted, StepOutcome, Trainer
 
@@ -64,13 +65,23 @@ class PreemptionHook(Hook):
             self._who = self._who_received(trainer)
 
     def close(self) -> None:
-        """Restore the handlers; after a preemption, record it. (The trainer raises `Preempted` once all is saved.)"""
+        """Restore the handlers; after a preemption, record it. (The trainer raises `Preempted` once all is saved.)
+
+        Where one of several ranks fails with an error that is not the user's, SIGTERM stays held off: a launcher sends
+        it to all as soon as one has died, and this one is to say first which it was (`glmforge.parallel.peers`).
+        """
         for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            if number != signal.SIGTERM or not self._has_to_explain():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before = {}
         self._interrupts.stop()
         if isinstance(sys.exception(), Preempted) and self._agreed_at is not None and self._trainer is not None:
             self._record(self._trainer, since=min([*self._received.values(), self._agreed_at]))
+
+    def _has_to_explain(self) -> bool:
+        error = sys.exception()
+        several = self._trainer is not None and self._trainer.world.size > 1
+        return several and isinstance(error, Exception) and not isinstance(error, GlmforgeError)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         assert self._trainer is not None

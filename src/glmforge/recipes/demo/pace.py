@@ -1,0 +1,101 @@
+"""How many steps fit into the time, and what to do when the machine turns out slower or faster.
+
+The plan is made from measured steps and made again whenever the run has stopped. That is honest only with a learning
+rate that does not depend on the total until the total is sure: the demo's schedule is `wsd`, constant for its first
+part. The demo kills its run before the decay begins, so the new plan neither bends the curve that was followed nor
+leaves the decay unfinished. A machine that turns slow after that gets a shorter plan still: the run is told to stop,
+and goes on with fewer steps; the learning rate then falls faster, and never rises again.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+MIN_STEPS = 12
+"""Enough for a checkpoint, a kill, a resume and both phases; they teach nothing."""
+USEFUL_STEPS = 100
+"""Below it the model has hardly learnt which tokens are frequent."""
+SHARE_OF_STEPS = 0.9
+"""Of the training time; evaluations, checkpoints and two starts take the rest."""
+DIALOGUE_SHARE = 0.2
+KILL_AT_SHARE = 0.4
+CHECKPOINTS_PER_RUN = 12
+EVALUATIONS_PER_RUN = 3
+AFTER_PER_BEFORE = 2.0
+"""Export, comparison, speaking and report take about twice as long as corpus, tokenizer and shards, here as there."""
+MOST_FOR_THE_REST = 0.4
+TOLERATED_DELAY = 1.2
+"""A run that would take this many times its time is planned anew."""
+MIN_TIMED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Steps of the two phases: text, then text and dialogues."""
+
+    text: int
+    dialogue: int
+
+    @property
+    def total(self) -> int:
+        return self.text + self.dialogue
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"phases.0.steps={self.text}", f"phases.1.steps={self.dialogue}"]
+
+
+def training_seconds(total: float, before: float, elapsed: float) -> float:
+    """What is left of `total` seconds without `elapsed` and what follows; the stages `before` tell how long that is."""
+    after = min(before * AFTER_PER_BEFORE, total * MOST_FOR_THE_REST)
+    return max(0.0, total - elapsed - after)
+
+
+def steps_within(seconds: float, step_seconds: float) -> int:
+    """Steps that fit, with what comes between them; at least `MIN_STEPS`."""
+    return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
+
+
+def first_plan(num_steps: int) -> Phases:
+    dialogue = max(1, round(num_steps * DIALOGUE_SHARE))
+    return Phases(num_steps - dialogue, dialogue)
+
+
+def next_plan(done: int, seconds: float, step_seconds: float, before: Phases) -> Phases:
+    """The phases of a run that has taken `done` steps of the plan `before` and has `seconds` left.
+
+    `step_seconds` are of the clock, with all that comes between steps. A phase that is over stays as it was.
+    """
+    total = max(done + 2, done + int(seconds / step_seconds))
+    if done >= before.text:
+        return Phases(before.text, max(1, total - before.text))
+    text = max(done, first_plan(total).text)
+    return Phases(text, max(1, total - text))
+
+
+def intervals(num_steps: int) -> list[str]:
+    """Overrides that space checkpoints and evaluations over a run."""
+    return [
+        f"checkpoint.every_steps={max(1, num_steps // CHECKPOINTS_PER_RUN)}",
+        f"observe.evaluate_every={max(1, -(-num_steps // EVALUATIONS_PER_RUN))}",
+    ]
+
+
+def seconds_per_step(clock: Sequence[float]) -> float | None:
+    """From the times at which steps ended: the pace over the latter half, None while there are too few of them."""
+    if len(clock) <= MIN_TIMED_STEPS:
+        return None
+    recent = clock[len(clock) // 2 :]
+    return (recent[-1] - recent[0]) / (len(recent) - 1)
+
+
+def is_late(step: int, num_steps: int, step_seconds: float, seconds_left: float) -> bool:
+    """Whether the run will take much longer than it may, with enough left of it that a new plan helps."""
+    due = (num_steps - step) * step_seconds
+    return num_steps - step > MIN_TIMED_STEPS and due > max(0.0, seconds_left) * TOLERATED_DELAY + 10 * step_seconds
+
+
+def median_interval(clock: Sequence[float]) -> float:
+    """The usual seconds between two steps, for a run too short for a pace."""
+    return statistics.median(b - a for a, b in pairwise(clock))

@@ -1,0 +1,70 @@
+"""The demo's plan: what fits into the time, and what a new plan makes of a pace that was not expected."""
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.optim.schedule import learning_rate_schedule
+from glmforge.recipes.demo import pace
+
+
+@pytest.mark.parametrize(
+    ("total", "before", "elapsed", "left"),
+    [
+        (300, 20, 30, 230),  # 40 s for what follows
+        (300, 100, 150, 30),  # slow stages: no more than 120 s are set aside
+        (300, 100, 290, 0),
+    ],
+)
+def test_time_is_set_aside_for_what_follows(total, before, elapsed, left):
+    assert pace.training_seconds(total, before, elapsed) == pytest.approx(left)
+
+
+def test_no_fewer_steps_than_the_story_needs():
+    assert pace.steps_within(0.0, 33.0) == pace.MIN_STEPS
+    assert pace.steps_within(200.0, 0.5) == 360
+
+
+@pytest.mark.parametrize("step_seconds", [0.1, 0.5, 2.0, 40.0])
+@pytest.mark.parametrize("done", [2, 60, 90, 130])
+def test_a_new_plan_fills_the_time_and_keeps_what_is_over(done, step_seconds):
+    before = pace.Phases(120, 30)
+    plan = pace.next_plan(done, 50.0, step_seconds, before)
+    assert plan.total > done
+    assert plan.dialogue >= 1
+    if done >= before.text:
+        assert plan.text == before.text
+    else:
+        assert plan.text >= done
+    fits = done + 50.0 / step_seconds
+    assert plan.total <= max(fits, done + 2)
+    assert plan.total > fits - 1
+
+
+@pytest.mark.parametrize("step_seconds", [0.2, 0.5, 1.5])
+def test_the_learning_rate_followed_until_the_kill_is_that_of_the_new_plan(step_seconds):
+    """A machine up to three times as slow as measured, or faster: the curve is not bent, and ends at `min_lr`."""
+    planned = 400
+    first = pace.first_plan(planned)
+    kill_at = int(planned * pace.KILL_AT_SHARE * min(1.0, 0.5 / step_seconds))
+    seconds_left = planned * 0.5 * (1 - pace.KILL_AT_SHARE)
+    second = pace.next_plan(kill_at, seconds_left, step_seconds, first)
+    old, new = (load_config("demo", plan.overrides) for plan in (first, second))
+    rates = [learning_rate_schedule(config) for config in (old, new)]
+    for step in range(1, kill_at + 1):
+        assert rates[0](old.tokens_after(step)) == rates[1](new.tokens_after(step)), step
+    assert rates[1](new.num_tokens) == new.optim.min_lr
+
+
+def test_the_pace_is_that_of_the_latter_half():
+    assert pace.seconds_per_step([0.0, 1.0, 2.0]) is None
+    clock = [float(i) for i in range(10)] + [9.0 + 3 * i for i in range(1, 12)]
+    assert pace.seconds_per_step(clock) == pytest.approx(3.0)
+    assert pace.median_interval([0.0, 1.0, 2.0, 12.0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("step", "step_seconds", "left", "late"),
+    [(100, 0.5, 100.0, False), (100, 0.5, 90.0, False), (100, 1.0, 100.0, True), (295, 9.0, 1.0, False)],
+)
+def test_late_is_much_later_than_planned(step, step_seconds, left, late):
+    assert pace.is_late(step, 300, step_seconds, left) == late
