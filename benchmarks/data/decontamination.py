@@ -3,17 +3,17 @@
     python benchmarks/data/decontamination.py --more DIR       # 5 minutes, writes results/data_decontamination.json
     python benchmarks/data/decontamination.py --data DIR --repeats 3
 
-All evaluation sets of `--data`/eval at once: GSM8K (train and test), MATH (test, and its 500), HumanEval, AIME 2024 and
-2025, MMLU; and of `--more`, if given, as published: mbpp.jsonl (google-research), bbh/ (BIG-Bench-Hard), cmmlu/ (CMMLU's
-test set, four choices in Chinese as in C-Eval).
+All evaluation sets of `--data`/eval at once: GSM8K (train and test), MATH (test, and its 500), HumanEval, AIME 2024
+and 2025, MMLU; and of `--more`, if given, as published: mbpp.jsonl (google-research), bbh/ (BIG-Bench-Hard), cmmlu/
+(CMMLU's test set, four choices in Chinese as in C-Eval).
 
 * Speed: CPU seconds (user + system) of searching 63 MB of real documents that are in memory, after a search that
   compiles and warms up; beside it a plain Python search for 13-grams in a set, on the first megabytes of the same.
 * Recall: items drawn by seed from each set, planted in several ways; an item counts as found if it is named itself.
   "One word in 15": every 15th word (character, in Chinese), from a random one on, is replaced.
 * False positives: what is found in real text that came into being without these sets. A finding there need not be
-  wrong (history questions quote speeches that other texts quote, too), so each is listed. Programs: the standard library
-  of the running Python. And the sets against each other, where MMLU has problems of MATH.
+  wrong (history questions quote speeches that other texts quote, too), so each is listed. Programs: the standard
+  library of the running Python. And the sets against each other, where MMLU has problems of MATH.
 
 Expected before measuring: 50 MB per CPU second or more (an estimate from 5 ns a byte of hashing and one cache miss a
 word); verbatim copies of items with at least 13 words found without exception, whatever their case, line breaks and

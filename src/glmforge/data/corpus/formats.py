@@ -22,6 +22,7 @@ SKIP_HINT = ", or leave such records out with --on-error skip"
 """End of the errors of records that may be left out."""
 
 _MEND = f"mend it{SKIP_HINT}"
+_CONVERT = "one record a line is read here: 'glmforge data extract' reads arrays, too, or convert it (jq -c '.[]')"
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Record]:
@@ -96,9 +97,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
     try:
         record = json.loads(decoded)
     except (json.JSONDecodeError, RecursionError) as error:
-        return DataError(f"{where}: not JSON ({error}): {_MEND}")
+        mend = _CONVERT if line.strip() in (b"[", b"{") or line.lstrip().startswith((b"[{", b"[ ")) else _MEND
+        return DataError(f"{where}: not JSON ({error}): {mend}")
     if not isinstance(record, dict):
-        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {_MEND}")
+        mend = _CONVERT if isinstance(record, list) else _MEND
+        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {mend}")
     if text_field not in record:
         return DataError(_missing_field(where, "field", text_field, record))
     return _checked_text(record[text_field], where, text_field)

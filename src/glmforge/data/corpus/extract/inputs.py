@@ -29,6 +29,9 @@ FORMAT_OF_SUFFIX: dict[str, Format] = {
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip")
 """Archives that can be a repository."""
 
+ALL_FIELDS = "*"
+"""As the only name of a metadata field: every one there is."""
+
 PERMISSIVE_LICENCES = (
     "0BSD", "Apache-2.0", "Artistic-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT", "MIT-0",
     "NCSA", "PostgreSQL", "Python-2.0", "Unlicense", "Zlib",
@@ -44,7 +47,9 @@ class Input(Strict):
     format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
     id_field: str | None = Field(default=None, description="jsonl, parquet: a field to take the id from, as it stands")
-    metadata: list[str] = Field(default=[], description="jsonl, parquet: fields that are kept as metadata")
+    metadata: list[str] = Field(
+        default=[], description="jsonl, parquet: fields that are kept as metadata; ['*']: all but text and id"
+    )
     language: str | None = Field(default=None, description="what the documents are written in, if known")
     unit: Literal["file", "repository"] = Field(
         default="file", description="repositories: a document per file, or one of all files in order of dependency"

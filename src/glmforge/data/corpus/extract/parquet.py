@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from glmforge.data.corpus.batch import BATCH_DOCUMENTS, CORE_FIELDS, DocumentBatch
-from glmforge.data.corpus.extract.inputs import SourceFile
+from glmforge.data.corpus.extract.inputs import ALL_FIELDS, Input, SourceFile
 from glmforge.data.corpus.extract.records import Context, UnsuitableFileError, blank_rows, dump_metadata
 from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
@@ -23,13 +23,9 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
         DataError: the file is damaged so that nothing can be read, or lacks a field.
     """
     source = file.input
-    columns = list(
-        dict.fromkeys([source.text_field, *([source.id_field] if source.id_field else []), *source.metadata])
-    )
-    if file.scores is not None:
-        columns = [*(field.name for field in CORE_FIELDS), *file.scores]
     try:
         with arrow_input(file.path) as opened, parquet.ParquetFile(opened) as table:
+            columns = _columns(table.schema_arrow, file)
             _check(table.schema_arrow, source.text_field, columns, file)
             row = 1
             for group in range(table.num_row_groups):
@@ -45,6 +41,21 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
                 row = first + num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file.path}: not readable as Parquet ({error}): is the file whole?") from error
+
+
+def _columns(schema: pa.Schema, file: SourceFile) -> list[str]:
+    """The columns to read."""
+    source = file.input
+    if file.scores is not None:
+        return [*(field.name for field in CORE_FIELDS), *file.scores]
+    names = [source.text_field, *([source.id_field] if source.id_field else []), *_metadata_columns(schema, source)]
+    return list(dict.fromkeys(names))
+
+
+def _metadata_columns(schema: pa.Schema, source: Input) -> list[str]:
+    if source.metadata != [ALL_FIELDS]:
+        return source.metadata
+    return [name for name in schema.names if name not in (source.text_field, source.id_field)]
 
 
 def _check(schema: pa.Schema, text_field: str, columns: list[str], file: SourceFile) -> None:
@@ -99,7 +110,8 @@ def _documents(part: pa.RecordBatch, first_row: int, file: SourceFile, context: 
         ids = pc.coalesce(kept.column(source.id_field).cast(pa.string()), pa.scalar(""))
     metadata = None
     if source.metadata:
-        metadata = [dump_metadata(values) for values in kept.select(source.metadata).to_pylist()]
+        names = _metadata_columns(part.schema, source)
+        metadata = [dump_metadata(values) for values in kept.select(names).to_pylist()]
     languages = pa.repeat(pa.scalar(source.language, pa.string()), len(rows))
     yield DocumentBatch.from_columns(ids, texts, source.source, languages=languages, metadata=metadata)
 

@@ -49,11 +49,15 @@ class Context:
         reject: puts aside what is no document.
         count: adds one to a count of the task's statistics.
         max_document_bytes: a longer document is put aside.
+        page_seconds: a web page that takes more CPU time is put aside.
+        recall_first: keep all running text of web pages.
     """
 
     reject: Reject
     count: Callable[[str], None]
     max_document_bytes: int
+    page_seconds: float = 10.0
+    recall_first: bool = False
 
 
 def gather(records: Iterable[Record], file: SourceFile, context: Context) -> Iterator[DocumentBatch]:

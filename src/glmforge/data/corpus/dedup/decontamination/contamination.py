@@ -85,7 +85,8 @@ class Matching(Strict):
 
 
 MIN_PROGRAM_WORDS = 16
-"""Shorter programs are idiom, which anybody may have written."""
+"""Shorter programs, and shorter runs of them, are idiom, which anybody may have written (two nested loops over ranges
+have 14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Contamination:
     Attributes:
         passages: (item, field) per passage of the index.
         items: all items that are searched for.
+        run_words: `[p]` words in a row that are proof.
         least_words: `[p]` words that each passage must have.
     """
 
@@ -139,6 +141,7 @@ class Contamination:
     passages: Sequence[tuple[int, str]]
     index: PassageIndex
     edited: EditedPassages
+    run_words: NDArray[np.int64]
     least_words: NDArray[np.int64]
     summaries: Sequence[SetSummary]
 
@@ -165,22 +168,23 @@ class Contamination:
         ]
         text, offsets = _as_bytes(passage.text for passage in passages)
         owners = np.array([passage.item for passage in passages], np.int64)
-        least = np.array([_least_words(passage.field, matching) for passage in passages], np.int64)
+        programs = np.array([passage.field in PROGRAM_FIELDS for passage in passages], np.bool_)
+        least = np.where(programs, max(matching.min_words, MIN_PROGRAM_WORDS), matching.min_words)
+        run = np.where(programs, max(matching.run_words, MIN_PROGRAM_WORDS), matching.run_words)
         ignored = _as_bytes(_read_text(path) for path in matching.ignore) if matching.ignore else None
         build = functools.partial(
             build_index, text, offsets, owners, matching.seed_words, matching.common_items, ignored
         )
         wanted = np.array([not passage.joined for passage in passages], np.bool_)
         index = build(only=wanted)
-        enough = index.searchable(matching.run_words, least) & (index.num_words >= matching.run_words)
+        enough = index.searchable(run, least) & (index.num_words >= run)
         joined = ~wanted & ~np.isin(owners, owners[enough])
         if joined.any():
             wanted |= joined
             index = build(only=wanted)
-        not_programs = np.array([passage.field not in PROGRAM_FIELDS for passage in passages], np.bool_)
-        editable = wanted & not_programs & (index.num_words >= least)
+        editable = wanted & ~programs & (index.num_words >= least)
         edited = build_edited(text, offsets, owners, editable, matching.edited, matching.common_items, ignored)
-        searchable = index.searchable(matching.run_words, least) | (edited.edits >= 0)
+        searchable = index.searchable(run, least) | (edited.edits >= 0)
         summaries = _summaries(items, owners.tolist(), searchable)
         if not any(summary.num_searchable for summary in summaries):
             names = ", ".join(summary.name for summary in summaries)
@@ -189,7 +193,7 @@ class Contamination:
                 "fields under 'fields', or lower min_words"
             )
         named = [(passage.item, passage.field) for passage in passages]
-        return Contamination(matching, items, named, index, edited, least, summaries)
+        return Contamination(matching, items, named, index, edited, run, least, summaries)
 
     def find(self, texts: Sequence[str]) -> list[Finding]:
         """Every place where a text holds an item, by text, set, place."""
@@ -199,7 +203,7 @@ class Contamination:
         """As `find`, for the texts of a batch."""
         text, offsets = batch.text_bytes, batch.text_offsets
         hits, short_hits = scan(text, offsets, fold_table(), self.index.table, self.edited.index.table)
-        found = self.index.judge(hits, self.matching.run_words, self.matching.share, self.least_words)
+        found = self.index.judge(hits, self.run_words, self.matching.share, self.least_words)
         known = set(zip(found[:, 0].tolist(), found[:, 1].tolist(), strict=True))
         places = [(row, "") for row in found.tolist()]
         for row in self.edited.judge(short_hits, text, offsets).tolist():
@@ -234,10 +238,6 @@ class _Passage:
     field: str
     text: str
     joined: bool
-
-
-def _least_words(field: str, matching: Matching) -> int:
-    return max(matching.min_words, MIN_PROGRAM_WORDS) if field in PROGRAM_FIELDS else matching.min_words
 
 
 @functools.lru_cache(maxsize=1)

@@ -36,19 +36,20 @@ class EditedPassages:
         index: of the 4-grams of the passages that are short; the others are there, without any.
         hashes, word_offsets: words of all passages.
         edits: `[p]` words that may differ; 0: it must stand there whole; -1: it is not looked for.
+        fewest: `[p]` 4-grams that a copy with so many edits has at least.
     """
 
     index: PassageIndex
     hashes: NDArray[np.uint64]
     word_offsets: NDArray[np.int64]
     edits: NDArray[np.int64]
+    fewest: NDArray[np.int64]
 
     def judge(self, hits: NDArray[np.int64], text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
         """What the hits of `scan` add up to: `[f, 7]` as of `PassageIndex.judge`; covered words are those left as they
         were."""
         hits = self.index.in_order(hits)
-        fewest = np.maximum(1, self._num_indexed() - SEED_WORDS * self.edits)
-        places = _candidates(hits, self.edits, fewest, np.diff(self.word_offsets)) if len(hits) else hits
+        places = _candidates(hits, self.edits, self.fewest, self.index.num_words) if len(hits) else hits
         rows = np.unique(places[:, 0]) if len(places) else np.zeros(0, np.int64)
         found = [np.zeros((0, len(FOUND_COLUMNS)), np.int64)]
         for row in rows:
@@ -57,10 +58,6 @@ class EditedPassages:
             here = places[places[:, 0] == row]
             found.append(_align(here, words, starts, stop, self.hashes, self.word_offsets, self.edits))
         return np.concatenate(found)
-
-    def _num_indexed(self) -> NDArray[np.int64]:
-        """`[p]`: 4-grams of each passage that are indexed."""
-        return np.bincount(self.index.postings[:, 0], minlength=len(self.edits)).astype(np.int64)
 
 
 def build_edited(
@@ -82,7 +79,8 @@ def build_edited(
     short = wanted & (num_words <= MAX_WORDS)
     index = build_index(text, offsets, items, SEED_WORDS, max_items, ignored, only=short)
     edits = np.where(short & (index.num_searchable > 0), np.floor(share * index.num_searchable).astype(np.int64), -1)
-    return EditedPassages(index, hashes, word_offsets, edits)
+    num_indexed = np.bincount(index.postings[:, 0], minlength=len(edits)).astype(np.int64)
+    return EditedPassages(index, hashes, word_offsets, edits, np.maximum(1, num_indexed - SEED_WORDS * edits))
 
 
 @compiled
@@ -125,7 +123,9 @@ def _align(places, words, starts, text_end, passage_words, word_offsets, edits):
     """The places of one document at which a passage stands with few enough edits, one of overlapping ones each."""
     out = np.empty((len(places), 7), np.int64)
     count = 0
-    longest = np.diff(word_offsets).max()
+    longest = np.int64(0)
+    for place in range(len(places)):
+        longest = max(longest, word_offsets[places[place, 1] + 1] - word_offsets[places[place, 1]])
     costs, begins = np.empty(longest + 1, np.int64), np.empty(longest + 1, np.int64)
     for place in range(len(places)):
         passage, first = places[place, 1], places[place, 2]

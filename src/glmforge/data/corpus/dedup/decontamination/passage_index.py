@@ -78,14 +78,18 @@ class PassageIndex:
         return found
 
     def judge(
-        self, hits: NDArray[np.int64], run_words: int, share: float, min_words: int | NDArray[np.int64] = 1
+        self,
+        hits: NDArray[np.int64],
+        run_words: int | NDArray[np.int64],
+        share: float,
+        min_words: int | NDArray[np.int64] = 1,
     ) -> NDArray[np.int64]:
         """What the hits of `scan` add up to: `[f, 7]`, columns `FOUND_COLUMNS`, by document, passage, place.
 
         `start` and `stop` are bytes from `text[0]`. `is_run` tells the exact rule, a run of `run_words` or of the
         whole passage where it is shorter, from the fuzzy one: `share` of its words, and no fewer than `run_words`, in
-        a stretch of text at most twice as long. Passages of fewer than `min_words` (one number, or `[p]`) are not
-        found.
+        a stretch of text at most twice as long. Passages of fewer than `min_words` are not found. Both may be numbers
+        per passage.
         """
         if not len(hits):
             return np.zeros((0, len(FOUND_COLUMNS)), np.int64)
@@ -95,7 +99,9 @@ class PassageIndex:
         found: NDArray[np.int64] = judge(self.in_order(hits), self.n, self.num_words, required, least_covered)
         return found
 
-    def searchable(self, run_words: int, min_words: int | NDArray[np.int64] = 1) -> NDArray[np.bool_]:
+    def searchable(
+        self, run_words: int | NDArray[np.int64], min_words: int | NDArray[np.int64] = 1
+    ) -> NDArray[np.bool_]:
         """`[p]`: whether a passage can be found at all: it has `min_words`, and enough of them are indexed."""
         wanted = np.minimum(run_words, np.ceil(MIN_SPAN_SHARE * self.num_words))
         found: NDArray[np.bool_] = (self.span >= wanted) & (self.span > 0) & (self.num_words >= min_words)
