@@ -152,7 +152,7 @@ def _align(places, words, starts, text_end, passage_words, word_offsets, edits):
                 diagonal, diagonal_begin = costs[k], begins[k]
                 costs[k], begins[k] = cost, begin
             if costs[size] < best:
-                best, best_begin, best_end = costs[size], begins[size], t + 1
+                best, best_begin, best_end = costs[size], begins[size], t + 1  # type: ignore[assignment]
         if best <= edits[passage]:
             out[count, 0], out[count, 1] = places[place, 0], passage
             out[count, 2] = starts[best_begin]
