@@ -11,6 +11,9 @@ A passage of which e words were edited keeps all but 4 e of its 4-grams (Jokinen
 are not aligned, which keeps the cost of a clean text at that of looking its 4-grams up.
 """
 
+# mypy: disable-error-code="assignment"
+# To a type checker, a number of an array and one that counts are of different types.
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,7 +155,7 @@ def _align(places, words, starts, text_end, passage_words, word_offsets, edits):
                 diagonal, diagonal_begin = costs[k], begins[k]
                 costs[k], begins[k] = cost, begin
             if costs[size] < best:
-                best, best_begin, best_end = costs[size], begins[size], t + 1  # type: ignore[assignment]
+                best, best_begin, best_end = costs[size], begins[size], t + 1
         if best <= edits[passage]:
             out[count, 0], out[count, 1] = places[place, 0], passage
             out[count, 2] = starts[best_begin]
