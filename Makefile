@@ -2,7 +2,7 @@
 
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-distributed test-chaos lint format bench
+.PHONY: help setup demo test test-distributed test-chaos test-fuzz lint format bench figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -22,6 +22,9 @@ test-distributed: setup ## every layout against one process, on up to 8 processe
 test-chaos: setup ## runs that are killed, starved and signalled again and again, and finish
 	$(BIN)/python -m pytest -m chaos -s --durations 15
 
+test-fuzz: setup ## 100,000 damaged files from outside: each accepted or refused in one line; writes benchmarks/results/fuzz.json
+	$(BIN)/python benchmarks/fuzz.py
+
 lint: setup ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,3 +37,6 @@ format: setup ## let ruff put the code into shape
 
 bench: setup ## training step against transformers: writes benchmarks/results/train_step.json
 	$(BIN)/python benchmarks/train_step.py
+
+figures: setup ## list results older than the code they measured, measure them again, write README and docs (FIGURES="NAME ..." for some)
+	$(BIN)/python benchmarks/figures.py measure $(FIGURES)

@@ -21,10 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from train_step import CONFIG, describe_machine
+from record import write_result
+from train_step import CODE, CONFIG, describe_run
 
 ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results" / "one_rank_step.json"
 MODULES = (
     "argparse",
     "ast",
@@ -55,16 +55,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn, after one to warm up")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    result: dict[str, Any] = describe_machine(args.threads) | {"against": revision_name(args.revision)}
+    result: dict[str, Any] = describe_run(args.threads) | {"against": revision_name(args.revision)}
     with tempfile.TemporaryDirectory() as folder:
         earlier = extract(args.revision, Path(folder) / "earlier")
         for dtype in ("fp32", "bf16"):
             config = write_run(Path(folder), dtype)
             result[dtype] = compare({"now": ROOT / "src", "earlier": earlier / "src"}, config, args)
             print(dtype, json.dumps(result[dtype], indent=2), flush=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_result("one_rank_step", result, code=CODE, out=args.out)
 
 
 def compare(sources: dict[str, Path], config: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -36,15 +36,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from record import write_result
 from torch import Tensor
 
 from glmforge.checkpoint import CheckpointMeta, save_checkpoint
 from glmforge.checkpoint.saver import CheckpointSaver
 from glmforge.checkpoint.staging import Staging
 from glmforge.config.checkpoint import CheckpointConfig
-from glmforge.observe.environment import describe_machine, library_versions
 
-RESULTS = Path(__file__).parent / "results" / "checkpoint.json"
 LOAD = "matrix products by the training thread from the call of save until at least 3 x the copy's own time, >= 0.5 s"
 SIZES = (64, 4, 4, 16, 1, 1, 32)  # MiB of the tensors of a layer
 
@@ -246,13 +245,8 @@ def main() -> None:
     arguments = parser.parse_args()
     num_bytes = int(arguments.gigabytes * 1e9)
     results = [measure(world, num_bytes, arguments.folder, arguments.repeats) for world in (1, 2)]
-    content = {
-        "machine": describe_machine(),
-        "load_beside_background_saves": LOAD,
-        "versions": library_versions(),
-        "results": results,
-    }
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"load_beside_background_saves": LOAD, "results": results}
+    write_result("checkpoint", content, code=["src/glmforge/checkpoint"])
     for result in results:
         print(json.dumps({key: value for key, value in result.items() if key != "all_seconds"}, indent=1))
 

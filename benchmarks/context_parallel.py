@@ -19,7 +19,6 @@ that its own collectives moved are others than that form gives.
 import argparse
 import itertools
 import json
-import platform
 import random
 import statistics
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from record import write_result
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -39,7 +39,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, zigzag_index
 from glmforge.parallel.world import World
 
-RESULTS = Path(__file__).parent / "results" / "context_parallel.json"
+CODE = ("src/glmforge/parallel/context.py", "src/glmforge/kernels")
 CP, SEQ_LEN, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 2, 4096, 24, 2, 64
 GLM_HEADS, GLM_KV_HEADS, GLM_HEAD_DIM, GLM_TOKENS, BF16_BYTES = 96, 8, 128, 131072, 2
 SINGLE = "one process"
@@ -96,27 +96,15 @@ def main() -> None:
         "glm_4_5_mib_per_layer": {f"cp {cp}": glm_mib(cp) for cp in (2, 4, 8, 16)},
         "rounds": arguments.rounds,
         "dtype": "float32",
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpu": cpu_name(),
         "processes x threads": f"{CP} x 1",
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(RESULTS.read_text())
+    print(write_result("context_parallel", result, code=CODE).read_text())
 
 
 def glm_mib(cp: int) -> dict[str, float | None]:
     shape = (cp, GLM_HEADS, GLM_KV_HEADS, GLM_HEAD_DIM, GLM_TOKENS)
     elements = {method: elements_received(method, *shape) for method in METHODS}
     return {m: None if n is None else round(n * BF16_BYTES / 2**20, 1) for m, n in elements.items()}
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
 
 
 def rank_main(rank: int, folder: Path, rounds: int) -> None:

@@ -20,12 +20,10 @@ It lists and shuffles all samples before the first, so that its start-up is meas
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
 import os
-import platform
 import resource
 import sys
 import tempfile
@@ -35,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from record import write_result
 from torch.utils.data import DataLoader
 
 from glmforge.config.load import load_model_config
@@ -49,7 +47,6 @@ from glmforge.data.stream.plan import planned_batches
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import HEADER, MAGIC, VERSION, ShardInfo, TokenShard, shard_paths
 
-RESULTS = Path(__file__).parent / "results" / "loader.json"
 TARGET = 20 * 3_000
 SEQ_LEN = 4096
 VOCAB_SIZE = 50_000
@@ -272,19 +269,10 @@ def main() -> None:
         "start_up": start_up,
         "throughput": rows,
         "target_tokens_per_second": TARGET,
-        "megatron_core": importlib.metadata.version("megatron-core") if HAS_MEGATRON else None,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cores": os.cpu_count(),
     }
-    text = json.dumps(result, indent=2) + "\n"
     if not quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(text)
-    print(text)
+        write_result("loader", result, code=["src/glmforge/data/stream"], libraries=["megatron-core"])
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ processor time over all threads, which other work disturbs less than the time on
 """
 
 import argparse
-import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from record import write_result
 from torch.nn import Parameter
 from train_step import CONFIG as MODEL
 
@@ -27,7 +25,6 @@ from glmforge.config.treatment import treatment
 from glmforge.model import GlmMoe
 from glmforge.optim.optimizer import build_optimizer
 
-RESULTS = Path(__file__).parent / "results" / "optimizer.json"
 CONFIG = OptimConfig()
 NUM_WARMUP = 2
 
@@ -108,15 +105,9 @@ def main() -> None:
     result = {
         "num_parameters": sum(parameter.numel() for parameter in named_parameters().values()),
         "step": measure(steps, arguments.rounds),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": arguments.threads,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(RESULTS.read_text())
+    print(write_result("optimizer", result, code=["src/glmforge/optim"]).read_text())
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-import torch
+from record import RESULTS, write_result
 
 import glmforge
 from glmforge.data.corpus.document import split_held_out
@@ -48,7 +47,8 @@ from glmforge.observe.run import RunDirectory
 from glmforge.observe.sinks import read_jsonl
 from glmforge.train.trainer import Hook, StepOutcome, Trainer
 
-RESULTS = Path(__file__).parent / "results" / "optimizer_quality.json"
+OUT = RESULTS / "optimizer_quality.json"
+CODE = ("src/glmforge/optim", "src/glmforge/model", "src/glmforge/train/step.py", "configs/demo.yaml")
 VOCAB_SIZE = 2048
 SEQ_LEN, NUM_ROWS = 256, 8
 MODEL = {
@@ -313,9 +313,6 @@ def study(steps: int, seeds: Sequence[int], directory: Path, at_once: int) -> di
         "tokens_per_step": NUM_ROWS * SEQ_LEN,
         "bias_rates": BIAS_RATES,
         "minutes": (time.monotonic() - started) / 60,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
         "curves": {
             "held_out": {"adamw": [run["held_out"] for run in adamw], "muon": [run["held_out"] for run in muon]},
             "violation_worst_layer": {  # per seed and step, of the worst layer
@@ -341,7 +338,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument("--directory", type=Path, help="where runs lie and, after a kill, are taken up; else temporary")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--draw", action="store_true", help="draw --out as it is")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -353,12 +350,11 @@ def main() -> None:
             directory = arguments.directory or Path(temporary)
             directory.mkdir(parents=True, exist_ok=True)
             result = rounded(study(arguments.steps, SEEDS[: arguments.seeds], directory, arguments.at_once))
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result) + "\n")
+        write_result("optimizer_quality", result, code=CODE, out=arguments.out)
         print(json.dumps({key: value for key, value in result.items() if key != "curves"}, indent=2))
     from optimizer_quality_plots import draw  # matplotlib is not needed to train
 
-    draw(json.loads(arguments.out.read_text()), beside=arguments.out != RESULTS and arguments.out.parent)
+    draw(json.loads(arguments.out.read_text()), beside=arguments.out != OUT and arguments.out.parent)
 
 
 if __name__ == "__main__":

@@ -21,18 +21,17 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import write_result
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
@@ -42,7 +41,7 @@ from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.model.transformer import GlmMoe
 
-RESULTS = Path(__file__).parent / "results" / "train_step.json"
+CODE = ("src/glmforge/model", "src/glmforge/kernels", "src/glmforge/config/model.py")
 BATCH_SIZE, SEQ_LEN, NUM_BATCHES = 8, 256, 16
 PEAK_SIZE = 4096
 CONFIG = ModelConfig(
@@ -83,12 +82,11 @@ def main() -> None:
     if args.worker:
         work(args.worker, args.dtypes[0], args.weights, args.threads)
         return
-    result: dict[str, Any] = describe_machine(args.threads)
+    result: dict[str, Any] = describe_run(args.threads)
     for dtype in args.dtypes:
         result[dtype] = compare(dtype, args)
         print(json.dumps(result[dtype], indent=2), flush=True)
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_result("train_step", result, code=CODE, libraries=("transformers",), out=args.out)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -99,7 +97,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4, help="steps in one turn")
     parser.add_argument("--warmup", type=int, default=8, help="untimed first steps; compilation falls into them")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -216,18 +214,8 @@ def model_flops() -> float:
     return 6.0 * BATCH_SIZE * SEQ_LEN * (matmul_parameters + scores)
 
 
-def describe_machine(threads: int) -> dict[str, Any]:
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "machine": {"cpu": cpu, "threads": threads, "system": f"{platform.system()} {platform.machine()}"},
-        "versions": {name: version(name) for name in ("torch", "transformers", "glmforge")}
-        | {"python": platform.python_version()},
-        "model": CONFIG.model_dump(mode="json"),
-        "batch": [BATCH_SIZE, SEQ_LEN],
-    }
+def describe_run(threads: int) -> dict[str, Any]:
+    return {"threads": threads, "model": CONFIG.model_dump(mode="json"), "batch": [BATCH_SIZE, SEQ_LEN]}
 
 
 def work(name: str, dtype: str, weights: Path, threads: int) -> None:

@@ -1,16 +1,19 @@
 """Decontamination: how fast, how much planted contamination is found, and how much is found in text that is clean.
 
-    python benchmarks/data/decontamination.py                  # 2 minutes, writes results/data_decontamination.json
+    python benchmarks/data/decontamination.py --more DIR       # 5 minutes, writes results/data_decontamination.json
     python benchmarks/data/decontamination.py --data DIR --repeats 3
 
-All evaluation sets of `--data`/eval at once: GSM8K (train and test), MATH (test, and its 500), HumanEval, AIME 2024 and
-2025, MMLU.
+All evaluation sets of `--data`/eval at once: GSM8K (train and test), MATH (test, and its 500), HumanEval, AIME 2024
+and 2025, MMLU; and of `--more`, if given, as published: mbpp.jsonl (google-research), bbh/ (BIG-Bench-Hard), cmmlu/
+(CMMLU's test set, four choices in Chinese as in C-Eval).
 
 * Speed: CPU seconds (user + system) of searching 63 MB of real documents that are in memory, after a search that
   compiles and warms up; beside it a plain Python search for 13-grams in a set, on the first megabytes of the same.
-* Recall: items drawn by seed from each set, planted in ten ways; an item counts as found if it is named itself.
+* Recall: items drawn by seed from each set, planted in several ways; an item counts as found if it is named itself.
+  "One word in 15": every 15th word (character, in Chinese), from a random one on, is replaced.
 * False positives: what is found in real text that came into being without these sets. A finding there need not be
-  wrong (history questions quote speeches that other texts quote, too), so each is listed.
+  wrong (history questions quote speeches that other texts quote, too), so each is listed. Programs: the standard
+  library of the running Python. And the sets against each other, where MMLU has problems of MATH.
 
 Expected before measuring: 50 MB per CPU second or more (an estimate from 5 ns a byte of hashing and one cache miss a
 word); verbatim copies of items with at least 13 words found without exception, whatever their case, line breaks and
@@ -19,14 +22,13 @@ intact n-grams); clean text: a few quotations per 100 MB.
 """
 
 import argparse
-import importlib.metadata
 import io
 import json
-import platform
 import random
 import re
 import statistics
-import subprocess
+import sys
+import sysconfig
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -35,12 +37,15 @@ from typing import Any
 
 import zstandard
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from record import write_result
+
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.dedup.decontamination.contamination import Contamination
-from glmforge.data.corpus.dedup.decontamination.evaluation_sets import EvaluationSet, Item
+from glmforge.data.corpus.dedup.decontamination.evaluation_sets import PROGRAM_FIELDS, EvaluationSet, Item
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_decontamination.json"
 SETS = {
     "gsm8k-train": "gsm8k-train.jsonl",
     "gsm8k-test": "gsm8k-test.jsonl",
@@ -51,6 +56,7 @@ SETS = {
     "aime25": "aime25.jsonl",
     "mmlu": "mmlu.zip",
 }
+MORE = {"mbpp": "mbpp.jsonl", "bbh": "bbh", "cmmlu": "cmmlu/test"}
 BATCH_DOCUMENTS = 2000
 PYTHON_BYTES = 4_000_000
 EXCERPT_WORDS = 8
@@ -61,31 +67,28 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--items", type=int, default=300, help="planted items of each set")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--more", type=Path, help="folder with further sets")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     sets = [EvaluationSet(name=name, path=need(args.data / "eval" / file)) for name, file in SETS.items()]
+    if args.more:
+        sets += [EvaluationSet(name=name, path=need(args.more / file)) for name, file in MORE.items()]
     documents = list(debian_documents(need(args.data / "text" / "debian-docs-multilingual.jsonl.zst")))
     contamination, index = measure_loading(sets)
-    result = header() | {"index": index}
+    result: dict[str, Any] = {"index": index}
     result["speed"] = measure_speed(contamination, documents, args.repeats)
     result["recall"] = measure_recall(contamination, clean_c4(args.data), args.items)
     result["clean_text"] = measure_false_positives(contamination, documents, args.data)
+    result["sets_against_each_other"] = search_other_sets(contamination)
     result["neighbouring_problems"] = search_neighbours(args.data)
-    args.out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(result, indent=2, ensure_ascii=False))
-
-
-def header() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    return {
-        "machine": {"cpu": cpu, "system": platform.system(), "load": Path("/proc/loadavg").read_text().split()[0]},
-        "versions": {name: importlib.metadata.version(name) for name in ("numpy", "numba", "pyarrow")}
-        | {"python": platform.python_version()},
-        "commit": commit.strip(),
-        "warnings": ["other work ran on this machine at the same time; CPU seconds of one core, not wall time"],
-    }
+    write_result(
+        "data_decontamination",
+        result,
+        code=["src/glmforge/data/corpus/dedup/decontamination", "src/glmforge/data/corpus/words/unspaced.py"],
+        libraries=["numba", "numpy", "pyarrow"],
+        out=args.out,
+    )
+    print(json.dumps(result, indent=1, ensure_ascii=False))
 
 
 def need(path: Path) -> Path:
@@ -110,7 +113,8 @@ def measure_loading(sets: list[EvaluationSet]) -> tuple[Contamination, dict[str,
     contamination = Contamination.load(sets)
     seconds = time.process_time() - start
     index = contamination.index
-    arrays = (index.bitmap, index.keys, index.slots, index.starts, index.postings)
+    tables = (index, contamination.edited.index)
+    arrays = [array for one in tables for array in (one.bitmap, one.keys, one.slots, one.starts, one.postings)]
     return contamination, {
         "cpu_seconds": round(seconds, 2),
         "ngrams": len(index.starts) - 1,
@@ -154,6 +158,11 @@ def python_words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
+def words_of(text: str) -> list[str]:
+    """Words, and characters of Chinese."""
+    return re.findall(r"[\u3400-\u9fff]|[^\W\u3400-\u9fff]+", text)
+
+
 def python_index(items: Any) -> set[tuple[str, ...]]:
     grams = set()
     for item in items:
@@ -185,9 +194,21 @@ def edit(text: str, share: float, generator: random.Random) -> str:
     return " ".join(words)
 
 
+def replace_each(text: str, step: int, generator: random.Random) -> str:
+    """Every so many words, or characters of Chinese, another one."""
+    chinese = 3 * sum("\u4e00" <= character <= "\u9fff" for character in text) > len(text)
+    parts, space, new = (list(text), "", "变") if chinese else (text.split(), " ", "changed")
+    for at in range(generator.randrange(step), len(parts), step):
+        parts[at] = new
+    return space.join(parts)
+
+
 def kinds(filler: list[str]) -> dict[str, Callable[[Item, random.Random], str]]:
     def question(item: Item) -> str:
         return item.passages[0][1]
+
+    def program(item: Item) -> str:
+        return next((text for field, text in item.passages if field in PROGRAM_FIELDS), "")
 
     def embedded(item: Item, generator: random.Random) -> str:
         before, after = (" ".join(generator.sample(filler, 5)) for _ in range(2))
@@ -205,6 +226,12 @@ def kinds(filler: list[str]) -> dict[str, Callable[[Item, random.Random], str]]:
         "5 % of the words edited": lambda item, generator: edit(question(item), 0.05, generator),
         "10 % of the words edited": lambda item, generator: edit(question(item), 0.1, generator),
         "10 % edited, in other text": lambda item, generator: edit(embedded(item, generator), 0.1, generator),
+        "one word in 15 replaced": lambda item, generator: replace_each(question(item), 15, generator),
+        "one word in 10 replaced": lambda item, generator: replace_each(question(item), 10, generator),
+        "program, verbatim": lambda item, _: program(item),
+        "program, one word in 15 replaced": lambda item, generator: re.sub(
+            r"\w+", lambda word: "changed" if generator.randrange(15) == 0 else word[0], program(item)
+        ),
         "20 % of the words edited": lambda item, generator: edit(question(item), 0.2, generator),
     }
 
@@ -213,16 +240,17 @@ def measure_recall(contamination: Contamination, filler: list[str], count: int) 
     """Per kind: of all planted items, of those by length of the question, and by set."""
     generator = random.Random(0)
     items: list[Item] = []
-    for name in SETS:
+    names = list(dict.fromkeys(item.set_name for item in contamination.items))
+    for name in names:
         own = [item for item in contamination.items if item.set_name == name]
         items += generator.sample(own, min(count, len(own)))
-    lengths = [len(python_words(item.passages[0][1])) for item in items]
+    lengths = [len(words_of(item.passages[0][1])) for item in items]
     groups = {
         "all": lambda item, words: True,
         "question under 8 words": lambda item, words: words < 8,
         "question of 8 to 12 words": lambda item, words: 8 <= words < 13,
         "question of 13 words or more": lambda item, words: words >= 13,
-    } | {name: lambda item, words, name=name: item.set_name == name for name in SETS}
+    } | {name: lambda item, words, name=name: item.set_name == name for name in names}
     result: dict[str, Any] = {}
     for kind, make in kinds(filler).items():
         texts = [make(item, generator) for item in items]
@@ -230,8 +258,10 @@ def measure_recall(contamination: Contamination, filler: list[str], count: int) 
         found = [(number, item.set_name, item.id) in named for number, item in enumerate(items)]
         result[kind] = {}
         for group, belongs in groups.items():
-            here = [ok for ok, item, words in zip(found, items, lengths, strict=True) if belongs(item, words)]
-            result[kind][group] = {"recall": round(sum(here) / len(here), 4), "of": len(here)}
+            rows = zip(found, items, lengths, texts, strict=True)
+            here = [ok for ok, item, words, text in rows if text and belongs(item, words)]
+            if here:
+                result[kind][group] = {"recall": round(sum(here) / len(here), 4), "of": len(here)}
     return result
 
 
@@ -242,6 +272,9 @@ def measure_false_positives(contamination: Contamination, documents: list[str], 
         "Debian documents in 40 languages": documents,
         "C4": clean_c4(data),
         "Wikipedia, by paragraph": [line for text in wiki for line in text.split("\n") if line.strip()],
+        "Chinese instructions and answers": chat(data, "alpaca_zh_demo.json"),
+        "English instructions and answers": chat(data, "alpaca_en_demo.json"),
+        "Python's standard library": programs(),
         "Shakespeare": [need(data / "text" / "tinyshakespeare.txt").read_text(encoding="utf-8")],
     }
     result = {}
@@ -258,6 +291,29 @@ def measure_false_positives(contamination: Contamination, documents: list[str], 
             ],
         }
     return result
+
+
+def chat(data: Path, name: str) -> list[str]:
+    records = json.loads(need(data / "chat" / name).read_text(encoding="utf-8"))
+    return ["\n".join(record[field] for field in ("instruction", "input", "output")) for record in records]
+
+
+def programs() -> list[str]:
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    return [path.read_text(encoding="utf-8", errors="replace") for path in paths if "site-packages" not in path.parts]
+
+
+def search_other_sets(contamination: Contamination) -> dict[str, Any]:
+    """Items of each set that are found to hold one of another set, by rule and pair of sets."""
+    texts = ["\n".join(text for _, text in item.passages) for item in contamination.items]
+    counts: dict[str, dict[str, int]] = {}
+    for start in range(0, len(texts), BATCH_DOCUMENTS):
+        for finding in contamination.find(texts[start : start + BATCH_DOCUMENTS]):
+            own = contamination.items[start + finding.document].set_name
+            if own != finding.set_name:
+                pair = counts.setdefault(f"{finding.set_name} in {own}", {})
+                pair[finding.rule] = pair.get(finding.rule, 0) + 1
+    return dict(sorted(counts.items()))
 
 
 def search_neighbours(data: Path) -> dict[str, Any]:

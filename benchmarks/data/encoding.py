@@ -1,8 +1,8 @@
 """Encoding: ours against tokenizers and gigatoken on the same texts, ids compared, and `glmforge data tokenize` whole.
 
-    python benchmarks/data/encoding.py TOKENIZER_DIR [--data DIR]     # writes benchmarks/results/data_encoding.json
+    python benchmarks/data/encoding.py [--data DIR]     # writes benchmarks/results/data_encoding.json
 
-TOKENIZER_DIR is a tokenizer of 151,552 entries, trained on the same mixture: `tokenizer_text.py DIR` makes one.
+The tokenizer has 151,552 entries and is trained on the same mixture first; `--tokenizer` names one that is there.
 
 * rate: MB of UTF-8 per CPU second (user + system of a process that does nothing else). Cold: the text is cut into
   parts, and each encoder sees each part for the first time, after a few texts that load and compile it. Warm: the same
@@ -23,23 +23,28 @@ import os
 import random
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
-from tokenizer_text import DATA, all_texts, circumstances, mixed_texts
+from record import write_result
+from tokenizer_text import DATA, all_texts, mixed_texts
 
 from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
 from glmforge.data.corpus.read import read_documents
 from glmforge.data.tokens.blocks import block_of_texts
+from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.fast_encoder import FastEncoder
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 
-RESULTS = Path(__file__).parents[1] / "results" / "data_encoding.json"
+VOCAB_SIZE = 151_552
 NUM_PARTS = 8
 HF_PARTS = 2  # of which tokenizers, being slow, encodes this many
 
@@ -180,16 +185,20 @@ def cpu_seconds() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="a directory; else one is trained")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--synthetic", type=int, default=2_000_000)
     arguments = parser.parse_args()
-    tokenizer = Tokenizer.load(arguments.tokenizer)
     mixed = mixed_texts(arguments.data)
-    content: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
-    content["MB_per_cpu_second"] = measure_rates(tokenizer, mixed)
-    print(json.dumps(content, indent=1))
-    content["tokenize"] = measure_command(arguments.tokenizer, mixed)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = arguments.tokenizer or Path(folder) / "tokenizer"
+        if arguments.tokenizer is None:
+            train_tokenizer(mixed, VOCAB_SIZE, directory)
+        tokenizer = Tokenizer.load(directory)
+        content: dict[str, Any] = {"vocab_size": tokenizer.vocab_size}
+        content["MB_per_cpu_second"] = measure_rates(tokenizer, mixed)
+        print(json.dumps(content, indent=1))
+        content["tokenize"] = measure_command(directory, mixed)
     print(json.dumps(content["tokenize"], indent=1))
     del mixed
     content["memory"] = measure_memory(tokenizer)
@@ -201,8 +210,7 @@ def main() -> None:
             synthetic[key] = synthetic.get(key, 0) + value
     content["synthetic_documents"] = synthetic
     packages = ("tokenizers", "gigatoken", "numba", "numpy", "pyarrow")
-    content["circumstances"] = circumstances(packages)
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    write_result("data_encoding", content, code=["src/glmforge/data/tokens"], libraries=packages)
     print(json.dumps(content, indent=1))
 
 

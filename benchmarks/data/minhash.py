@@ -53,7 +53,7 @@ import zstandard
 from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_minhash.json"
+sys.path.append(str(ROOT / "benchmarks"))
 THRESHOLD, BANDS, ROWS, SHINGLE = 0.8, 17, 7, 5
 NUM_WARM = 500
 
@@ -406,20 +406,18 @@ def main() -> None:
     for name in ("documents.jsonl.zst", "pairs.npz"):
         if not (arguments.data / name).is_file():
             parser.error(f"{arguments.data / name}: no such file: name the directory with --data")
-    from glmforge.observe.environment import describe_machine, git_revision, library_versions
-
-    packages = ("glmforge", "numba", "numpy", "pyarrow", "datatrove", "datasketch", "rensa", "text-dedup", "spacy")
+    packages = ("numba", "numpy", "pyarrow", "datatrove", "datasketch", "rensa", "text-dedup", "spacy", "datasets")
     result = {
         "what": f"near-duplicates at J >= {THRESHOLD}, {SHINGLE}-word shingles, {BANDS} bands of {ROWS}",
         **measure(arguments.data, arguments.quick),
-        "machine": describe_machine(),
-        "versions": library_versions((*packages, "datasets")),
-        "commit": git_revision(ROOT),
         "warnings": ["a shared machine: seconds move by a quarter between runs; the ratios of one run hold better"],
     }
     print(json.dumps(result, indent=1))
     if not arguments.quick:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        from record import write_result
+
+        code = ["src/glmforge/data/corpus/dedup/minhash", "src/glmforge/data/corpus/engine/task.py"]
+        write_result("data_minhash", result, code=code, libraries=packages)
 
 
 if __name__ == "__main__":

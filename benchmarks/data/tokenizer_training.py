@@ -27,9 +27,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenizer_text import DATA, circumstances, mixed_texts
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-RESULTS = Path(__file__).parents[1] / "results" / "data_tokenizer_training.json"
+from record import write_result
+from tokenizer_text import DATA, mixed_texts
+
+PEERS = ("tokenizers", "rustbpe", "gigatoken", "numba", "numpy")
 VOCAB_SIZES = (32_768, 151_552)
 ARMS = ("glmforge", "tokenizers", "rustbpe", "gigatoken", "bpeasy")
 SEPARATOR = "\x00\x01separator\x01\x00"
@@ -137,8 +140,7 @@ def main() -> None:
             == (Path(folder) / f"tokenizers-{size}").read_bytes()
             for size in VOCAB_SIZES
         }
-    content["circumstances"] = circumstances(("tokenizers", "rustbpe", "gigatoken", "numba", "numpy"))
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+    write_result("data_tokenizer_training", content, code=["src/glmforge/data/tokens"], libraries=PEERS)
     print(json.dumps(content, indent=1))
 
 

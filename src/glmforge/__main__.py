@@ -1,6 +1,18 @@
 """`python -m glmforge`, which is also what torchrun starts: `torchrun -m glmforge train CONFIG`."""
 
-from glmforge.cli import main
+import sys
+
+
+def main() -> None:
+    """The command line; Ctrl-C while it is still being imported is one line, too."""
+    try:
+        from glmforge.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        print("glmforge: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -100,7 +100,7 @@ class Chaos:
         self._last_job = job
         struck_at = None
         events = self.directory / "run" / "events.jsonl"
-        # Saves are in the background: a run that dies before its first one is whole rightly refuses to begin anew.
+        # The first save is waited for, so that every blow has something to go on from.
         if strike.kind != "none" and job.wait_until(
             lambda: len(job.taken_steps()) > strike.after_steps and _count_events(events, "saved") > 0
         ):

@@ -2,16 +2,22 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from glmforge.data.corpus.batch import DocumentBatch, read_batches
 from glmforge.data.corpus.block import Block, Outcome
 from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
+from glmforge.data.corpus.extract import stage
+from glmforge.data.corpus.extract.inputs import SourceFile
+from glmforge.data.corpus.extract.records import Context
+from glmforge.data.corpus.extract.stage import Extract, ReadFiles, read_file
 from glmforge.errors import DataError
 
 
@@ -93,3 +99,42 @@ class Shout(Block):
         failed = {f"shout: ends in {end}": np.array([text.endswith(end) for text in texts]) for end in self.refuse}
         shouted = batch.with_texts(pa.array([text.upper() for text in texts], pa.large_string()))
         return Outcome(shouted.with_score("loud", np.linspace(0, 1, len(batch))), failed, {"shouts": len(batch)})
+
+
+class Deadly(Extract):
+    """Reads files, and dies of those that are called deadly: each time, or once (whoever dies first leaves a mark)."""
+
+    kind: ClassVar[str] = "deadly"
+
+    def steps(self, context: StageContext) -> list[Step]:
+        (step,) = super().steps(context)
+        assert isinstance(step, ReadFiles)
+        return [_Deadly(step.tasks, step.max_document_bytes)]
+
+
+@dataclass(frozen=True)
+class _Deadly(ReadFiles):
+    def run(self, task: int, output: TaskOutput) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stage, "read_file", _read_or_die)
+            super().run(task, output)
+
+
+def _read_or_die(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
+    for batch in read_file(file, context):
+        yield batch
+        mark = file.path.with_name(f".{file.path.name}.died")
+        if "deadly" in file.path.name and not (file.path.name.startswith("once") and mark.exists()):
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlyBlock(Block):
+    """Dies of documents that say so; a process that dies here was at no file."""
+
+    kind: ClassVar[str] = "deadly_block"
+
+    def process(self, batch: DocumentBatch) -> Outcome:
+        if any("deadly" in text for text in batch.texts):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return Outcome(batch, {}, {})

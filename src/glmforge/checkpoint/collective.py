@@ -22,6 +22,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from glmforge.checkpoint.wording import describe_os_error
+from glmforge.cluster.lease import LeaseLostError
 from glmforge.errors import CheckpointError
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def world_size() -> int:
 def run_together(action: Callable[[], T]) -> list[T]:
     """Call `action` on every rank and return all ranks' (picklable) results, rank 0 first.
 
-    If it raises `OSError` or `CheckpointError` on any rank, every rank raises one and the same
+    If it raises `OSError`, `CheckpointError` or `LeaseLostError` on any rank, every rank raises one and the same
     `CheckpointError`.
     """
     outcomes = all_gather(_try(action))
@@ -135,5 +136,5 @@ def _try(action: Callable[[], T]) -> T | _Failure:
         return action()
     except OSError as error:
         return _Failure(describe_os_error(error))
-    except CheckpointError as error:
+    except (CheckpointError, LeaseLostError) as error:
         return _Failure(str(error))

@@ -1,22 +1,19 @@
 """Collect a checkpoint that lies in pieces on the nodes' own disks: fetch, verify, publish, clean up.
 
     <run>/checkpoints/.consolidate/        being put together; the name is always the same
-    <run>/checkpoints/.consolidate.lock    held while the command works
 
+The run's directory is held meanwhile (`glmforge.cluster.lease`): neither a run nor another such command works there.
 It may die at any moment and be run again. What has arrived is told from its checksum, not from a record, so it is not
 fetched twice and nothing is believed that a power failure may have taken back. The directory gets its name when all of
 it is on the disk. Local copies are removed only after the checkpoint under its name has been read back once more, and
 a command that finds it there already goes on with just that.
 """
 
-import fcntl
 import logging
-import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -28,13 +25,14 @@ from glmforge.checkpoint.manifest import (
     read_manifest,
     record_file,
     summarize_problems,
-    verify_checkpoint,
     write_manifest,
 )
 from glmforge.checkpoint.meta import META_FILE, read_meta
 from glmforge.checkpoint.parts_of_ranks import Part, merged_records, missing_ranks, part_name, read_parts, whole_saves
 from glmforge.checkpoint.store import checkpoint_path, list_checkpoints, publish, step_of
+from glmforge.checkpoint.verify import verify_checkpoint
 from glmforge.checkpoint.wording import describe_os_error, list_some
+from glmforge.cluster.lease import Lease
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 
@@ -82,7 +80,7 @@ def consolidate(
     was not whole.
     """
     started = time.monotonic()
-    with _lock(root):
+    with Lease(root.parent, "glmforge checkpoint consolidate"):
         inventories = transfers.for_each(lambda host: _take_inventory(host, local_root), hosts)
         if step is None:
             step = _newest(root, inventories)
@@ -105,22 +103,6 @@ def consolidate(
     return Consolidated(final, len(files), num_bytes, fetched, time.monotonic() - started, removed)
 
 
-@contextmanager
-def _lock(root: Path) -> Iterator[None]:
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root / ".consolidate.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise CheckpointError(describe_os_error(error, f"writing to {root}")) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise CheckpointError(f"{root}: another 'checkpoint consolidate' is at work there; wait for it") from None
-    finally:
-        os.close(descriptor)
-
-
 def _take_inventory(host: Host, local_root: Path) -> _Inventory:
     parts: dict[int, list[Part]] = {}
     problems: dict[int, list[str]] = {}
@@ -129,15 +111,11 @@ def _take_inventory(host: Host, local_root: Path) -> _Inventory:
         for directory in list_checkpoints(below):
             found, unreadable = read_parts(directory)
             of_step = step_of(directory)
-            if wrong := [part for part in found if part.step != of_step or not all(map(_is_plain, part.files))]:
-                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step, or damaged")
+            if wrong := [part for part in found if part.step != of_step]:
+                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step")
             parts[of_step] = [part for part in found if part not in wrong]
             problems[of_step] = [f"{host.name}: {p.replace(str(below), str(local_root))}" for p in unreadable]
     return _Inventory(host, parts, problems)
-
-
-def _is_plain(name: str) -> bool:
-    return PurePosixPath(name).name == name and name not in ("..", ".")
 
 
 def _parts_of(inventories: Iterable[_Inventory], step: int) -> list[Part]:
@@ -202,7 +180,7 @@ def _collect(
     staging = _staging(final.parent)
     directory = PurePosixPath(local_root) / final.name
     try:
-        staging.mkdir(exist_ok=True)
+        staging.mkdir(parents=True, exist_ok=True)
         _check_space(staging, records)
         of_hosts = transfers.for_each(
             lambda host: _fetch(host, directory, wanted[host], staging, report),

@@ -9,6 +9,7 @@ divide the checking of checksums among themselves.
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,11 +25,13 @@ from glmforge.checkpoint.read import CachingReader, read_into, stored_tensors
 from glmforge.checkpoint.save import RNG_PREFIX, promote, rng_name
 from glmforge.checkpoint.store import (
     checkpoint_path,
+    delete_checkpoint,
     list_checkpoints,
     raise_none_whole,
     set_aside_after,
     step_of,
     warn_broken,
+    was_ever_whole,
 )
 from glmforge.errors import CheckpointError
 
@@ -60,11 +63,13 @@ def load_latest(
         before_step: take one of an earlier step than this, and set later ones aside for good: the run goes back.
 
     A newer one that is broken, be it by a single flipped bit, is named in a warning and the next older one
-    taken. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest whole one
-    does not fit.
+    taken. What is left on the nodes of a run that died before its first checkpoint was whole is removed, and the
+    result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest whole one does
+    not fit.
     """
     broken: list[str] = []
-    for candidate in _candidates(root, local_root, before_step):
+    candidates = _candidates(root, local_root, before_step)
+    for candidate in candidates:
         problems = _find_problems_of(candidate, local_root)
         if not problems:
             path, meta = _load_candidate(candidate, root, local_root, tensors, config)
@@ -74,8 +79,10 @@ def load_latest(
         if rank() == 0:
             warn_broken(candidate.path or checkpoint_path(cast(Path, local_root), candidate.step), problems)
         broken += problems
-    if broken:
+    if broken and (local_root is None or before_step is not None or not _only_begun(root, candidates)):
         raise_none_whole(root, broken)
+    if broken and local_root is not None:
+        _remove_begun(root, local_root)
     return None
 
 
@@ -135,6 +142,23 @@ def _find_problems_of(candidate: _Candidate, local_root: Path | None) -> list[st
     if candidate.local.is_incomplete:
         return [candidate.local.describe()]
     return find_local_problems(local_root, candidate.local)
+
+
+def _only_begun(root: Path, candidates: list[_Candidate]) -> bool:
+    """Whether the run has never had a whole checkpoint: these are what it was writing when it died."""
+    begun = all(candidate.local is not None and candidate.local.is_incomplete for candidate in candidates)
+    return begun and run_on_rank_zero(lambda: not was_ever_whole(root))
+
+
+def _remove_begun(root: Path, local_root: Path) -> None:
+    def remove() -> None:
+        for path in list_checkpoints(local_root):
+            with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
+                delete_checkpoint(path)
+
+    run_each(remove)
+    if rank() == 0:
+        logger.warning("%s: no checkpoint was ever whole; the run begins anew, what was half saved is removed", root)
 
 
 def _load_candidate(

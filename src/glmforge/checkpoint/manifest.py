@@ -12,21 +12,26 @@ once.
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from pydantic import NonNegativeInt, ValidationError
+from pydantic import AfterValidator, NonNegativeInt, ValidationError
+from pydantic_core import PydanticCustomError
 
 from glmforge.checkpoint.durable import drop_from_memory, fsync_file, write_durably
-from glmforge.checkpoint.wording import list_some
+from glmforge.checkpoint.wording import describe_invalid, list_some
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
+from glmforge.files import read_bytes
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
 
 _MAX_THREADS = 8
+_MAX_BYTES = 64 << 20  # 400,000 files
 
 
 class FileRecord(Strict):
@@ -36,11 +41,21 @@ class FileRecord(Strict):
     sha256: str
 
 
+def _check_plain(name: str) -> str:
+    if PurePosixPath(name).name != name or name == ".." or not name.isprintable():
+        raise PydanticCustomError("name", "a name that is no file of the directory itself")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_check_plain)]
+"""Of a file in the checkpoint's own directory: a list from outside must not lead anywhere else."""
+
+
 class Manifest(Strict):
     """File name -> record, of every file of the checkpoint but the manifest itself."""
 
     format_version: int = FORMAT_VERSION
-    files: dict[str, FileRecord]
+    files: dict[FileName, FileRecord]
 
 
 def record_file(file: Path) -> FileRecord:
@@ -68,14 +83,13 @@ def write_manifest(path: Path, files: Mapping[str, FileRecord]) -> None:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint directory `path`. Raises `CheckpointError` if missing or damaged."""
     file = path / MANIFEST_FILE
+    if not file.exists():
+        raise CheckpointError(f"{file}: missing; {path} is not a checkpoint, or is not whole")
+    content = read_bytes(file, error=CheckpointError, max_bytes=_MAX_BYTES)
     try:
-        manifest = Manifest.model_validate_json(file.read_bytes())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file}: missing; {path} is not a checkpoint, or is not whole") from error
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
+        manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        raise CheckpointError(f"{file}: is not a manifest ({error.errors()[0]['msg']}); it is damaged") from error
+        raise CheckpointError(f"{file}: is not a manifest ({describe_invalid(error)[1]}); it is damaged") from error
     if manifest.format_version != FORMAT_VERSION:
         raise CheckpointError(
             f"{file}: format {manifest.format_version}, this glmforge reads {FORMAT_VERSION}: use a newer one"
@@ -107,11 +121,6 @@ def find_file_problems(path: Path, files: Mapping[str, FileRecord], said_by: str
         return sorted(problem for problem in pool.map(check, files) if problem)
 
 
-def verify_checkpoint(path: Path) -> list[str]:
-    """Check presence, size and checksum of every file; one line per problem, empty if all is well."""
-    return find_problems(path, checksums=True)
-
-
 def summarize_problems(problems: Sequence[str]) -> str:
     """The first few problems in one line."""
     return list_some(problems, separator="; ")
@@ -119,7 +128,10 @@ def summarize_problems(problems: Sequence[str]) -> str:
 
 def _find_problem(file: Path, expected: FileRecord, said_by: str, checksums: bool) -> str | None:
     try:
-        size = file.stat().st_size
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read without end
+            return f"{file}: is no regular file"
+        size = status.st_size
         if size != expected.size:
             how = "shorter" if size < expected.size else "longer"
             return f"{file}: {abs(expected.size - size):,} bytes {how} than {said_by} says"

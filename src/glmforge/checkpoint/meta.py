@@ -12,8 +12,11 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from glmforge.checkpoint.collective import world_size
+from glmforge.checkpoint.wording import describe_invalid
 from glmforge.config.model import Strict
+from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
+from glmforge.files import read_bytes
 from glmforge.observe.environment import git_revision, library_versions
 
 # JSON has no pairs.
@@ -21,6 +24,7 @@ SampleRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(strict=Fals
 
 META_FILE = "meta.json"
 FORMAT_VERSION = 1
+_MAX_BYTES = 16 << 20
 
 
 @functools.cache
@@ -66,20 +70,30 @@ class CheckpointMeta(Strict):
     versions: dict[str, str] = Field(default_factory=_versions)
 
 
+def stored_config(path: Path, meta: CheckpointMeta, mend: str = "read it with the glmforge that wrote it") -> RunConfig:
+    """The configuration in the `meta` of the checkpoint `path`. Raises `CheckpointError`, which ends with `mend`."""
+    try:
+        return RunConfig.model_validate(meta.config)
+    except ValidationError as error:
+        where, message = describe_invalid(error)
+        version = meta.versions.get("glmforge", "unknown")
+        raise CheckpointError(
+            f"{path / META_FILE}: its configuration is not of this glmforge ({where}: {message}; it was written by "
+            f"version {version}); {mend}"
+        ) from error
+
+
 def read_meta(path: Path) -> CheckpointMeta:
     """Read `meta.json` of a checkpoint directory. Raises `CheckpointError` if it cannot be understood."""
     file = path / META_FILE
+    if not file.exists():
+        raise CheckpointError(f"{file}: no such file; is {path} a checkpoint?")
+    content = read_bytes(file, error=CheckpointError, max_bytes=_MAX_BYTES)
     try:
-        text = file.read_text(encoding="utf-8")
-        return CheckpointMeta.model_validate_json(text)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror}); is {path} a checkpoint?") from error
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file}: is not text; take an older checkpoint") from error
+        return CheckpointMeta.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        where, message = describe_invalid(error)
         raise CheckpointError(
-            f"{file}: {where}: {first['msg']}; it is damaged or of another glmforge version "
+            f"{file}: {where}: {message}; it is damaged or of another glmforge version "
             f"(this one reads format {FORMAT_VERSION})"
         ) from error

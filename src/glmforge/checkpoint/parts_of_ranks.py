@@ -19,9 +19,11 @@ from pathlib import Path
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from glmforge.checkpoint.durable import fsync_directory, write_durably
-from glmforge.checkpoint.manifest import FileRecord, find_file_problems
+from glmforge.checkpoint.manifest import FileName, FileRecord, find_file_problems
+from glmforge.checkpoint.wording import describe_invalid
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
+from glmforge.files import read_bytes
 
 PART_FORMAT = 1
 
@@ -36,7 +38,7 @@ class Part(Strict):
     ephemeral: bool
     save: str = ""
     """The same for all ranks of one save, another one whenever the step is saved again."""
-    files: dict[str, FileRecord]
+    files: dict[FileName, FileRecord]
 
 
 def local_root(local_dir: Path, run_name: str) -> Path:
@@ -60,12 +62,11 @@ def write_part(directory: Path, part: Part) -> None:
 
 def read_part(file: Path) -> Part:
     """Read a `part-<rank>.json`. Raises `CheckpointError` if it is damaged or cannot be read."""
+    content = read_bytes(file, error=CheckpointError)
     try:
-        part = Part.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
+        part = Part.model_validate_json(content)
     except ValidationError as error:
-        raise CheckpointError(f"{file}: is not a rank's part ({error.errors()[0]['msg']}); it is damaged") from error
+        raise CheckpointError(f"{file}: is not a rank's part ({describe_invalid(error)[1]}); it is damaged") from error
     if part.format != PART_FORMAT:
         raise CheckpointError(f"{file}: format {part.format}, this glmforge reads {PART_FORMAT}: use a newer one")
     if file.name != part_name(part.rank):

@@ -1,4 +1,4 @@
-"""A model from wherever its weights lie: a preset, a run, one of its checkpoints, or a Hugging Face directory."""
+"""A model and its tokenizer from wherever they lie: a run, a checkpoint, a Hugging Face directory, a preset."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,17 +8,21 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert import import_hf
-from glmforge.checkpoint.meta import META_FILE, read_meta
+from glmforge.checkpoint.meta import META_FILE, read_meta, stored_config
 from glmforge.checkpoint.read import StoredTensors
 from glmforge.checkpoint.store import latest_checkpoint, list_checkpoints
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import CheckpointError
+from glmforge.files import kind_of, shown
 from glmforge.model.transformer import GlmMoe
 
 MODEL_PREFIX = "model."
+TOKENIZER_DIRECTORY = "tokenizer"  # beside the checkpoints of a run
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,7 @@ def open_checkpoint(path: Path) -> StoredModel:
             "an export"
         )
     meta = read_meta(path)
-    run = RunConfig.model_validate(meta.config)
-    return StoredModel(path, meta.step, run, StoredTensors(path, MODEL_PREFIX))
+    return StoredModel(path, meta.step, stored_config(path, meta), StoredTensors(path, MODEL_PREFIX))
 
 
 def load_pretrained(
@@ -74,14 +77,41 @@ def load_pretrained(
         model = GlmMoe.create(load_model_config(str(source)))
         return _finish(model.config, model.state_dict().items(), dtype, device)
     path = Path(source)
-    if (path / "config.json").is_file():
+    if kind_of(path / "config.json", error=CheckpointError) is not None:
         config, tensors = import_hf(path, dtype=dtype)
         return _finish(config, tensors, dtype, device)
-    if not path.exists():
+    if kind_of(path, error=CheckpointError) is None:
         presets = ", ".join(preset_names("model"))
-        raise CheckpointError(f"{path}: no such directory, and no preset of that name; presets: {presets}")
+        raise CheckpointError(
+            f"{shown(path)}: no such directory; give a run, a checkpoint or an export, or for random weights the name "
+            f"of a preset: {presets}"
+        )
     stored = open_checkpoint(path)
     return _finish(stored.run.model, stored.weights.items(), dtype, device)
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer of what `load_pretrained` loads: a run, a checkpoint, an export; or a tokenizer's own directory.
+
+    A run keeps a copy of its tokenizer; without it, as in a checkpoint that was copied away alone, the one that the
+    configuration names is taken. Raises `CheckpointError` or `DataError` where there is none.
+    """
+    path = Path(source)
+    if not path.exists() and str(source) in preset_names("model"):
+        raise CheckpointError(
+            f"{source}: a preset has random weights and no tokenizer; give a run, a checkpoint or an export"
+        )
+    if (path / TOKENIZER_FILE).is_file():
+        return Tokenizer.load(path)
+    if (path / "config.json").is_file():
+        raise CheckpointError(f"{path}: has a model but no {TOKENIZER_FILE}; put the tokenizer's files beside it")
+    return Tokenizer.load(tokenizer_directory(open_checkpoint(path)))
+
+
+def tokenizer_directory(stored: StoredModel) -> Path:
+    """The run's copy of its tokenizer; where the checkpoint lies alone, what the configuration names."""
+    kept = stored.path.parent.parent / TOKENIZER_DIRECTORY
+    return kept if kept.is_dir() else stored.run.data.tokenizer
 
 
 def _finish(
@@ -96,5 +126,5 @@ def _finish(
         name: tensor.to(device, None if name.endswith("e_score_correction_bias") else dtype) for name, tensor in tensors
     }
     model.load_state_dict(state, assign=True)
-    model.compute_dtype = state["lm_head.weight"].dtype
+    model.compute_dtype = state["model.embed_tokens.weight"].dtype
     return model.eval()

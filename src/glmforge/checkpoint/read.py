@@ -3,22 +3,34 @@
     weights = StoredTensors(path, prefix="model.")
     weights["lm_head.weight"]          # read now, put together from all ranks' shards
 
-What exports and inspects a checkpoint need not hold it in memory as a whole.
+What exports and inspects a checkpoint need not hold it in memory as a whole. DCP plans which stored parts go where;
+its own reading, which unpickles both the metadata and every part, is replaced: nothing in a checkpoint is ever run.
 """
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.futures import Future
 
+from glmforge.checkpoint.inert_pickle import InertPickleError
 from glmforge.checkpoint.manifest import find_problems, summarize_problems
+from glmforge.checkpoint.shard_metadata import read_shard_metadata
 from glmforge.checkpoint.shards import dcp_errors_in_words
+from glmforge.checkpoint.stored_part import StoredPart, read_part_header
+from glmforge.checkpoint.wording import describe_os_error
 from glmforge.errors import CheckpointError
+
+T = TypeVar("T")
 
 
 class StoredTensors(Mapping[str, Tensor]):
@@ -56,7 +68,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 class CachingReader(FileSystemReader):
-    """DCP's reader, but the metadata of a checkpoint (megabytes for a large model) is read once."""
+    """DCP's reader without its unpickling; the metadata of a checkpoint (megabytes for a large model) is read once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -64,8 +76,73 @@ class CachingReader(FileSystemReader):
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         if self._metadata is None:
-            self._metadata = super().read_metadata(*args, **kwargs)
+            self._metadata = read_shard_metadata(Path(self.path))
         return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for file, items in self._by_file(plan.items, key=lambda item: item.storage_index):
+            try:
+                with (Path(self.path) / file).open("rb") as stream:
+                    for item in items:
+                        self._read_item(stream, item, planner)
+            except OSError as error:
+                raise CheckpointError(describe_os_error(error, f"reading {Path(self.path) / file}")) from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def find_damaged_parts(self) -> Iterator[str]:
+        """One line for each stored part whose header is not what the metadata says; no tensor is read."""
+        for file, indices in self._by_file(self.read_metadata().storage_data, key=lambda index: index):
+            with (Path(self.path) / file).open("rb") as stream:
+                for index in indices:
+                    try:
+                        self._header(stream, index)
+                    except CheckpointError as error:
+                        yield str(error)
+
+    def _by_file(self, items: Iterable[T], key: Callable[[T], MetadataIndex]) -> Iterator[tuple[str, Iterator[T]]]:
+        """The items by the file that they are stored in, in the order in which they lie there."""
+        places = self.read_metadata().storage_data
+
+        def place(item: T) -> tuple[str, int]:
+            return places[key(item)].relative_path, places[key(item)].offset
+
+        return itertools.groupby(sorted(items, key=place), key=lambda item: place(item)[0])
+
+    def _read_item(self, stream: BufferedReader, item: ReadItem, planner: LoadPlanner) -> None:
+        assert item.type is LoadItemType.TENSOR, "the metadata has nothing else"
+        header = self._header(stream, item.storage_index)
+        target = planner.resolve_tensor(item).detach()
+        try:
+            target.copy_(header.read(stream, item.storage_offsets, item.lengths))
+        except InertPickleError as error:
+            raise CheckpointError(self._describe(item.storage_index, error)) from error
+        planner.commit_tensor(item, target)
+
+    def _header(self, stream: BufferedReader, index: MetadataIndex) -> StoredPart:
+        metadata = self.read_metadata()
+        stored, place = metadata.state_dict_metadata[index.fqn], metadata.storage_data[index]
+        assert isinstance(stored, TensorStorageMetadata)
+        try:
+            part = read_part_header(stream, place.offset, place.length)
+            sizes = next(tuple(chunk.sizes) for chunk in _candidates(stored, index) if chunk.offsets == index.offset)
+            if (part.dtype, part.shape) != (stored.properties.dtype, sizes):
+                raise InertPickleError(f"{part.dtype} {list(part.shape)} instead of {stored.properties.dtype} {sizes}")
+        except InertPickleError as error:
+            raise CheckpointError(self._describe(index, error)) from error
+        return part
+
+    def _describe(self, index: MetadataIndex, error: Exception) -> str:
+        file = Path(self.path) / self.read_metadata().storage_data[index].relative_path
+        return f"{file}: holds no readable part of {index.fqn} ({error}); take an older checkpoint"
+
+
+def _candidates(stored: TensorStorageMetadata, index: MetadataIndex) -> Iterator[ChunkStorageMetadata]:
+    """The tensor's parts, the one that the index points to first."""
+    if index.index is not None and 0 <= index.index < len(stored.chunks):
+        yield stored.chunks[index.index]
+    yield from stored.chunks
 
 
 def stored_tensors(metadata: Metadata, prefix: str = "") -> dict[str, TensorStorageMetadata]:

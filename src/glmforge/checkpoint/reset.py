@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -19,7 +18,7 @@ from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.durable import write_durably
 from glmforge.checkpoint.fit import TensorSpec, check_fit
 from glmforge.checkpoint.manifest import record_file, write_manifest
-from glmforge.checkpoint.meta import META_FILE, CheckpointMeta, read_meta
+from glmforge.checkpoint.meta import META_FILE, CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.read import CachingReader, StoredTensors, stored_tensors
 from glmforge.checkpoint.save import RNG_PREFIX
@@ -34,6 +33,7 @@ from glmforge.checkpoint.store import (
 )
 from glmforge.checkpoint.wording import describe_os_error, list_some
 from glmforge.checkpoint.writers import BalancedSavePlanner
+from glmforge.cluster.lease import Lease
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
@@ -71,7 +71,7 @@ def reset_optimizer(
     """
     source = _one_checkpoint(source)
     meta = read_meta(source)
-    config = config or _own_config(source, meta)
+    config = config or stored_config(source, meta, "give one with --config")
     if position == "zero":
         samples, step = dict[str, int](), 0
     else:
@@ -80,14 +80,16 @@ def reset_optimizer(
         notes = check_compatible(meta.config, config.model_dump(mode="json"), samples, fresh_optimizer=True)
     except CheckpointError as error:
         raise CheckpointError(f"{source} does not fit that configuration: {error}") from None
-    final = checkpoint_path(_free_root(out, step), step)
+    root = _free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
-    _write(final, planner, _new_meta(meta, config, position))
+    with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
+        final = checkpoint_path(_free_root(out, step), step)  # somebody may just have finished there
+        _write(final, planner, _new_meta(meta, config, position))
     return Reset(final, notes)
 
 
@@ -112,17 +114,6 @@ def _one_checkpoint(path: Path) -> Path:
         if list_checkpoints(root):
             return latest_checkpoint(root) or path
     return path
-
-
-def _own_config(source: Path, meta: CheckpointMeta) -> RunConfig:
-    try:
-        return RunConfig.model_validate(meta.config)
-    except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise CheckpointError(
-            f"{source}: its configuration is of another glmforge ({where}: {error.errors()[0]['msg']}); give one with "
-            "--config"
-        ) from None
 
 
 def _free_root(out: Path, step: int) -> Path:

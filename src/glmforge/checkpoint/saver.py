@@ -44,7 +44,7 @@ from glmforge.checkpoint.parts_of_ranks import local_root
 from glmforge.checkpoint.retain import apply_retention, retain_local
 from glmforge.checkpoint.save import promote, save_checkpoint, save_local
 from glmforge.checkpoint.staging import StagedCopy, Staging
-from glmforge.checkpoint.store import checkpoint_path
+from glmforge.checkpoint.store import checkpoint_path, note_whole
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 
@@ -94,6 +94,7 @@ class CheckpointSaver:
         self.root, self.config = root, config
         self.local_root = local_root(config.local_dir, run_name) if config.local_dir is not None else None
         self._group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) if world_size() > 1 else None
+        self._noted_whole = False
         self._staging = Staging()
         self._copy: StagedCopy | None = None
         self._thread: threading.Thread | None = None
@@ -224,6 +225,9 @@ class CheckpointSaver:
             path = save_checkpoint(self.root, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
             return path, run_on_rank_zero(lambda: sum(record.size for record in read_manifest(path).files.values()))
         part = save_local(local, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
+        if not self._noted_whole:
+            run_on_rank_zero(lambda: note_whole(self.root))
+            self._noted_whole = True
         num_bytes = sum(all_gather(sum(record.size for record in part.files.values())))
         if job.meta.ephemeral:
             return checkpoint_path(local, job.step), num_bytes

@@ -3,6 +3,7 @@
     <run>/checkpoints/step-00000120/                     a checkpoint
     <run>/checkpoints/.step-00000140.partial-host-4711/  being written (or left behind by a dead run)
     <run>/checkpoints/step-00000130.rolled-back/         of a course that the run has left: it went back behind it
+    <run>/checkpoints/.ever-whole                        some checkpoint on the nodes' own disks was whole once
 
 A directory is written beside its final name and renamed when all its files are on the disk, so under a final
 name there is never half a checkpoint. There is no pointer file to `latest`: it could disagree with the disk
@@ -20,7 +21,10 @@ from typing import NoReturn
 
 from glmforge.checkpoint.durable import fsync_directory
 from glmforge.checkpoint.manifest import find_problems, summarize_problems
+from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
+from glmforge.observe.run import RunDirectory
+from glmforge.observe.sinks import read_jsonl
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ _ROLLED_BACK = re.compile(r"step-(?P<step>\d{8,})\.rolled-back")
 _LEFTOVER = re.compile(r"\.(?P<final>.+)\.(partial|deleted)-(?P<host>.+)-(?P<pid>\d+)")
 _REPLACED = ".replaced"
 _SET_ASIDE = ".rolled-back"
+_EVER_WHOLE = ".ever-whole"
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -57,6 +62,7 @@ def set_aside_after(root: Path, step: int) -> list[Path]:
 
     Ranks that see the same `root` may call this at the same time.
     """
+    ensure_writable(root)
     renamed = []
     for path in list_checkpoints(root):
         if step_of(path) > step:
@@ -95,6 +101,26 @@ def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
     return None
 
 
+def note_whole(root: Path) -> None:
+    """Note, where all nodes see it, that a checkpoint of the run is whole, wherever its parts lie."""
+    root.mkdir(parents=True, exist_ok=True)
+    marker = root / _EVER_WHOLE
+    if not marker.exists():
+        marker.touch()
+        fsync_directory(root)
+
+
+def was_ever_whole(root: Path) -> bool:
+    """Whether the run ever had a whole checkpoint, as far as is known where all nodes see it.
+
+    What earlier versions saved is told by the run's events.
+    """
+    if (root / _EVER_WHOLE).exists():
+        return True
+    events = RunDirectory(root.parent).events
+    return events.exists() and any(event.get("event") == "saved" for event in read_jsonl(events))
+
+
 def warn_broken(path: Path, problems: list[str]) -> None:
     """Say in the log that `path` is passed over, and why."""
     logger.warning("%s is not whole and is passed over: %s", path, summarize_problems(problems))
@@ -110,6 +136,7 @@ def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
 
 def make_partial(final: Path) -> Path:
     """Create the directory in which `final` is put together, and clear what dead runs left beside it."""
+    ensure_writable(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     fsync_directory(final.parent.parent)
     remove_leftovers(final)
@@ -130,6 +157,7 @@ def publish(partial: Path, final: Path) -> None:
     deleted last: whenever the power fails, the old or the new one is there to be found.
     """
     fsync_directory(partial)
+    ensure_writable(final)
     replaced = final.with_name(final.name + _REPLACED)
     if final.exists():
         if replaced.exists():
@@ -142,6 +170,7 @@ def publish(partial: Path, final: Path) -> None:
 
 def delete_checkpoint(path: Path) -> None:
     """Delete a checkpoint such that, if this is interrupted, no half of it is left under its name."""
+    ensure_writable(path)
     doomed = _hidden(path, "deleted")
     path.rename(doomed)
     fsync_directory(path.parent)
@@ -152,8 +181,8 @@ def remove_leftovers(final: Path) -> None:
     """Remove what runs that are no longer alive were still writing, replacing or deleting beside `final`.
 
     That is their `final`, or any step where `final` is a checkpoint. A directory of a live process of this
-    machine is left alone. Whether a process of another machine lives cannot be told; two runs must not share
-    a directory anyway, and after a node has failed its leftovers must go.
+    machine is left alone. Whether a process of another machine lives cannot be told; only one run works in a directory
+    (`glmforge.cluster.lease`), and after a node has failed its leftovers must go.
     """
     mine = _CHECKPOINT if _CHECKPOINT.fullmatch(final.name) else re.compile(re.escape(final.name))
     for path in final.parent.iterdir():

@@ -4,6 +4,10 @@ import errno
 import os
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
+from glmforge.files import shown
+
 _NAMED = 3  # messages name so many items of a list and count the others
 
 _FIXES = {
@@ -24,6 +28,13 @@ def describe_os_error(error: OSError, doing: str = "") -> str:
     doing = doing or (f"using {error.filename}" if error.filename else "")
     what = f"{reason[:1].lower()}{reason[1:]} {doing}".rstrip()
     return f"{what}; {_FIXES[code]}" if code in _FIXES else what
+
+
+def describe_invalid(error: ValidationError) -> tuple[str, str]:
+    """Where the first of the mistakes is ("config.model.vocab_size") and what it is, each without line ends."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return shown(where) if where else "the file", shown(first["msg"])
 
 
 def list_some(items: Sequence[str], separator: str = ", ") -> str:

@@ -11,18 +11,21 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, control, data, demo, export, model, plan, report, train
+from glmforge.cli import chat, checkpoint, control, data, demo, export, init, model, plan, report, train
 from glmforge.errors import GlmforgeError
+from glmforge.extras import MissingPackageError, explain
 from glmforge.kernels.threads import limit_spinning
 
 app = typer.Typer(
     name="glmforge",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Train GLM-4.5/4.6-class Mixture-of-Experts models: from raw text to a model that talks.",
     epilog="New here? 'glmforge demo' trains a small model on this machine in about five minutes.",
 )
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan.plan)
 app.command("chat")(chat.chat)
@@ -58,6 +61,12 @@ def main() -> None:
     except GlmforgeError as error:
         print(f"glmforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = explain(error, "this command")
+        if not isinstance(missing, MissingPackageError):
+            raise
+        print(f"glmforge: {missing}", file=sys.stderr)
+        sys.exit(missing.exit_code)
     except SystemExit as ended:
         cause = getattr(ended.__context__, "__cause__", None)
         if isinstance(cause, KeyboardInterrupt):  # typer says nothing of it

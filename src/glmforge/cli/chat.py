@@ -31,6 +31,9 @@ def chat(
     """
     from glmforge.serve.chat import ChatModel, Conversation
 
+    if prompt is not None and not (prompt if complete else prompt.strip()):
+        raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")
+
     loaded = ChatModel.load(model, tokenizer_dir=tokenizer)
     conversation = Conversation(loaded, thinking=thinking)
 

@@ -49,7 +49,9 @@ def show(path: _PathArgument) -> None:
 
     Sizes of files are compared with the manifest; 'verify' also reads the contents.
 
-    Example: glmforge checkpoint show runs/demo
+    Example:
+
+        glmforge checkpoint show runs/demo
     """
     if local_steps(path):
         show_local(path)
@@ -66,7 +68,9 @@ def verify(path: _PathArgument) -> None:
     Prints each problem by file name and exits with 1 if there is any. On a node's own disk, the files of the ranks
     that were there are compared with what those ranks recorded.
 
-    Example: glmforge checkpoint verify runs/demo/checkpoints/step-00000120
+    Example:
+
+        glmforge checkpoint verify runs/demo/checkpoints/step-00000120
     """
     from glmforge.checkpoint import verify_checkpoint
 
@@ -100,7 +104,9 @@ def consolidate(
     For what a run that died has not copied itself. It may be interrupted at any moment and run again: files that have
     arrived are not fetched twice, and nothing is removed before the checkpoint has been read back.
 
-    Example: glmforge checkpoint consolidate runs/glm --hostfile hosts.txt --ssh "ssh -F cluster.conf"
+    Example:
+
+        glmforge checkpoint consolidate runs/glm --hostfile hosts.txt --ssh "ssh -F cluster.conf"
     """
     from glmforge.checkpoint.consolidate import consolidate as collect
     from glmforge.checkpoint.hosts import Transfers, make_host, parse_hosts, read_hostfile
@@ -149,7 +155,9 @@ def reset_optimizer(
 
     The old checkpoint is not touched. The weights are read one file's worth at a time.
 
-    Example: glmforge checkpoint reset-optimizer runs/muon runs/adamw --config adamw.yaml
+    Example:
+
+        glmforge checkpoint reset-optimizer runs/muon runs/adamw --config adamw.yaml
     """
     from glmforge.checkpoint.reset import reset_optimizer as reset
     from glmforge.config.load import load_config
@@ -182,7 +190,9 @@ def diff(
     Exits with 0 if they are equal and 1 if not, like diff. Equal are tensors of the same bits at the same position, in
     configurations that mean the same; layout, places, reporting and the time of saving do not count.
 
-    Example: glmforge checkpoint diff runs/a/checkpoints/step-00000200 runs/b/checkpoints/step-00000200 --only model.
+    Example:
+
+        glmforge checkpoint diff runs/a/checkpoints/step-00000200 runs/b/checkpoints/step-00000200 --only model.
     """
     from glmforge.checkpoint.diff import compare_checkpoints
 

@@ -27,9 +27,11 @@ def local_steps(path: Path) -> list[Path]:
 def local_problems(step: Path) -> list[str]:
     """What differs from what the ranks recorded of their files; all are read."""
     from glmforge.checkpoint.parts_of_ranks import find_part_problems, read_parts
+    from glmforge.checkpoint.verify import find_local_metadata_problems
 
     parts, problems = read_parts(step)
-    return problems + [line for part in parts for line in find_part_problems(step, part, checksums=True)]
+    problems += [line for part in parts for line in find_part_problems(step, part, checksums=True)]
+    return problems or find_local_metadata_problems(step)
 
 
 def show_local(path: Path) -> None:

@@ -20,8 +20,10 @@ def demo(
     ),
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run to change: key.sub=value.")] = None,
 ) -> None:
-    """Train a small GLM-4.6-shaped model on this machine and talk to it: corpus, tokenizer, shards, pre-training with
-    a crash and a resume, evaluation, export, report.
+    """Train a small GLM-4.6-shaped model on this machine and talk to it.
+
+    The whole life of a model: corpus, tokenizer, shards, pre-training with a crash and a resume, evaluation, export,
+    report.
 
     Examples:
 
@@ -30,7 +32,12 @@ def demo(
         glmforge demo --minutes 15 --corpus ~/my_project --out runs/mine
 
         glmforge demo model.n_routed_experts=32
+
+    Ctrl-C while it trains saves what has been trained, and says how to go on with it.
     """
-    from glmforge.recipes.demo import Demo, DemoOptions
+    from glmforge.cluster.interrupts import ends_at_once
+
+    with ends_at_once("interrupted before the demo began"):
+        from glmforge.recipes.demo import Demo, DemoOptions
 
     Demo(DemoOptions(out, corpus, minutes, tuple(overrides or ()))).run()

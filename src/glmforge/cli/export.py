@@ -32,6 +32,8 @@ def export(
         glmforge export runs/demo runs/demo/export
 
         glmforge export runs/demo/checkpoints/step-00000200 out --dtype fp32 --no-mtp
+
+        glmforge export runs/demo runs/demo/export --force
     """
     from glmforge.serve.export import export_run
 

@@ -24,7 +24,7 @@ def show(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print a model's parameters, training FLOPs per token and memory, without allocating it.
+    """Print a model's shape, parameters, training FLOPs per token and memory, without allocating it.
 
     Examples:
 
@@ -33,12 +33,16 @@ def show(
         glmforge model show runs/demo --json
     """
     from glmforge.config import load_model_config
-    from glmforge.plan.summary import flop_rows, memory_rows, parameter_rows, summarise
+    from glmforge.plan.summary import architecture_rows, flop_rows, memory_rows, parameter_rows, summarise
 
     config = load_model_config(model)
     if as_json:
         typer.echo(json.dumps(summarise(config), indent=2))
         return
+    architecture = _table("Architecture", "part", "")
+    for name, words in architecture_rows(config):
+        architecture.add_row(name, words)
+    architecture.columns[1].justify = "left"
     parameters = _table("Parameters", "part", "count", "")
     for name, count in parameter_rows(config):
         parameters.add_row(name, f"{count:,}", _count(count))
@@ -48,7 +52,7 @@ def show(
     memory = _table("Memory of the whole model, before sharding", "what", "bytes", "")
     for name, size in memory_rows(config):
         memory.add_row(name, f"{size:,}", _bytes(size))
-    Console().print(parameters, flops, memory)
+    Console().print(architecture, parameters, flops, memory)
 
 
 def _table(title: str, first: str, *others: str) -> Table:

@@ -32,7 +32,10 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Take one step of the real sharded model on tensors without memory.")
     ] = False,
-    phase: Annotated[str | None, typer.Option(help="The phase to look at; the first one if not given.")] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(help="The phase to look at, which alone the layout must serve; without it the first, and all."),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Dry-run this rank alone.")] = None,
     imbalance: Annotated[
         float, typer.Option(help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
@@ -40,10 +43,11 @@ def plan(
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Print the phases of CONFIG and how it lies on that many GPUs; with --dry-run, what each kind of rank holds, needs
-    and communicates; with --schedule, draw learning rate, batches, mixture and all else over tokens.
+    """Say what a run will do and what its layout takes, before anything is launched.
 
-    Neither data nor a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
+    Prints the phases of CONFIG and how it lies on that many GPUs; with --dry-run, what each kind of rank holds, needs
+    and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
+    a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
 
     Examples:
 
@@ -55,7 +59,7 @@ def plan(
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
-    from glmforge.plan.layout import select_phase
+    from glmforge.plan.layout import phases_not_served, select_phase
 
     loaded = load_config(config, overrides or [])
     console = Console()
@@ -69,8 +73,11 @@ def plan(
         if world_size is None and not dry_run:
             return
     world_size = world_size or 1
-    layout = resolve_layout(loaded, world_size)
-    loaded = select_phase(loaded, phase)
+    whole, loaded = loaded, select_phase(loaded, phase)
+    layout = resolve_layout(whole, world_size, phase=phase)
+    if phase is not None:
+        for reason in phases_not_served(whole, world_size, phase):
+            Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if not dry_run:
         _print_layout(loaded, layout, console, as_json=as_json)
         return
@@ -90,20 +97,21 @@ def plan(
 
 
 def _print_phases(config: "RunConfig", console: Console) -> None:
-    from glmforge.observe.schedule import phase_columns, phase_rows, plan_schedule
+    from glmforge.observe.schedule import NUM_SIZES, phase_columns, phase_rows, plan_schedule
     from glmforge.observe.units import format_count
 
     planned = plan_schedule(config, look_at_data=False)
     columns, rows = phase_columns(), list(phase_rows(planned))
-    sizes, settings = _table(*columns[:6]), _table(columns[0], *columns[6:])
+    sizes, settings = _table(*columns[:NUM_SIZES]), _table(columns[0], *columns[NUM_SIZES:])
     for row in rows:
-        sizes.add_row(*row[:6])
-        settings.add_row(row[0], *row[6:])
+        sizes.add_row(*row[:NUM_SIZES])
+        settings.add_row(row[0], *row[NUM_SIZES:])
     _print_table(f"{format_count(planned.tokens)} tokens in {config.num_steps:,} steps", sizes, console)
     _print_table("Settings of the phases", settings, console)
 
 
 def _print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as_json: bool) -> None:
+    from glmforge.observe.units import counted
     from glmforge.plan.layout import axis_rows, batch_words, group_rows, layout_as_json, stages_of_pp_rank
 
     if as_json:
@@ -118,7 +126,7 @@ def _print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as
     stages = _table("pp", "holds")
     for pp_rank in range(layout.pp):
         stages.add_row(str(pp_rank), "; ".join(stage.words for stage in stages_of_pp_rank(config, layout, pp_rank)))
-    _print_table(f"{layout.world_size:,} ranks on axes", axes, console)
+    _print_table(f"{counted(layout.world_size, 'rank')} on axes", axes, console)
     _print_table("Who shares what", groups, console)
     _print_table("Pipeline", stages, console)
     console.print(batch_words(layout, config.phases[0]), highlight=False)

@@ -1,5 +1,6 @@
 """`glmforge train`: run a configuration."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,15 +24,25 @@ def train(
 
         torchrun --nproc-per-node 2 -m glmforge train configs/demo.yaml
 
-    SIGTERM and SIGUSR1 make it save and end with status 75: start it again. See also 'glmforge control --help'.
+    Ctrl-C makes it save and end; a second Ctrl-C ends it at once. SIGTERM and SIGUSR1 make it save and end with
+    status 75: start it again. See also 'glmforge control --help'.
     """
+    from glmforge.cluster.interrupts import ends_at_once
+
+    speaks = os.environ.get("RANK", "0") == "0"
+    with ends_at_once("interrupted; the same command goes on from the last checkpoint, if there is one", speaks=speaks):
+        _train(config, overrides or [])
+
+
+def _train(config: str, overrides: list[str]) -> None:
     from glmforge.config import load_config
+    from glmforge.observe.units import counted
     from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
     from glmforge.train.trainer import Preempted
 
-    loaded = load_config(config, overrides or [])
-    console = Console(stderr=True, quiet=not is_main_process())
+    loaded = load_config(config, overrides)
+    console = Console(stderr=True, quiet=not is_main_process(), soft_wrap=True)
     try:
         state = run(loaded)
     except Preempted as told:
@@ -39,5 +50,7 @@ def train(
         raise typer.Exit(told.exit_code) from None
     directory: Path = loaded.output_dir
     ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done(loaded) else ", stopped on request"
-    console.print(f"[bold]{loaded.name}[/bold]: {state.step:,} steps, {state.tokens:,} tokens, in {directory}{ending}")
+    console.print(
+        f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
+    )
     console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")

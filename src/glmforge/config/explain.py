@@ -4,10 +4,11 @@ Each mistake becomes one line: where it was written, the dotted key, what is wro
 
     configs/run.yaml:12: optim.schedul: unknown key; did you mean 'schedule'?
 
-Keys that are missing from one section share a line.
+Keys that are missing from one section share a line. A file that is wrong all over gets the first mistakes only.
 """
 
 import difflib
+import re
 import reprlib
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +20,15 @@ from pydantic_core import ErrorDetails
 from glmforge.config.model import ModelConfig, Strict
 from glmforge.config.schema import RunConfig
 from glmforge.config.tree import KeyPath, Node, child, locate
+from glmforge.files import shown
 
 # Keys that the loader has consumed before pydantic looks: never unknown, but what a misspelled one may mean.
 _LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"]}
+
+
+_MAX_ERRORS = 200  # that are looked at; which of them follow from others takes the square of their number
+_MAX_MISTAKES = 20  # that are shown
+_LINE = re.compile(r":\d+$")
 
 
 class Mistake(NamedTuple):
@@ -42,8 +49,16 @@ class Mistake(NamedTuple):
 
 
 def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
-    """One line per mistake that pydantic found in `tree` when reading it as `cls`."""
-    return "\n".join(map(str, mistakes(error, cls, tree)))
+    """One line per mistake (per file without lines) that pydantic found in `tree` when reading it as `cls`."""
+    found = mistakes(error, cls, tree)
+    lines: dict[str, str] = {}
+    for number, mistake in enumerate(found[:_MAX_MISTAKES]):
+        # A file without lines, such as config.json, is one place: all that is wrong there is one line.
+        place = mistake.place if not _LINE.search(mistake.place) else f"{number}"
+        lines[place] = f"{lines[place]}; {mistake._replace(place='')}" if place in lines else str(mistake)
+    if len(found) > _MAX_MISTAKES:
+        lines["more"] = f"{found[0].place}: and more like these; the first {_MAX_MISTAKES} are shown"
+    return "\n".join(lines.values())
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
@@ -56,7 +71,7 @@ def suggest(name: str, valid: Iterable[str]) -> str:
 def mistakes(error: ValidationError, cls: type[Strict], tree: Node) -> list[Mistake]:
     """What pydantic found wrong in `tree` when reading it as `cls`, by key."""
     problems: dict[tuple[tuple[str | int, ...], str], list[ErrorDetails]] = {}
-    every = error.errors(include_url=False)
+    every = error.errors(include_url=False)[:_MAX_ERRORS]
     for details in every:
         if _is_consequence(details, every):
             continue
@@ -99,7 +114,7 @@ def _mistake(cls: type[Strict], tree: Node, path: KeyPath, same: list[ErrorDetai
         message = " or ".join([first, *(other.removeprefix("should be ") for other in others)])
     if message.startswith("should "):
         message += f", not {reprlib.repr(same[0]['input'])}"
-    return Mistake(locate(tree, path), ".".join(map(str, path)), message)
+    return Mistake(locate(tree, path), shown(".".join(map(str, path))), message)
 
 
 def _describe(details: ErrorDetails, cls: type[Strict], path: KeyPath) -> str:

@@ -35,3 +35,8 @@ class FaultToleranceConfig(Strict):
         "less than parallel.process_group_timeout_s, which leaves none. None waits for ever",
     )
     min_nodes: PositiveInt = Field(default=1, description="fewest nodes that the run goes on with")
+    lock_lease_s: PositiveFloat = Field(
+        default=60.0,
+        description="the run's directory is free again when its holder on another machine gave no sign of life for so "
+        "long; longer than the storage needs to show one machine what another one writes",
+    )

@@ -15,10 +15,12 @@ Mappings merge key by key. Lists and scalars replace, and so does a `model` that
 directory of the run.
 """
 
-import json
+import os
+import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -43,6 +45,11 @@ from glmforge.config.tree import (
     without_child,
 )
 from glmforge.errors import ConfigError
+from glmforge.files import kind_of, read_json, read_text, shown
+
+_MAX_FILES = 32  # that one configuration is put together from: ten that extend ten each would be a billion
+_MAX_YAML_BYTES = 1 << 18
+_MAX_HF_VALUES = 20_000
 
 _Config = TypeVar("_Config", bound=Strict)
 
@@ -54,10 +61,11 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises `ConfigError`, one line per mistake, each with file, line, key and what to write instead.
     """
     if isinstance(source, str) and "\n" in source:
-        tree = _resolve_extends(as_mapping(parse(source, "configuration")), Path(), ())
+        tree = _resolve_extends(as_mapping(parse(source, "configuration")), Path(), _Reading())
     else:
         path = _find(source, "run")
-        tree = _read_run(path / "config.yaml" if path.is_dir() else path, ())
+        is_directory = kind_of(path, error=ConfigError) == "directory"
+        tree = _read_run(path / "config.yaml" if is_directory else path, _Reading())
     for text in overrides:
         tree = _normalise_model(as_mapping(override(tree, text, "optim.lr=3e-4")))
     return _validate(RunConfig, _resolve_model(tree))
@@ -68,7 +76,7 @@ def load_model_config(source: str | Path) -> ModelConfig:
 
     A run's file, or its directory with `config.yaml`, gives the model of that run. Raises `ConfigError`.
     """
-    return _validate(ModelConfig, _read_model(source))
+    return _validate(ModelConfig, _read_model(source, _Reading()))
 
 
 def dump_config(config: Strict) -> str:
@@ -88,31 +96,45 @@ def _find(source: str | Path, kind: str) -> Path:
     if isinstance(source, str) and source in preset_names(kind):
         return preset_path(source, kind)
     path = Path(source)
-    if path.exists():
+    if kind_of(path, error=ConfigError) is not None:
         return path
     if isinstance(source, str) and is_preset_name(source):
         return preset_path(source, kind)  # raises, with the nearest name
-    raise ConfigError(f"{path}: no such file. {kind.capitalize()} presets: {', '.join(preset_names(kind))}")
+    others = (path.with_suffix(suffix) for suffix in (".yaml", ".yml"))
+    other = next((other for other in others if kind_of(other, error=ConfigError) == "file"), None)
+    presets = f". {kind.capitalize()} presets: {', '.join(preset_names(kind))}"
+    hint = f"; did you mean {shown(other)}?" if other else presets
+    raise ConfigError(f"{shown(path)}: no such file{hint}")
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read: {reason}") from None
+@dataclass(frozen=True)
+class _Reading:
+    """Which files lead to the one being read, and how many have been read in all."""
+
+    ancestors: tuple[Path, ...] = ()
+    files: list[Path] = field(default_factory=list)
+
+    def of(self, path: Path) -> "_Reading":
+        """The same reading inside `path`; raises if that file is being read already, or is one too many."""
+        real = Path(os.path.realpath(path))
+        if real in self.ancestors:
+            chain = " -> ".join(shown(file) for file in (*self.ancestors, real))
+            raise ConfigError(f"{shown(path)}: extends itself: {chain}")
+        self.files.append(real)
+        if len(self.files) > _MAX_FILES:
+            raise ConfigError(
+                f"{shown(path)}: is the {len(self.files)}th file of this configuration; at most {_MAX_FILES}"
+            )
+        return _Reading((*self.ancestors, real), self.files)
 
 
-def _read_run(path: Path, ancestors: tuple[Path, ...]) -> yaml.MappingNode:
+def _read_run(path: Path, reading: _Reading) -> yaml.MappingNode:
     """The tree of a run file with its `extends` resolved, `model` still by name."""
-    if path.resolve() in ancestors:
-        chain = " -> ".join(str(file) for file in (*ancestors, path.resolve()))
-        raise ConfigError(f"{path}: extends itself: {chain}")
-    tree = as_mapping(parse(_read_text(path), str(path)))
-    return _resolve_extends(tree, path.parent, (*ancestors, path.resolve()))
+    text = read_text(path, error=ConfigError, max_bytes=_MAX_YAML_BYTES)
+    return _resolve_extends(as_mapping(parse(text, str(path))), path.parent, reading.of(path))
 
 
-def _resolve_extends(tree: yaml.MappingNode, directory: Path, ancestors: tuple[Path, ...]) -> yaml.MappingNode:
+def _resolve_extends(tree: yaml.MappingNode, directory: Path, reading: _Reading) -> yaml.MappingNode:
     tree = _normalise_model(tree)
     extends = child(tree, "extends")
     if extends is None:
@@ -122,7 +144,7 @@ def _resolve_extends(tree: yaml.MappingNode, directory: Path, ancestors: tuple[P
     names = names if isinstance(names, list) else [names]
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{where(extends)}: extends: must be a file, a packaged run's name, or a list of them")
-    bases = [_read_run(_find_base(name, directory, where(extends)), ancestors) for name in names]
+    bases = [_read_run(_find_base(name, directory, where(extends)), reading) for name in names]
     base = bases[0]
     for above in bases[1:]:
         base = _merge_runs(base, above)
@@ -133,8 +155,8 @@ def _find_base(name: str, directory: Path, place: str) -> Path:
     if is_preset_name(name):
         return preset_path(name, "run")
     path = directory / name
-    if not path.is_file():
-        raise ConfigError(f"{place}: extends: {path}: no such file")
+    if kind_of(path, error=ConfigError) != "file":
+        raise ConfigError(f"{place}: extends: {shown(path)}: no such file")
     return path
 
 
@@ -157,47 +179,38 @@ def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
 def _resolve_model(tree: yaml.MappingNode) -> Node:
     """Replace the model's name by its fields."""
     model = child(tree, "model")
-    return tree if model is None else assign(tree, ["model"], _model_fields(model, ()), where(model))
+    return tree if model is None else assign(tree, ["model"], _model_fields(model, _Reading()), where(model))
 
 
-def _model_fields(model: Node, ancestors: tuple[Path, ...]) -> Node:
+def _model_fields(model: Node, reading: _Reading) -> Node:
     """`{preset: name, ...}` as the fields of the preset with the rest laid over them."""
     preset = child(model, "preset")
     if preset is None:
         return model
     name = to_value(preset)
     if not isinstance(name, str):
-        raise ConfigError(f"{where(preset)}: model.preset: must be a name or a path, not {name!r}")
+        raise ConfigError(f"{where(preset)}: model.preset: must be a name or a path, not {reprlib.repr(name)}")
     try:
-        fields = _read_model(name, ancestors)
+        fields = _read_model(name, reading)
     except ConfigError as error:
         raise ConfigError(f"{where(preset)}: model: {error}") from None
     return merge(fields, without_child(as_mapping(model), "preset"))
 
 
-def _read_model(source: str | Path, ancestors: tuple[Path, ...] = ()) -> Node:
+def _read_model(source: str | Path, reading: _Reading) -> Node:
     """The tree of a model's fields from any of the sources that `load_model_config` takes."""
     path = _find(source, "model")
-    if path.is_dir():
+    if kind_of(path, error=ConfigError) == "directory":
         path = _config_in(path)
     if path.suffix == ".json":
-        return from_value(_read_hf(path), str(path))
-    tree = _read_run(path, ancestors)
-    return _model_fields(child(tree, "model") or tree, (*ancestors, path.resolve()))
+        content = read_json(path, dict, error=ConfigError, max_values=_MAX_HF_VALUES)
+        return from_value(model_fields_from_hf(content, shown(path)), shown(path))
+    tree = _read_run(path, reading)
+    return _model_fields(child(tree, "model") or tree, reading.of(path))
 
 
 def _config_in(directory: Path) -> Path:
     for name in ("config.json", "config.yaml"):
-        if (directory / name).is_file():
+        if kind_of(directory / name, error=ConfigError) is not None:
             return directory / name
-    raise ConfigError(f"{directory}: holds neither config.json (a model) nor config.yaml (a run)")
-
-
-def _read_hf(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold one JSON object")
-    return model_fields_from_hf(content, str(path))
+    raise ConfigError(f"{shown(directory)}: holds neither config.json (a model) nor config.yaml (a run)")

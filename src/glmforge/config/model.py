@@ -3,14 +3,22 @@
 `ModelConfig` is the architecture and nothing else. Its field names are those of the published `config.json`
 (`Glm4MoeForCausalLM`), so that a reader of either finds the other. Defaults stand only where GLM-4.5,
 GLM-4.5-Air and GLM-4.6 agree; every size must be given, because a forgotten size would silently make another
-model. What GLM cannot be (tied embeddings, another activation) is a field with a single legal value: a
-foreign configuration is then refused instead of being misread.
+model. What GLM cannot be (another activation) is a field with a single legal value: a foreign configuration is then
+refused instead of being misread. Sizes have upper bounds far above any model, so that a slip of some zeros, or a
+stranger's file, is refused before anybody counts its layers one by one.
 """
 
-from typing import Literal, NoReturn, Self
+from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
+
+Size = Annotated[int, Field(gt=0, le=2**24)]
+"""A width or a number of heads, experts or tokens."""
+
+MAX_LAYERS = 1000
+MAX_ELEMENTS = 2**50
+"""Of one matrix, all experts' together."""
 
 
 class Strict(BaseModel):
@@ -27,39 +35,43 @@ def refuse(field: str, message: str) -> NoReturn:
 class ModelConfig(Strict):
     """A GLM MoE: `first_k_dense_replace` dense layers, then MoE layers, then multi-token-prediction ones."""
 
-    vocab_size: PositiveInt
-    hidden_size: PositiveInt
-    num_hidden_layers: PositiveInt = Field(description="layers of the trunk, without the MTP layers")
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: PositiveInt = Field(le=MAX_LAYERS, description="layers of the trunk, without the MTP layers")
     first_k_dense_replace: int = Field(ge=0, description="how many of the first layers are dense")
-    intermediate_size: PositiveInt = Field(description="inner width of a dense layer's MLP")
-    moe_intermediate_size: PositiveInt = Field(description="inner width of one expert")
+    intermediate_size: Size = Field(description="inner width of a dense layer's MLP")
+    moe_intermediate_size: Size = Field(description="inner width of one expert")
 
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt = Field(description="given, not derived: heads x head_dim need not be hidden_size")
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size = Field(description="given, not derived: heads x head_dim need not be hidden_size")
     use_qk_norm: bool = Field(description="RMSNorm over head_dim on queries and keys before RoPE")
     attention_bias: bool = Field(default=True, description="bias of q, k and v; o never has one")
     partial_rotary_factor: float = Field(default=0.5, gt=0, le=1)
     rope_theta: PositiveFloat
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: PositiveInt = Field(le=2**40)
 
-    n_routed_experts: PositiveInt
-    n_shared_experts: PositiveInt
-    num_experts_per_tok: PositiveInt
+    n_routed_experts: Size
+    n_shared_experts: Size
+    num_experts_per_tok: Size
     n_group: PositiveInt = 1
     topk_group: PositiveInt = 1
     norm_topk_prob: bool = True
     routed_scaling_factor: PositiveFloat
 
-    num_nextn_predict_layers: int = Field(ge=0, description="multi-token-prediction (MTP) layers")
+    num_nextn_predict_layers: int = Field(ge=0, le=MAX_LAYERS, description="multi-token-prediction (MTP) layers")
 
     rms_norm_eps: PositiveFloat = 1e-5
     initializer_range: PositiveFloat = 0.02
     hidden_act: Literal["silu"] = "silu"
-    tie_word_embeddings: Literal[False] = False
+    tie_word_embeddings: bool = Field(
+        default=False, description="one matrix is embedding and head; in no published GLM, but in its architecture"
+    )
 
-    eos_token_id: list[int] = Field(default=[151329, 151336, 151338], min_length=1)
-    pad_token_id: int = Field(default=151329, ge=0)
+    eos_token_id: list[int] = Field(
+        default=[151329, 151336, 151338], max_length=1000, description="tokens that end a text; may be none"
+    )
+    pad_token_id: int | None = Field(default=151329, ge=0)
 
     @property
     def rotary_dim(self) -> int:
@@ -86,6 +98,20 @@ class ModelConfig(Strict):
                 f"rotates {self.rotary_dim} of head_dim = {self.head_dim} dims, but RoPE turns pairs: "
                 "choose the two so that their product is even",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_elements(self) -> Self:
+        rows = {
+            "vocab_size": self.vocab_size,
+            "num_attention_heads": self.num_attention_heads * self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "n_routed_experts": 2 * self.n_routed_experts * self.moe_intermediate_size,
+            "n_shared_experts": self.n_shared_experts * self.moe_intermediate_size,
+        }
+        for field, number in rows.items():
+            if number * self.hidden_size > MAX_ELEMENTS:
+                refuse(field, f"makes a matrix of {number * self.hidden_size:,} elements; at most {MAX_ELEMENTS:,}")
         return self
 
     @model_validator(mode="after")
@@ -120,8 +146,9 @@ class ModelConfig(Strict):
 
     @model_validator(mode="after")
     def _check_tokens(self) -> Self:
+        pad = [] if self.pad_token_id is None else [self.pad_token_id]
         for field, token in [
-            ("pad_token_id", self.pad_token_id),
+            *(("pad_token_id", t) for t in pad),
             *(("eos_token_id", t) for t in self.eos_token_id),
         ]:
             if not 0 <= token < self.vocab_size:

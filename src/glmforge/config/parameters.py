@@ -20,7 +20,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {"model.embed_tokens.weight": table}
     for layer in range(config.num_hidden_layers + config.num_nextn_predict_layers):
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer(config, layer)}
-    return shapes | {"model.norm.weight": (config.hidden_size,), "lm_head.weight": table}
+    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    return shapes | {"model.norm.weight": (config.hidden_size,)} | head
 
 
 def _layer(config: ModelConfig, layer: int) -> _Named:

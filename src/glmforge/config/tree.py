@@ -9,15 +9,24 @@ Scalars follow YAML 1.2's core schema, not PyYAML's 1.1: `1e-3` is a number, `no
 twelve. Two departures help with large counts: digits may be grouped (`15_000`), and an integral number in
 exponent notation is an integer (`15e12` tokens). Duplicate keys, which YAML forbids and PyYAML lets pass, are
 errors.
+
+A file may come from a stranger, so what it can ask for is bounded while it is being composed, before anything of it
+is used: levels, values (an alias counts as all that it stands for, so ten lines cannot mean a billion values), digits.
 """
 
+import math
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import yaml
 
 from glmforge.errors import ConfigError
+from glmforge.files import MAX_DEPTH, shown
+
+MAX_VALUES = 20_000
+"""Most values of one document, keys included, aliases counted as what they stand for."""
 
 Node: TypeAlias = yaml.Node
 KeyPath: TypeAlias = Sequence[str | int]
@@ -31,11 +40,56 @@ _SCALARS = {
     _TAG + "float": re.compile(r"^[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
 }
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 _NO_LINE = -1
+_MAX_INTEGER = 2**63 - 1
+_MAX_DIGITS = len(str(_MAX_INTEGER))
 
 
 class _Loader(yaml.SafeLoader):
+    """Composes bounded trees: `MAX_DEPTH` levels of `MAX_VALUES` values, aliases counted as what they stand for."""
+
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML reads them from the class
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_values = 0
+        self._depth = 0  # of the value that is being composed
+        self._deepest = 0  # level that was reached below it
+        self._measures: dict[int, tuple[int, int]] = {}  # of finished values: how many values, how many levels
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        """One value with all below it; raises `ConfigError` as soon as a bound is passed."""
+        mark: yaml.Mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._depth += 1
+        outer, self._deepest = self._deepest, self._depth
+        before = self._num_values
+        self._grow(1, 0, mark)
+        node = super().compose_node(parent, index)
+        if is_alias:
+            if id(node) not in self._measures:
+                raise _refused(mark, "an alias refers to a value that contains it")
+            self._grow(*self._measures[id(node)], mark)
+        else:
+            self._measures[id(node)] = self._num_values - before, self._deepest - self._depth + 1
+        self._deepest = max(outer, self._deepest)
+        self._depth -= 1
+        return node
+
+    def _grow(self, values: int, levels: int, mark: yaml.Mark) -> None:
+        """Count `values` more, which reach `levels` below the present one."""
+        self._num_values += values
+        self._deepest = max(self._deepest, self._depth + levels)
+        if self._num_values > MAX_VALUES:
+            raise _refused(mark, f"more than {MAX_VALUES:,} values up to here, aliases counted as what they stand for")
+        if self._deepest > MAX_DEPTH:
+            raise _refused(mark, f"nested more than {MAX_DEPTH} levels deep")
+
+
+def _refused(mark: yaml.Mark, problem: str) -> ConfigError:
+    return ConfigError(f"{mark.name}:{mark.line + 1}: {problem}")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -45,12 +99,18 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(node.value.replace("_", ""))
+    digits = node.value.replace("_", "")
+    if len(digits.lstrip("+-0")) > _MAX_DIGITS or abs(number := int(digits)) > _MAX_INTEGER:
+        raise ConfigError(f"{where(node)}: {reprlib.repr(digits)} is too large: integers have 64 bits")
+    return number
 
 
 def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     number = float(node.value.replace("_", ""))
-    return int(number) if "e" in node.value.lower() and number.is_integer() else number
+    if not math.isfinite(number):
+        raise ConfigError(f"{where(node)}: {reprlib.repr(node.value)} is too large for a number")
+    is_count = "e" in node.value.lower() and number.is_integer() and abs(number) < _MAX_INTEGER
+    return int(number) if is_count else number
 
 
 for _tag, _pattern in _SCALARS.items():
@@ -62,36 +122,45 @@ _Loader.add_constructor(_TAG + "float", _construct_float)
 
 def parse(text: str, source: str) -> Node:
     """Parse one YAML document; `source` is the name that errors call it by. Raises `ConfigError`."""
+    source = shown(source)
     try:
         loader = _Loader(text)
         loader.name = source
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{source}{line}: not valid YAML: {error.problem or error.context}") from None
+        raise ConfigError(f"{source}{line}: not valid YAML: {shown(error.problem or error.context)}") from None
     except yaml.reader.ReaderError as error:
         raise ConfigError(f"{source}: not valid YAML: {error.reason} at position {error.position}") from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source}: not valid YAML: {shown(error)}") from None  # `"\U00110000"`, no character
     if node is None:
         raise ConfigError(f"{source}: is empty")
-    _check(node, ())
+    _check(node)
     return node
 
 
-def _check(node: Node, ancestors: tuple[int, ...]) -> None:
-    """Refuse what YAML allows but has no meaning in a configuration: foreign types and alias loops."""
-    if id(node) in ancestors:
-        raise ConfigError(f"{where(node)}: an alias refers to a value that contains it")
-    ancestors = (*ancestors, id(node))
+def _check(node: Node) -> None:
+    """Refuse what YAML allows but has no meaning in a configuration: foreign types, half characters."""
     if isinstance(node, yaml.ScalarNode):
-        pattern = _SCALARS.get(node.tag)
-        if node.tag != _TAG + "str" and not (pattern and pattern.match(node.value)):
-            raise ConfigError(f"{where(node)}: {node.value!r} cannot be read as {node.tag}; leave the tag out")
+        _check_scalar(node)
     elif node.tag not in _COLLECTIONS:
-        raise ConfigError(f"{where(node)}: {node.tag} is no type of a configuration; leave the tag out")
+        raise ConfigError(f"{where(node)}: {shown(node.tag)} is no type of a configuration; leave the tag out")
     elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
     for item in _children(node):
-        _check(item, ancestors)
+        _check(item)
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    pattern = _SCALARS.get(node.tag)
+    if node.tag != _TAG + "str" and not (pattern and pattern.match(node.value)):
+        value, tag = reprlib.repr(node.value), shown(node.tag)
+        raise ConfigError(f"{where(node)}: {value} cannot be read as {tag}; leave the tag out")
+    if _SURROGATE.search(node.value):
+        raise ConfigError(f"{where(node)}: {reprlib.repr(node.value)} holds half of a surrogate pair: no character")
 
 
 def _children(node: Node) -> list[Node]:
@@ -105,10 +174,11 @@ def _check_keys(mapping: yaml.MappingNode) -> None:
     seen = set[str]()
     for key, _ in mapping.value:
         if key.tag != _TAG + "str":
-            written = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
+            written = shown(key.value) if isinstance(key, yaml.ScalarNode) else "a collection"
             raise ConfigError(f"{where(key)}: a key must be a name, not {written}: quote it")
+        _check_scalar(key)
         if key.value in seen:
-            raise ConfigError(f"{where(key)}: the key '{key.value}' is given twice")
+            raise ConfigError(f"{where(key)}: the key '{shown(key.value)}' is given twice")
         seen.add(key.value)
 
 
@@ -170,11 +240,11 @@ def merge(base: Node, top: Node) -> Node:
     """`top` laid over `base`: mappings merge key by key, lists and scalars of `top` replace."""
     if not (isinstance(base, yaml.MappingNode) and isinstance(top, yaml.MappingNode)):
         return top
-    merged = yaml.MappingNode(top.tag, base.value, top.start_mark, top.end_mark)
+    pairs = {key.value: (key, value) for key, value in base.value}
     for key, value in top.value:
-        below = child(base, key.value)
-        merged = with_child(merged, key, value if below is None else merge(below, value))
-    return merged
+        below = pairs.get(key.value)
+        pairs[key.value] = (key, value if below is None else merge(below[1], value))
+    return yaml.MappingNode(top.tag, list(pairs.values()), top.start_mark, top.end_mark)
 
 
 def assign(node: Node, path: Sequence[str], value: Node, source: str) -> Node:
@@ -201,7 +271,7 @@ def override(tree: Node, text: str, example: str) -> Node:
     Raises `ConfigError`, which shows the form by `example` if that is what is wrong.
     """
     key, equals, value = text.partition("=")
-    source = f"override '{text}'"
+    source = f"override '{shown(text)}'"
     if not (equals and all(key.split("."))):
         raise ConfigError(f"{source}: must have the form dotted.key=value, such as {example}")
     if not value.strip():

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from glmforge.errors import DataError
 
@@ -106,3 +107,21 @@ def _refusal(error: OSError, path: Path) -> str:
     said = error.strerror or str(error)
     name = str(error.filename or "")
     return said if not name or name.startswith(str(path)) else f"{name}: {said}"
+
+
+def printable(name: str) -> str:
+    """A file name, or what quotes one, as text: bytes that are no UTF-8, which Python keeps as half characters, stand
+    there as `\\xff`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def arrow_input(path: Path) -> Iterator[Path | BinaryIO]:
+    """What to give to pyarrow to read a file: it takes no name that is not UTF-8, but an open file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with path.open("rb") as file:
+            yield file
+    else:
+        yield path

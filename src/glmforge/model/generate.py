@@ -113,6 +113,11 @@ def _decode(model: "GlmMoe", ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache
 def _check_prompts(model: "GlmMoe", prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; at least 1")
+    if any(isinstance(prompt, int | str) for prompt in prompts):
+        raise TypeError(
+            "prompts: must be a list of prompts, each a list of token ids, such as [[1, 2, 3]]; "
+            "for text [tokenizer.encode(text)]"
+        )
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise ValueError("prompts: every prompt needs at least one token; start with [gMASK]<sop> or end-of-text")
     vocab_size = model.config.vocab_size

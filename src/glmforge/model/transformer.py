@@ -113,6 +113,10 @@ class GlmMoe(nn.Module):
         self.compute_dtype = torch.float32
         self.model = Trunk(config, self.section)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size) if self.section.last else None
+        if config.tie_word_embeddings:
+            if self.lm_head is None or self.model.embed_tokens is None:
+                raise ValueError("tied embeddings need one section with embedding and head: no pipeline can part them")
+            self.lm_head.tie(self.model.embed_tokens)
 
     @classmethod
     def create(cls, config: ModelConfig, seed: int = 0) -> Self:
@@ -228,7 +232,19 @@ class GlmMoe(nn.Module):
 
     @torch.no_grad()
     def logits(self, ids_BS: Tensor, documents: Documents | None = None) -> Tensor:
-        """Next-token logits `[B, S, V]` of full rows (no padding), in the compute dtype."""
+        """Next-token logits `[B, S, V]` of full rows (no padding), in the compute dtype, without a graph.
+
+        `differentiable_logits` is the same with one.
+        """
+        return self.differentiable_logits(ids_BS, documents)
+
+    def differentiable_logits(self, ids_BS: Tensor, documents: Documents | None = None) -> Tensor:
+        """Next-token logits `[B, S, V]` of full rows (no padding), in the compute dtype, for a loss of your own.
+
+        Gradients flow into every parameter but those of the MTP layers; the routers' choices have none, their weights
+        do. All logits are in memory at once, with their gradient; training itself never makes them (see
+        `CrossEntropyHead`). `documents` tells which tokens see each other; None makes each row one document.
+        """
         output = self(ModelInputs.whole(ids_BS, documents), with_mtp=False)
         return cast(Tensor, output.main).unflatten(0, ids_BS.shape)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glmforge.config.tree import dump
-from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 from glmforge.observe.report import page_template
 from glmforge.observe.run import write_text
 from glmforge.observe.schedule_page import Table
@@ -33,15 +33,10 @@ class _Summary:
 def write_corpus_page(report: dict[str, Any], out: Path) -> Path:
     """Write the page of a `report.json` to `out`.
 
-    Returns `out`. Raises `GlmforgeError` if matplotlib is not installed.
+    Returns `out`. Raises `MissingPackageError` if matplotlib is not installed.
     """
-    try:
+    with needed_for(f"{out}: drawing"):
         from glmforge.observe.corpus_figures import draw_corpus_figures
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"{out}: drawing needs the package {error.name!r}, which is not installed; "
-            "run \"pip install 'glmforge[observe]'\""
-        ) from error
     page = page_template("corpus.html")
     figures = draw_corpus_figures(report["stages"])
     write_text(out, page.render(summary=_summarize(report), figures=figures, config=dump(report["pipeline"])))

@@ -58,7 +58,7 @@ def balance_over_time(run: RunLog) -> Figure | None:
         draw_curve(plot.axes, *mean, color=SERIES[0], label="mean of layers")
         plot.axes.set_ylim(bottom=0)
         draw_legend(plot.axes)
-    caption = "How far the busiest expert is above its fair share; 0 is perfect."
+    caption = "How far each layer's busiest expert is above an even share of the step's tokens; 0 is perfect."
     return Figure("Expert balance", caption, plot.svg)
 
 
@@ -101,7 +101,7 @@ def balance_of_layers(run: RunLog) -> Figure | None:
         _name_layers(axes, router_names(run.config, num_layers))
         _draw_scale(canvas, axes, _OF_LAYERS)
         svg = to_svg(canvas, "layer-balance")
-    caption = "Load of each layer's busiest expert, relative to an even spread (1×); the worst step of each column. "
+    caption = "Load of each layer's busiest expert, as a multiple of an even share; the worst step of each column. "
     return Figure("Balance of every layer", caption + dead_experts(run), svg, wide=True)
 
 

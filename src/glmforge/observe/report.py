@@ -6,13 +6,15 @@ one with a single step.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
 import jinja2
+import markupsafe
 
-from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
 from glmforge.observe.summary import summarize
 
@@ -46,18 +48,13 @@ def write_report(
 
     Raises:
         RunFileError: a file of the run is missing or damaged, or the report cannot be written.
-        GlmforgeError: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
     """
     run = read_run(run_dir)
     path = run.directory.report if out is None else Path(out)
     extra = extra or {}
-    try:
+    with needed_for("drawing the report"):
         from glmforge.observe.figures import draw_figures
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"the report's plots need the package {error.name!r}, which is not installed; "
-            "run \"pip install 'glmforge[observe]'\""
-        ) from error
     page = page_template("report.html").render(
         figures=draw_figures(run),
         samples=extra.get("samples", []),
@@ -76,4 +73,10 @@ def page_template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template(name)
+
+
+def _breakable(name: str) -> markupsafe.Markup:
+    """`name` with leave to break a line behind its underscores and slashes, and nowhere else inside a word."""
+    return markupsafe.Markup(re.sub(r"([_/])", r"\1<wbr>", str(markupsafe.escape(name))))

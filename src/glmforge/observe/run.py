@@ -1,6 +1,7 @@
 """The directory of a run: what lies where, how it begins, and how it is read back.
 
     config.yaml        the effective configuration
+    tokenizer/         a copy of the tokenizer, so that the directory can be moved and talked to from anywhere
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
     evaluation.jsonl   one record per evaluation and source
@@ -10,6 +11,7 @@
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
+    .lock/             who writes here: see glmforge.cluster.lease
     checkpoints/       step-*, one directory per checkpoint
     tensorboard/       a view of the metrics
     report.html        the report
@@ -19,7 +21,9 @@ torch, another machine, another revision), which is where one looks first when a
 expected one.
 """
 
+import itertools
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,9 +33,12 @@ from typing import Any
 
 import yaml
 
+from glmforge.cluster.lease import ensure_writable
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
 from glmforge.observe.sinks import JsonlSink, RunFileError, read_jsonl
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.root / "tokenizer"
 
     @property
     def info(self) -> Path:
@@ -109,6 +120,8 @@ class RunLog:
 def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
     """Write `run.json` and a `started` event; on a later start a `resumed` event with what has changed since.
 
+    A `run.json` that is damaged is no reason not to start: it is kept under another name and written anew.
+
     Args:
         root: the run directory; made if missing.
         name: the run's name.
@@ -122,12 +135,20 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
         "versions": library_versions(),
         "machine": describe_machine(),
     }
-    if directory.info.exists():
-        changes = _differences(_read_json(directory.info), present)
-        record_event(root, "resumed", step=step, detail="; ".join(changes) or "same code, libraries and machine")
-    else:
-        write_text(directory.info, json.dumps(present, indent=2, ensure_ascii=False) + "\n")
+    info = json.dumps(present, indent=2, ensure_ascii=False) + "\n"
+    if not directory.info.exists():
+        write_text(directory.info, info)
         record_event(root, "started", step=step)
+        return
+    try:
+        changes = _differences(_read_info(directory.info), present)
+        detail = "; ".join(changes) or "same code, libraries and machine"
+    except RunFileError as error:
+        aside = _set_aside(directory.info)
+        write_text(directory.info, info)
+        detail = f"{directory.info.name} was damaged: written anew, the damaged one is kept as {aside.name}"
+        logger.warning("%s; it is written anew, the damaged one is kept as %s", error, aside)
+    record_event(root, "resumed", step=step, detail=detail)
 
 
 def record_event(root: str | os.PathLike[str], event: str, *, step: int, detail: str = "") -> None:
@@ -160,6 +181,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, making its folder; a reader finds the old text or the new one, never half of it."""
+    ensure_writable(path)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,17 +209,42 @@ def _leaves(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _read_info(path: Path) -> dict[str, Any]:
+    """`run.json` with the groups that `_leaves` reads. Raises `RunFileError` if it is damaged."""
+    info = _read_json(path)
+    for group in ("versions", "machine"):
+        if not isinstance(info.get(group, {}), dict):
+            raise RunFileError(f"{path}: {group} is no mapping; restore it, or start the run again")
+    return info
+
+
+def _set_aside(path: Path) -> Path:
+    """Give a damaged file another name, under which none lies yet."""
+    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    try:
+        path.rename(aside)
+    except OSError as error:
+        raise RunFileError(f"{path}: is damaged and cannot be renamed ({error.strerror}); move it away") from error
+    return aside
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{path}: is not text in UTF-8 ({error.reason}); restore it") from error
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    text = _read_text(path)
     try:
-        content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise RunFileError(
             f"{path}: is not JSON ({error}); restore it, or delete it and start the run again"
         ) from error

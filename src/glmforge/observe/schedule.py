@@ -149,6 +149,10 @@ def _reckoned(config: RunConfig) -> Draws:
     return draws
 
 
+NUM_SIZES = 6
+"""So many columns of `phase_columns` tell a phase's size and learning rate, the others its settings."""
+
+
 def phase_columns() -> list[str]:
     """Headings of `phase_rows`."""
     sizes = ["phase", "tokens", "steps", "sequence", "batch, tokens", "learning rate"]

@@ -6,10 +6,19 @@ from typing import NamedTuple
 
 from glmforge.config import dump_config
 from glmforge.config.schema import RunConfig
-from glmforge.errors import ConfigError, GlmforgeError
+from glmforge.errors import ConfigError
+from glmforge.extras import needed_for
 from glmforge.observe.report import page_template
 from glmforge.observe.run import write_text
-from glmforge.observe.schedule import Schedule, phase_columns, phase_rows, plan_schedule, rate_words, source_rows
+from glmforge.observe.schedule import (
+    NUM_SIZES,
+    Schedule,
+    phase_columns,
+    phase_rows,
+    plan_schedule,
+    rate_words,
+    source_rows,
+)
 from glmforge.observe.summary import Tile
 from glmforge.observe.units import format_count
 
@@ -37,17 +46,12 @@ def write_schedule(config: RunConfig, out: Path) -> Path:
     """Write the schedule of a run to `out`: .html with tables, .png or .svg the drawing alone.
 
     Returns `out`. Raises `ConfigError` for another suffix or a schedule that cannot be, `DataError` if the shards are
-    there and hold too little, and `GlmforgeError` if matplotlib is not installed.
+    there and hold too little, and `MissingPackageError` if matplotlib is not installed.
     """
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"--schedule: {out}: ends in none of {', '.join(SUFFIXES)}; name it by what it shall be")
-    try:
+    with needed_for("--schedule: drawing"):
         from glmforge.observe.schedule_figures import save_schedule, schedule_svg
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"--schedule: drawing needs the package {error.name!r}, which is not installed; "
-            "run \"pip install 'glmforge[observe]'\""
-        ) from error
     schedule = plan_schedule(config)
     out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix != ".html":
@@ -72,7 +76,7 @@ def _summarize(schedule: Schedule) -> _Summary:
         f"{config.optim.schedule} learning rate",
         tiles=_tiles(schedule),
         tables=[
-            Table("Phases", "", phase_columns(), list(phase_rows(schedule))),
+            *_phases(schedule),
             Table("Sources", _sources_note(schedule), _source_columns(schedule), list(source_rows(schedule))),
         ],
     )
@@ -89,6 +93,15 @@ def _tiles(schedule: Schedule) -> list[Tile]:
         Tile("Longest sequence", f"{max(lengths):,}", "tokens"),
         Tile("Learning rate", rate_words(config.optim.lr), f"down to {rate_words(schedule.phases[-1].last_lr)}"),
         Tile("Warm-up", format_count(schedule.warmup_tokens), "tokens"),
+    ]
+
+
+def _phases(schedule: Schedule) -> list[Table]:
+    """Sizes and settings in a table each: in one they are wider than a page."""
+    columns, rows = phase_columns(), list(phase_rows(schedule))
+    return [
+        Table("Phases", "", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
+        Table("Settings of the phases", "", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]),
     ]
 
 

@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
 from glmforge.observe.metrics import METRICS, Record
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class JsonlSink:
 
     def __init__(self, path: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
         self.path = Path(path)
+        ensure_writable(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
@@ -62,6 +65,7 @@ class JsonlSink:
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record and hand it to the operating system: it survives the end of this process."""
+        ensure_writable(self.path)
         plain = {name: _encode(value) for name, value in record.items()}
         unwritten = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
         try:
@@ -90,7 +94,7 @@ class TensorBoardSink:
         resume_step: the step the run resumes after; TensorBoard hides what was logged past it.
 
     Raises:
-        GlmforgeError: the package `tensorboard` is not installed.
+        MissingPackageError: the package `tensorboard` is not installed.
         RunFileError: the directory cannot be written.
     """
 
@@ -213,11 +217,6 @@ def _unwritable(path: Path, error: OSError) -> RunFileError:
 
 
 def _summary_writer_class() -> "type[SummaryWriter]":
-    try:
+    with needed_for("observe.tensorboard: true"):
         from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise GlmforgeError(
-            f"observe.tensorboard: the package {error.name!r} is not installed; "
-            "run \"pip install 'glmforge[observe]'\" or set observe.tensorboard=false"
-        ) from error
     return SummaryWriter

@@ -10,6 +10,11 @@ def format_count(value: float, *, trim: bool = False) -> str:
     return f"{value:.0f}" if float(value).is_integer() else _three_digits(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """(1, 'document') -> '1 document', (2345, 'document') -> '2,345 documents'."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def format_bytes(value: float) -> str:
     """1 536 -> '1.50 KiB'."""
     if value < 1024:

@@ -50,6 +50,11 @@ _SCHEDULES: dict[str, type[Any]] = {
 }
 
 
+def schedule_class(schedule: str) -> type[Any]:
+    """torch's class of a schedule of `parallel.pipeline_schedule`."""
+    return _SCHEDULES[schedule]
+
+
 class Stage(nn.Module):
     """A section as the pipeline calls it: tensors in, tensors (or the loss, from the last one) out.
 
@@ -89,7 +94,7 @@ class Pipeline:
         self._stages_of = functools.partial(
             stages_of_rank, schedule, pp=self.num_ranks, per_rank=num_stages // self.num_ranks
         )
-        self.schedule_class = _SCHEDULES[schedule]
+        self.schedule_class = schedule_class(schedule)
         self.stage_class: type[PipelineStage] = PipelineStage
         self._schedules: dict[tuple[Any, ...], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 

@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from glmforge.config.layout import AXES, Layout
-from glmforge.errors import ConfigError
+from glmforge.errors import ConfigError, GlmforgeError
+from glmforge.parallel.peers import PeerLostError, Peers
 
 _VIEWS = {
     "dense": ("pp", "dp_replicate", "fsdp", "tp"),
@@ -161,36 +162,79 @@ def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
         yield World(0, 1, default_device(), layout)
         return
     device = default_device()
-    joined_here = not dist.is_initialized()
-    if joined_here:
-        _init_process_group(size, device, timeout_s)
-    try:
+    if dist.is_initialized():
         yield World.join(layout, device)
-    finally:
-        if joined_here:
+        return
+    peers, store = _connect(size, timeout_s)
+    with _explained(peers):
+        _init_process_group(store, size, device, timeout_s)
+        try:
+            peers.meet()
+            yield World.join(layout, device)
+        finally:
             dist.destroy_process_group()
 
 
-def _init_process_group(size: int, device: torch.device, timeout_s: int) -> None:
+@contextmanager
+def _explained(peers: Peers) -> Iterator[None]:
+    """What ends this rank is told to the others; what another rank's end does to this one is one line that names it."""
+    try:
+        yield
+    except PeerLostError:
+        raise
+    except Exception as error:
+        lost = peers.explain(error)
+        if lost is not None:
+            raise lost from error
+        peers.say_last_words(str(error) if isinstance(error, GlmforgeError) else f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        peers.leave()
+
+
+def _connect(size: int, timeout_s: int) -> tuple[Peers, dist.Store]:
+    """Introduce this rank in the job's store. Raises `PeerLostError` if there is none in time."""
     environment = os.environ
-    timeout = timedelta(seconds=timeout_s)
     rank = int(environment["RANK"])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
     # torchrun's agent already serves a store at this address; without it rank 0 serves one.
     agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        world_size=size,
-        is_master=rank == 0 and not agent_serves,
-        timeout=timeout,
-    )
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefix = f"glmforge/attempt-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+    def client(*, serves: bool, num_clients: int | None) -> dist.Store:
+        timeout = timedelta(seconds=timeout_s)
+        store = dist.TCPStore(address, port, world_size=num_clients, is_master=serves, timeout=timeout)
+        return dist.PrefixStore(prefix, store)
+
+    def another_client() -> dist.Store:
+        return dist.PrefixStore("peers", client(serves=False, num_clients=None))
+
+    try:
+        store = client(serves=rank == 0 and not agent_serves, num_clients=size)
+        peers = Peers(
+            dist.PrefixStore("peers", store),
+            rank,
+            size,
+            reconnect=another_client,
+            kept_by_rank_zero=not agent_serves,
+        )
+        peers.introduce()
+    except dist.DistError as error:
+        raise PeerLostError(
+            f"the {size} ranks did not all come to {address}:{port} (MASTER_ADDR, MASTER_PORT): "
+            f"{str(error).splitlines()[0]}; start all of them within {timeout_s} s "
+            "(parallel.process_group_timeout_s), on a free port"
+        ) from error
+    return peers, store
+
+
+def _init_process_group(store: dist.Store, size: int, device: torch.device, timeout_s: int) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore(f"glmforge/attempt-{attempt}", store),
-        rank=rank,
+        store=store,
+        rank=int(os.environ["RANK"]),
         world_size=size,
-        timeout=timeout,
+        timeout=timedelta(seconds=timeout_s),
     )

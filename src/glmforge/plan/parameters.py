@@ -44,11 +44,13 @@ class ParameterCounts:
     """The parts of a model, and the sums of them that people quote.
 
     `*_active` is what one token passes through: its K routed experts and the shared ones, all else whole. The
-    trunk is all layers and the final norm, without embedding, head and MTP.
+    trunk is all layers and the final norm, without embedding, head and MTP. With tied embeddings the head works as
+    any other but is not stored a second time.
     """
 
     embedding: Count
     head: Count
+    is_tied: bool
     expert: Count
     dense_layer: Count
     moe_layer: Count
@@ -62,7 +64,8 @@ class ParameterCounts:
     @property
     def without_mtp(self) -> Count:
         """The model as transformers loads it: trunk, embedding and head."""
-        return self.trunk + self.embedding + self.head
+        tables = self.embedding if self.is_tied else self.embedding + self.head
+        return self.trunk + tables
 
     @property
     def with_mtp(self) -> Count:
@@ -99,6 +102,7 @@ class ParameterCounts:
         return cls(
             embedding=table,
             head=table,
+            is_tied=config.tie_word_embeddings,
             expert=_mlp(config, config.moe_intermediate_size),
             dense_layer=dense,
             moe_layer=moe,

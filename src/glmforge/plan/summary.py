@@ -13,6 +13,7 @@ def summarise(config: ModelConfig) -> dict[str, object]:
     """Everything below and the configuration itself, ready for JSON."""
     return {
         "config": config.model_dump(),
+        "architecture": dict(architecture_rows(config)),
         "parameters": dict(parameter_rows(config)),
         "train_flops_per_token": [
             {"seq_len": length, "without_mtp": without, "with_mtp": with_mtp}
@@ -20,6 +21,25 @@ def summarise(config: ModelConfig) -> dict[str, object]:
         ],
         "bytes": dict(memory_rows(config)),
     }
+
+
+def architecture_rows(config: ModelConfig) -> list[tuple[str, str]]:
+    """What the model is made of, in words."""
+    num_dense, num_mtp = config.first_k_dense_replace, config.num_nextn_predict_layers
+    layers = f"{config.num_hidden_layers}: {num_dense} dense, {config.num_hidden_layers - num_dense} MoE"
+    heads = f"{config.num_attention_heads}, {config.num_key_value_heads} for keys and values, {config.head_dim} wide"
+    groups = f", chosen from {config.topk_group} of {config.n_group} groups" if config.n_group > 1 else ""
+    experts = f"{config.n_routed_experts}, {config.num_experts_per_tok} per token{groups}, "
+    return [
+        ("layers", layers + (f", and {num_mtp} MTP" if num_mtp else "")),
+        ("width", f"{config.hidden_size:,}"),
+        ("attention heads", heads + (", QK-norm" if config.use_qk_norm else "")),
+        ("routed experts", experts + f"{config.moe_intermediate_size:,} wide"),
+        ("shared experts", f"{config.n_shared_experts}"),
+        ("dense MLP", f"{config.intermediate_size:,} wide"),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("positions", f"{config.max_position_embeddings:,}"),
+    ]
 
 
 def parameter_rows(config: ModelConfig) -> list[tuple[str, int]]:

@@ -11,9 +11,12 @@ from pathlib import Path
 import torch
 
 from glmforge.checkpoint.convert import load_hf_into
+from glmforge.checkpoint.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
+from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
@@ -24,6 +27,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
+from glmforge.recipes.run_lock import run_lock
 from glmforge.train.hooks import CheckpointHook, prepare_environment
 from glmforge.train.nodes import check_nodes
 from glmforge.train.objective import NextTokenObjective, ObjectiveFactory
@@ -51,22 +55,34 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
 
     `hooks` are called besides the run's own, before those that save and that end it.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
-    layout, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can mend, and `Preempted` when a
-    signal told the run to give way.
+    layout, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can
+    mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
     layout = resolve_layout(config, world_size_from_environment())
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with join_world(layout, config.parallel.process_group_timeout_s) as world:
+    lease_s = config.fault_tolerance.lock_lease_s
+    with (
+        join_world(layout, config.parallel.process_group_timeout_s) as world,
+        run_lock(config.output_dir, world, lease_s),
+    ):
         if world.is_main and world.device.type == "cpu":
             warn_if_crowded(
                 torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
             )
         data = open_data(config, world)
+        config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
+
+
+def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig:
+    """The run's configuration with the end tokens of its tokenizer."""
+    for line in describe_changes(config.model, data.tokenizer) if say_so else ():
+        logger.info(line)
+    return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
 
 
 def build_trainer(
@@ -109,9 +125,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
-    elif checkpoints.root.exists():
+    elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
-            f"{checkpoints.root}: exists, but fault_tolerance.resume is 'never'; choose another output_dir, or 'auto'"
+            f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
+            "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
         _load_initial_weights(trainer.model, config.init_from)
@@ -119,6 +136,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
+        copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
 def _load_initial_weights(model: ParallelModel, directory: Path) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+from glmforge.config.data import DataConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.stream.packing import ensure_packing
-from glmforge.data.tokens.shards import TokenShard
+from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World, is_first_of_node
@@ -31,6 +33,7 @@ class RunData:
 
 def open_data(config: RunConfig, world: World) -> RunData:
     """Tokenizer, sources and held-out shards; makes copies and packings that are not there yet. Collective."""
+    _check_paths(config.data)
     tokenizer = Tokenizer.load(config.data.tokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
@@ -42,6 +45,20 @@ def open_data(config: RunConfig, world: World) -> RunData:
     _pack_once(config, shards, world)
     held_out = [HeldOut(source.name, _open_shard(source.path, tokenizer)) for source in config.data.held_out]
     return RunData(tokenizer, Curriculum(config, shards), held_out)
+
+
+def _check_paths(data: DataConfig) -> None:
+    """Name the setting whose file is not there, and from where a relative path was looked for."""
+    wanted = {"data.tokenizer": data.tokenizer / TOKENIZER_FILE}
+    for key, sources in (("sources", data.sources), ("held_out", data.held_out)):
+        wanted |= {f"data.{key}.{i}.path": shard_paths(source.path)[0] for i, source in enumerate(sources)}
+    for key, path in wanted.items():
+        if not path.exists():
+            place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
+            make = "tokenizer" if key == "data.tokenizer" else "tokenize"
+            raise DataError(
+                f"{key}: there is no {path}{place}; make it with 'glmforge data {make}' or correct the path"
+            )
 
 
 def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World) -> None:

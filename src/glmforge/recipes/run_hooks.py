@@ -20,6 +20,7 @@ from glmforge.train.hooks import (
     MetricsHook,
     PreemptionHook,
     ProfileHook,
+    RunLockHook,
     SpikeHook,
     StragglerHook,
     WatchdogHook,
@@ -38,6 +39,7 @@ def run_hooks(config: RunConfig, data: RunData, checkpoints: CheckpointHook) -> 
     debug, profile = DebugHook(observe.debug), ProfileHook(root, communication)
     recorders = [hook for hook in (communication, stragglers, debug, checkpoints) if hook is not None]
     hooks: list[Hook | None] = [
+        RunLockHook(root),
         WatchdogHook(root, faults.hang_timeout_s) if faults.hang_timeout_s is not None else None,
         communication,
         stragglers,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint
+from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.model import GlmMoe, Sampling
@@ -25,14 +25,12 @@ class ChatModel:
     @classmethod
     def load(cls, source: Path, *, tokenizer_dir: Path | None = None) -> "ChatModel":
         """From an export (which holds its tokenizer), a run or a checkpoint (whose configuration names it)."""
+        tokenizer = load_tokenizer(source) if tokenizer_dir is None else Tokenizer.load(tokenizer_dir)
         model = load_pretrained(source)
-        if tokenizer_dir is None:
-            is_export = (source / "config.json").is_file()
-            tokenizer_dir = source if is_export else open_checkpoint(source).run.data.tokenizer
-        tokenizer = Tokenizer.load(tokenizer_dir)
         if tokenizer.vocab_size > model.config.vocab_size:
             raise GlmforgeError(
-                f"{tokenizer_dir}: {tokenizer.vocab_size:,} tokens, but the model embeds {model.config.vocab_size:,}; "
+                f"{tokenizer_dir or source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
+                f"{model.config.vocab_size:,}; "
                 "give the tokenizer it was trained with (--tokenizer)"
             )
         return cls(model, tokenizer)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from glmforge.checkpoint.convert import export_hf
-from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint
-from glmforge.errors import GlmforgeError
+from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint, tokenizer_directory
+from glmforge.extras import needed_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,7 +37,7 @@ def export_run(
         dtype: "bf16" (as published) or "fp32".
         with_mtp: keep the MTP layers.
         duplicate_mtp_head: repeat embedding and head in the MTP layers, as GLM-4.5 does and GLM-4.6 does not.
-        tokenizer_dir: instead of the run's `data.tokenizer`.
+        tokenizer_dir: instead of the run's own.
         overwrite: replace an earlier export.
     """
     stored = open_checkpoint(source)
@@ -48,7 +48,7 @@ def export_run(
         dtype=DTYPES[dtype],
         with_mtp=with_mtp,
         duplicate_mtp_head=duplicate_mtp_head,
-        tokenizer_dir=tokenizer_dir or stored.run.data.tokenizer,
+        tokenizer_dir=tokenizer_dir or tokenizer_directory(stored),
         overwrite=overwrite,
     )
     return Exported(stored.path, stored.step, out_dir)
@@ -70,14 +70,14 @@ class Parity:
 @torch.no_grad()
 def compare_with_transformers(directory: Path, ids_BS: torch.Tensor) -> Parity:
     """Run the export `directory` in fp32 through our model and through transformers' Glm4MoeForCausalLM."""
-    try:
+    with needed_for("the comparison with transformers"):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
-    except ImportError as error:
-        raise GlmforgeError("transformers is not installed; pip install 'glmforge[hf]'") from error
     logging.set_verbosity_error()  # it reports every MTP tensor as unexpected
     logging.disable_progress_bar()
-    theirs = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+    ).eval()
     ours = load_pretrained(directory, dtype=torch.float32)
     expected_BSV, actual_BSV = theirs(ids_BS).logits, ours.logits(ids_BS)
     return Parity((actual_BSV - expected_BSV).abs().max().item(), expected_BSV.abs().max().item())

@@ -23,8 +23,11 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.train.objective import Objective
 
-FLAGS = ("preempt", "stop", "save", "profile")
-"""What a rank may ask of all: save and give way, save and end, save, profile. All hear of it within the next step."""
+FLAGS = ("preempt", "interrupt", "stop", "save", "profile")
+"""What a rank may ask of all: save and give way (to the scheduler, to a person), save and end, save, profile. All hear
+of it within the next step."""
+ENDING = frozenset({"preempt", "interrupt", "stop"})
+"""Those after which this process takes no more steps."""
 
 
 @dataclass(frozen=True)

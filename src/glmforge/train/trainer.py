@@ -2,7 +2,7 @@
 
 The loop knows nothing of logging, evaluation or checkpoints. Hooks are small stateful objects that are called around
 it; what they keep must survive in their `state_dict`, so a resumed run goes on as if it had never stopped. Two things
-hooks can ask of the loop: to go back (`RollBack`), and to end (the flags "preempt" and "stop").
+hooks can ask of the loop: to go back (`RollBack`), and to end (the flags "preempt", "interrupt" and "stop").
 """
 
 import time
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from glmforge.cluster.interrupts import INTERRUPTED
 from glmforge.config.layout import resolve_layout
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
@@ -39,6 +40,12 @@ class Preempted(GlmforgeError):
     """The run was told to give way; it has been saved and is to be started again."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+class Interrupted(Preempted):
+    """The same, told by a person: no launcher is to start it again."""
+
+    exit_code = INTERRUPTED
 
 
 class RollBack(Exception):
@@ -161,7 +168,8 @@ class Trainer:
     def fit(self) -> TrainState:
         """Train to the end of the last phase, or until told to end; returns the final state.
 
-        Raises `DivergedError` if it cannot go on, `Preempted` if it was told to give way.
+        Raises `DivergedError` if it cannot go on, `Preempted` if it was told to give way (by a person:
+        `Interrupted`).
         """
         self.model.train()
         try:
@@ -235,6 +243,10 @@ class Trainer:
         for hook in self.hooks:
             hook.on_step_end(self, outcome)
         self._check_divergence()
+        if "interrupt" in result.flags:
+            raise Interrupted(
+                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command goes on there"
+            )
         if "preempt" in result.flags:
             raise Preempted(
                 f"{self.config.name}: told to give way after step {self.state.step:,}; saved, start it again"

@@ -123,6 +123,21 @@ REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "interleaved_1f1b"}, DROPOUT | SINKHORN),
 ]
 
+TIED = {"model": {"tie_word_embeddings": True}}
+TIED_EMBEDDINGS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"dp_shard": 2, "micro_batch_size": 2}, TIED),
+    (2, {"tp": 2}, TIED),
+]
+
+TIED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (4, {"dp_shard": 2, "tp": 2, "ep": 2, "recompute": "full"}, TIED),
+    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, TIED),
+    (4, {"cp": 2, "dp_replicate": 2, "reduce_gradients": "last_micro_batch", "micro_batch_size": 1}, TIED),
+    (2, {"dp_shard": 2, "cpu_offload": True}, TIED),
+    (2, {"dp_shard": 2, "compile": True}, TIED),
+    (4, {"dp_shard": 4}, {"model": {"tie_word_embeddings": True, "vocab_size": 509}}),
+]
+
 REGULARISED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (4, {"dp_replicate": 2, "tp": 2, "recompute": "selective"}, DROPOUT | SINKHORN),
     (4, {"cp": 2, "tp": 2, "ep": 4}, OF_RESIDUALS | SINKHORN),
@@ -148,12 +163,12 @@ def named(cases: list[tuple[Any, ...]]) -> list[Any]:
             for size, parallel, *rest in cases]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED]))
+@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED, *TIED_EMBEDDINGS]))
 def test_three_steps_equal_one_process(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX]))
+@pytest.mark.parametrize("case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX, *TIED_MATRIX]))
 def test_three_steps_equal_one_process_on_every_layout(case: Case) -> None:
     check(case)

@@ -9,15 +9,18 @@ import torch
 import torch.distributed as dist
 
 from glmforge.config.layout import resolve_layout
+from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.parallel.build import initialize_shards
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import join_world
+from glmforge.recipes.dry_run import excerpts
 from glmforge.recipes.dry_run.observe import StandIns, observe_step
 from glmforge.recipes.dry_run.rank import dry_run_rank
-from glmforge.recipes.dry_run.steps import Purpose, RankFindings, Step, replay
-from glmforge.recipes.dry_run.timeline import in_order
+from glmforge.recipes.dry_run.run import dry_run
+from glmforge.recipes.dry_run.steps import Actions, Purpose, RankFindings, Step, replay
+from glmforge.recipes.dry_run.timeline import in_order, take_apart
 from helpers.distributed import run_ranks
 from helpers.models import run_config
 
@@ -51,8 +54,8 @@ def initialize(model: ParallelModel) -> None:
         initialize_shards(part, 0)
 
 
-Job = tuple[RunConfig, int, int, bool]
-"""Arguments of `dry_rank`."""
+Job = tuple[RunConfig, int, int, tuple[int, ...], bool]
+"""Configuration, world size, rank, the places in the pipeline asked for, and whether only an excerpt is run."""
 
 
 def dry(*jobs: Job) -> list[RankFindings]:
@@ -61,8 +64,8 @@ def dry(*jobs: Job) -> list[RankFindings]:
 
 
 def dry_rank(jobs: list[Job]) -> RankFindings:
-    config, world_size, rank, shorten = jobs[int(os.environ["RANK"])]
-    return dry_run_rank(config, world_size, rank, shorten=shorten)
+    config, world_size, rank, places, shorten = jobs[int(os.environ["RANK"])]
+    return dry_run_rank(config, world_size, rank, places=places, shorten=shorten)
 
 
 LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
@@ -83,9 +86,9 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
     layout = resolve_layout(config, world_size)
     real = run_ranks(real_rank, world_size, config)
     ranks = [pp_rank * layout.stage_ranks for pp_rank in range(layout.pp)]
-    for pp_rank, findings in enumerate(dry(*((config, world_size, rank, True) for rank in ranks))):
+    for pp_rank, findings in enumerate(dry(*((config, world_size, rank, (), True) for rank in ranks))):
         held, step = real[ranks[pp_rank]]
-        expected = findings.step_at(layout, config.phases[0], "1f1b", pp_rank)
+        expected = findings.steps[pp_rank]
         assert held == findings.held
         # Real routing is uneven, which a dry run does not know; gloo keeps what it sends until it has been received, so
         # a rank whose peers are late holds more: of ranks that hold the same, the one with the least waited least.
@@ -101,21 +104,50 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
                 assert step.traffic[axis, what] == pytest.approx(number, rel=tolerance), (axis, what)
 
 
-@pytest.mark.parametrize(("schedule", "reshard"), [("1f1b", True), ("gpipe", False)])
-def test_the_step_composed_of_three_micro_batches_is_the_whole_step(schedule: str, reshard: bool) -> None:
-    parallel = {"pp": 3, "micro_batch_size": 1, "pipeline_schedule": schedule, "reshard_after_forward": reshard}
-    config = config_of(parallel, batch_size=14, num_hidden_layers=5)  # 7 micro-batches
-    layout = resolve_layout(config, 6)
-    # The second stage's findings serve the first and the last as well, but for embedding and head.
-    jobs = [(config, 6, pp_rank * layout.stage_ranks, shorten) for pp_rank in (1, 2) for shorten in (True, False)]
-    composed_1, whole_1, composed_2, whole_2 = dry(*jobs)
-    for pp_rank, findings, whole in ((1, composed_1, whole_1.step), (2, composed_2, whole_2.step)):
-        composed = findings.step_at(layout, config.phases[0], schedule, pp_rank)
-        assert whole is not None
-        assert composed.traffic == whole.traffic
-        assert composed.moment == whole.moment
-        # Indices and sums that are made once per step are counted with the buffers that grow with micro-batches.
-        assert 0 <= composed.peak - whole.peak < 4096
+SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
+    ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
+    ("looped_bfs", {"reshard_after_forward": True}, 5),
+    ("zbv", {}, 9),
+]
+"""Schedule, other settings, micro-batches."""
+
+MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
+    ("1f1b", {"reshard_after_forward": True}, 7),
+    ("1f1b", {}, 4),
+    ("gpipe", {}, 7),
+    ("gpipe", {"reshard_after_forward": True}, 5),
+    ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
+    ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
+    ("looped_bfs", {}, 6),
+    ("interleaved_zero_bubble", {}, 8),
+    # Run whole: torch gathers weights again with more than three stages; whole and split backward passes of a stage.
+    ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),
+    ("dualpipev", {}, 11),
+]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings", "number"),
+    [*SCHEDULES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_SCHEDULES)],
+)
+def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
+    schedule: str, settings: dict[str, Any], number: int
+) -> None:
+    """To the byte, by purpose, with its moment and traffic, on four pipeline ranks of two FSDP ranks each."""
+    num_stages = 4 * settings.get("pipeline_stages_per_rank", 1 if schedule in SINGLE_STAGE_SCHEDULES else 2)
+    parallel = {"pp": 4, "micro_batch_size": 1, "pipeline_schedule": schedule} | settings
+    layers = {"num_hidden_layers": num_stages, "first_k_dense_replace": 1}
+    config = config_of(parallel | {"pipeline_layers": [1] * num_stages}, batch_size=2 * number, **layers)
+    composed = {kind.pp_rank: kind.step for kind in dry_run(config, 8).classes}
+    wholes = dry(*((config, 8, 2 * place, (), False) for place in range(4)))
+    for place, whole in enumerate(findings.steps[place] for place, findings in enumerate(wholes)):
+        assert composed[place].peak == whole.peak
+        assert composed[place].moment == whole.moment
+        assert composed[place].traffic == whole.traffic
+        for purpose in Purpose:
+            # What a backward pass leaves to the next one has two names, depending on how long it will last.
+            if purpose not in (Purpose.UNREDUCED, Purpose.WORKING):
+                assert composed[place].at_peak[purpose] == whole.at_peak[purpose]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -123,29 +155,26 @@ def test_the_step_composed_of_three_micro_batches_is_the_whole_step(schedule: st
 def test_the_step_prolonged_is_the_whole_step(reduce_gradients: str, world_size: int) -> None:
     parallel = {"micro_batch_size": 1, "reduce_gradients": reduce_gradients}
     config = config_of(parallel, batch_size=5 * world_size)  # 5 micro-batches
-    findings, whole = dry((config, world_size, 0, True), (config, world_size, 0, False))
-    prolonged = findings.step_at(resolve_layout(config, world_size), config.phases[0], "1f1b", 0)
-    assert whole.step is not None
-    assert prolonged.traffic == whole.step.traffic
-    assert 0 <= prolonged.peak - whole.step.peak < 4096  # see above
+    excerpt, whole = dry((config, world_size, 0, (), True), (config, world_size, 0, (), False))
+    assert excerpt.steps[0].traffic == whole.steps[0].traffic
+    # A number of the last micro-batch outlives it where there are two of them, and is not there with more.
+    assert 0 <= excerpt.steps[0].peak - whole.steps[0].peak <= 4
 
 
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
-def test_schedules_of_several_stages_are_run_as_they_are(schedule: str) -> None:
+def test_schedules_of_several_stages_take_what_real_ranks_take(schedule: str) -> None:
     config = config_of({"pp": 2, "micro_batch_size": 1, "pipeline_schedule": schedule})
-    (findings,) = dry((config, 4, 0, True))
+    (findings,) = dry((config, 4, 0, (), True))
     held, step = run_ranks(real_rank, 4, config)[0]
     assert findings.held == held
-    assert findings.step is not None
     # gloo holds on to what is on its way.
-    assert step.peak == pytest.approx(findings.step.peak, rel=0.1)
+    assert step.peak == pytest.approx(findings.steps[0].peak, rel=0.1)
 
 
 def test_more_rows_for_an_expert_rank_need_more_memory_and_traffic() -> None:
     config = config_of({"ep": 2, "micro_batch_size": 2})
-    layout = resolve_layout(config, 2)
     steps = [
-        findings.step_at(layout, config.phases[0], "1f1b", 0)
+        findings.steps[0]
         for imbalance in (1.0, 1.5)
         for findings in run_ranks(dry_run_rank, 1, config, 2, 0, imbalance, init_group=False)
     ]
@@ -158,7 +187,7 @@ def test_ranks_with_smaller_shards_are_told_apart() -> None:
     """FSDP pads weights and gradients to the largest shard, the optimizer does not: AdamW has 8 bytes per element."""
     config = config_of({"micro_batch_size": 4}, batch_size=12)
     config = config.model_copy(update={"optim": config.optim.model_copy(update={"matrix_optimizer": "adamw"})})
-    first, last = dry((config, 3, 0, True), (config, 3, 2, True))
+    first, last = dry((config, 3, 0, (), True), (config, 3, 2, (), True))
     assert first.shard_classes == last.shard_classes
     large, small = first.shard_classes
     assert (large.first_rank, large.num_ranks, small.first_rank, small.num_ranks) == (0, 2, 2, 1)
@@ -168,7 +197,20 @@ def test_ranks_with_smaller_shards_are_told_apart() -> None:
 
 def test_what_dtensor_infers_on_whole_shapes_is_not_memory() -> None:
     """Making weights and optimizer state leaves nothing behind but these, and needs nothing more while it lasts."""
-    (findings,) = dry((config_of({"tp": 2, "ep": 4}, batch_size=32), 64, 0, True))
-    assert findings.actions is not None
+    config = config_of({"tp": 2, "ep": 4}, batch_size=32)
+    (working,) = run_ranks(working_memory_before, 1, config, 64, init_group=False)
     # For the batch's token ids; the whole embedding alone has 96 KiB, the rank's weights 21.
-    assert findings.actions.before.at_peak[Purpose.WORKING] <= 4096
+    assert working <= 4096
+
+
+def working_memory_before(config: RunConfig, world_size: int) -> int:
+    """The most working memory at once before the first pass of a dry run of rank 0."""
+    taken_apart = []
+
+    def keep(*args: Any) -> Actions:
+        taken_apart.append(take_apart(*args))
+        return taken_apart[-1]
+
+    excerpts.take_apart = keep
+    dry_run_rank(config, world_size, 0)
+    return max(action.at_peak[Purpose.WORKING] for action in taken_apart[0].before)

@@ -74,7 +74,7 @@ def assert_published(root: Path, disks: Path) -> None:
     assert_holds_step(tensors, STEP)
     stored = StoredTensors(path)
     assert all(torch.equal(stored[name], tensor) for name, tensor in make_tensors(STEP).items())
-    assert {p.name for p in root.iterdir()} == {path.name, ".consolidate.lock"}
+    assert {p.name for p in root.iterdir()} == {path.name}
     assert [list((disks / name / LOCAL).iterdir()) for name in NODES] == [[], []]
 
 

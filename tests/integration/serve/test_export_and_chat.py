@@ -1,5 +1,6 @@
 """A trained run exported, loaded by transformers, and talked to."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,25 @@ def test_default_export_is_bf16_with_fp32_router_biases(run: Path, tmp_path: Pat
     assert biases
     assert all(dtype == (torch.float32 if name in biases else torch.bfloat16) for name, dtype in dtypes.items())
     assert model.compute_dtype == torch.bfloat16
+
+
+def test_a_run_that_was_moved_is_exported_and_talked_to_from_anywhere(
+    tiny_data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration names a tokenizer by a path that is relative to where it was started, or gone."""
+    (tmp_path / "start").mkdir()
+    monkeypatch.chdir(tmp_path / "start")
+    shutil.copytree(tiny_data.tokenizer, "tokenizer")
+    config = tiny_data.run_config(Path("run"))
+    data = config.data.model_copy(update={"tokenizer": Path("tokenizer")})
+    train(config.model_copy(update={"data": data}))
+    (tmp_path / "start" / "run").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "start" / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    for source in (Path("moved"), max(Path("moved/checkpoints").glob("step-*"))):
+        assert ChatModel.load(source).tokenizer.vocab_size == 512
+    exported = export_run(Path("moved"), tmp_path / "out")
+    assert (exported.directory / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("source", ["run", "export"])

@@ -74,6 +74,6 @@ def test_a_path_without_checkpoints_is_the_users_error(tmp_path, command):
 
 
 def test_help_has_an_example_and_needs_no_torch():
-    assert "Example: glmforge checkpoint show runs/demo" in run("show", "--help").output
+    assert "  glmforge checkpoint show runs/demo" in run("show", "--help").output
     code = "import sys, glmforge.cli.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -133,4 +133,4 @@ def test_reset_optimizer_with_another_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["show", "verify", "consolidate", "reset-optimizer", "diff"])
 def test_every_command_has_an_example(command: str) -> None:
-    assert f"Example: glmforge checkpoint {command} runs/" in run(command, "--help").output
+    assert f"  glmforge checkpoint {command} runs/" in run(command, "--help").output

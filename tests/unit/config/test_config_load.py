@@ -65,7 +65,11 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
 @settings(deadline=None)
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63) + 1, 2**63 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
         max_leaves=12,
     )
@@ -225,7 +229,7 @@ def test_wrong_files(text: str, message: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: demo"
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
-    assert error_of(tmp_path / "latin.yaml") == f"{tmp_path}/latin.yaml: cannot be read: not UTF-8 text"
+    assert error_of(tmp_path / "latin.yaml") == f"{tmp_path}/latin.yaml: cannot be read: not UTF-8 text (byte 9)"
     missing = f"{tmp_path}/config.yaml: cannot be read: No such file or directory"
     assert error_of(tmp_path) == missing
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from glmforge.config import dump_config, load_config, load_model_config
+from glmforge.config import ModelConfig, dump_config, load_config, load_model_config
+from glmforge.config.hf import DEFAULTS
 from glmforge.errors import ConfigError
 
 TINY = load_model_config("tiny")
@@ -95,11 +96,17 @@ def test_a_single_end_token_is_also_the_padding(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"model_type": "glm4"}, "model_type is 'glm4'; only 'glm4_moe' can be read"),
-        ({"attention_dropout": 0.1}, "attention_dropout is 0.1"),
+        ({"attention_dropout": "x"}, "attention_dropout is 'x'; must be a share"),
+        ({"attention_dropout": True}, "attention_dropout is True; must be a share"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; must be an object or null"),
+        ({"rope_parameters": {"type": "linear", "factor": 2}}, "rope_parameters: scaled RoPE"),
+        ({"eos_token_id": [None]}, "eos_token_id.*valid integer"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers: should be less than or equal to 1000"),
+        ({"head_dim": None, "num_attention_heads": "4"}, "head_dim is left out and hidden_size"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quantized weights cannot be read"),
         ({"rope_scaling": {"type": "yarn"}}, "scaled RoPE .*yarn.* is not part of GLM"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "scaled RoPE .*yarn.* is not part of GLM"),
         ({"hidden_act": "gelu"}, r"config\.json: hidden_act: should be 'silu', not 'gelu'"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings: should be False, not True"),
         ({"n_group": 3}, "n_group: 3 does not divide n_routed_experts = 8"),
     ],
 )
@@ -108,11 +115,48 @@ def test_other_models_are_refused(tmp_path: Path, changes: dict[str, Any], messa
         load_model_config(write_json(tmp_path / "config.json", published(**changes)))
 
 
-def test_class_defaults_of_transformers_do_not_slip_in(tmp_path: Path) -> None:
+def test_what_is_left_out_is_read_as_transformers_does_and_named(tmp_path: Path, caplog) -> None:
     content = published()
-    del content["use_qk_norm"], content["attention_bias"]
-    with pytest.raises(ConfigError, match="use_qk_norm, attention_bias missing"):
-        load_model_config(write_json(tmp_path / "config.json", content))
+    left_out = ("use_qk_norm", "attention_bias", "first_k_dense_replace", "rope_theta", "head_dim")
+    for name in left_out:
+        del content[name]
+    with caplog.at_level("WARNING", logger="glmforge"):
+        config = load_model_config(write_json(tmp_path / "config.json", content))
+    assert [getattr(config, name) for name in left_out] == [False, False, 1, 1e4, 48 // 4]
+    assert all(f"{name} = " in caplog.text for name in left_out)
+
+
+def test_the_defaults_are_those_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.Glm4MoeConfig().to_dict()
+    theirs |= theirs["rope_parameters"]
+    assert {name: theirs[name] for name in DEFAULTS} == dict(DEFAULTS)
+    assert DEFAULTS.keys() == ModelConfig.model_fields.keys() - {"head_dim", "eos_token_id", "pad_token_id"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"eos_token_id": None, "pad_token_id": None}, {"eos_token_id": [], "pad_token_id": None}),
+        ({"eos_token_id": [], "pad_token_id": None}, {"eos_token_id": [], "pad_token_id": None}),
+        ({"eos_token_id": 3, "pad_token_id": 4}, {"eos_token_id": [3], "pad_token_id": 4}),
+        ({"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
+        ({"head_dim": None}, {"head_dim": 12}),
+        ({"rope_parameters": None}, {}),
+        ({"rope_scaling": {"type": "default"}}, {}),
+        ({"attention_dropout": 0.1}, {}),
+        ({"attention_dropout": None}, {}),
+    ],
+)
+def test_legal_forms(tmp_path: Path, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = load_model_config(write_json(tmp_path / "config.json", published(**changes)))
+    assert config == TINY.model_copy(update=expected)
+
+
+def test_the_other_name_of_mtp_layers(tmp_path: Path) -> None:
+    content = published(num_mtp_layers=2)
+    del content["num_nextn_predict_layers"]
+    assert load_model_config(write_json(tmp_path / "config.json", content)).num_nextn_predict_layers == 2
 
 
 @pytest.mark.parametrize(

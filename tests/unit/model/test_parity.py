@@ -21,6 +21,7 @@ VARIANTS = {
     "unscaled": {"routed_scaling_factor": 1.0},
     "two_shared": {"n_shared_experts": 2},
     "full_rope": {"partial_rotary_factor": 1.0},
+    "tied": {"tie_word_embeddings": True},
     "air": {"use_qk_norm": False, "routed_scaling_factor": 1.0, "norm_topk_prob": True},
 }
 
@@ -30,7 +31,10 @@ def make_pair(overrides: dict) -> tuple[GlmMoe, torch.nn.Module]:
     theirs = transformers_model(config)
     randomize_(theirs)
     ours = GlmMoe(config)
-    ours.load_state_dict(theirs.state_dict())
+    state = theirs.state_dict()
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]  # the same tensor as the embedding
+    ours.load_state_dict(state)
     return ours, theirs
 
 

@@ -36,6 +36,25 @@ def test_a_later_start_keeps_it_and_tells_what_changed(tmp_path: Path) -> None:
     assert "cores 999 -> " in changed["detail"]
 
 
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\0" * 300, b"[]", b'{"name": ', b"\xff\xfe", b'{"versions": 3}', b"[" * 100_000]
+)
+def test_a_damaged_run_json_is_kept_aside_and_written_anew(
+    tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in ("", "1"):  # twice: the first damaged one stays
+        info = RunDirectory(tmp_path).info
+        info.write_bytes(damaged)
+        record_start(tmp_path, name="demo", step=7)
+        assert json.loads(info.read_text())["name"] == "demo"
+        aside = tmp_path / f"run.json.damaged{number}"
+        assert aside.read_bytes() == damaged
+        event = read_jsonl(RunDirectory(tmp_path).events)[-1]
+        assert (event["event"], event["step"]) == ("resumed", 7)
+        assert event["detail"] == f"run.json was damaged: written anew, the damaged one is kept as {aside.name}"
+        assert str(aside) in caplog.text
+
+
 def test_read_run_gives_everything(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=12, killed_at=None)
     record_event(root, "killed", step=5, detail="SIGKILL")

@@ -1,6 +1,6 @@
 import pytest
 
-from glmforge.observe.units import format_bytes, format_count, format_duration
+from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_bytes(value: float, text: str) -> None:
 )  # fmt: skip
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 documents"), (1, "1 document"), (2, "2 documents"), (12_345, "12,345 documents")]
+)
+def test_counted_nouns(number: int, text: str) -> None:
+    assert counted(number, "document") == text

@@ -26,6 +26,8 @@ def test_tables() -> None:
     text = show("glm46_355b")
     for cell in ("356,785,898,816", "32,856,319,904", "232.3 GFLOP", "1.103 TFLOP", "664.6 GiB", "376,832"):
         assert cell in text
+    for cell in ("92: 3 dense, 89 MoE, and 1 MTP", "96, 8 for keys and values, 128 wide, QK-norm", "160, 8 per token"):
+        assert cell in text
 
 
 def test_json_has_the_same_figures() -> None:

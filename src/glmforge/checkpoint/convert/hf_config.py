@@ -20,6 +20,7 @@ def hf_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
         "architectures": ["Glm4MoeForCausalLM"],
         "model_type": "glm4_moe",
         **config.model_dump(mode="json"),
+        "eos_token_id": config.eos_token_id or None,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": config.rope_theta,
@@ -40,6 +41,6 @@ def hf_generation_config(config: ModelConfig) -> dict[str, Any]:
     return {
         "_from_model_config": True,
         "do_sample": True,
-        "eos_token_id": config.eos_token_id,
+        "eos_token_id": config.eos_token_id or None,
         "pad_token_id": config.pad_token_id,
     }

@@ -31,7 +31,9 @@ from glmforge.checkpoint.convert.hf_names import (
 from glmforge.checkpoint.durable import fsync_file, write_durably
 from glmforge.checkpoint.wording import list_some
 from glmforge.config.model import ModelConfig
-from glmforge.errors import CheckpointError
+from glmforge.data.tokens.model_ids import with_ids_of
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import CheckpointError, DataError
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -100,11 +102,14 @@ def check_names(names: Collection[str], config: ModelConfig) -> None:
         raise CheckpointError(f"the model to export has {list_some(unexpected)}, unknown to its configuration")
 
 
-def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenizer_dir: Path | None) -> None:
-    """Refuse a directory that is taken and a tokenizer that does not fit the model's vocabulary."""
+def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenizer_dir: Path | None) -> ModelConfig:
+    """`config` with the end tokens of the tokenizer that goes along, if one does.
+
+    Raises `CheckpointError` for a directory that is taken and a tokenizer that cannot be read or has more tokens than
+    the model.
+    """
     _check_target(out_dir, overwrite)
-    if tokenizer_dir is not None:
-        _check_tokenizer(tokenizer_dir, config)
+    return config if tokenizer_dir is None else _fit_tokenizer(tokenizer_dir, config)
 
 
 def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -121,23 +126,20 @@ def _check_target(out_dir: Path, overwrite: bool) -> None:
         return
     if overwrite:
         raise CheckpointError(f"{out_dir}: exists and is no earlier export; choose another directory")
-    raise CheckpointError(f"{out_dir}: exists; remove it or choose another directory")
+    raise CheckpointError(f"{out_dir}: exists; choose another directory, or replace an earlier export with --force")
 
 
-def _check_tokenizer(directory: Path, config: ModelConfig) -> None:
-    file = directory / "tokenizer.json"
-    if not file.exists():
-        raise CheckpointError(f"{file}: missing; give the directory that 'glmforge data tokenizer' wrote")
+def _fit_tokenizer(directory: Path, config: ModelConfig) -> ModelConfig:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file}: is not a BPE tokenizer as 'glmforge data tokenizer' writes it") from error
-    if max(ids) >= config.vocab_size:
+        tokenizer = Tokenizer.load(directory)
+    except DataError as error:  # of the kind that all ranks of an export hear of
+        raise CheckpointError(str(error)) from error
+    if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
-            f"{file}: has the token id {max(ids):,}, the model only {config.vocab_size:,} (vocab_size); "
-            "give the tokenizer that the model was trained with"
+            f"{directory}: the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,} "
+            "(vocab_size); give the tokenizer that the model was trained with"
         )
+    return with_ids_of(config, tokenizer)
 
 
 def _fill_shards(pieces: Sequence[Piece], dtype: torch.dtype, max_shard_bytes: int) -> list[list[Piece]]:

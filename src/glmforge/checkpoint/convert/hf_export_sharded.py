@@ -55,9 +55,9 @@ def export_hf_sharded(
     hold the model of `config`, the tokenizer does not fit, `out_dir` is taken, or the disk refuses any rank.
     """
     _check_specs(specs_of_all_ranks(tensors), config)
-    run_on_rank_zero(lambda: check_files(out_dir, config, overwrite=overwrite, tokenizer_dir=tokenizer_dir))
+    exported = run_on_rank_zero(lambda: check_files(out_dir, config, overwrite=overwrite, tokenizer_dir=tokenizer_dir))
     plan = plan_export(
-        config,
+        exported,
         dtype=dtype,
         with_mtp=with_mtp,
         duplicate_mtp_head=duplicate_mtp_head,

@@ -8,11 +8,12 @@ Two freedoms of the format are taken as they are: experts may lie packed or one 
 configuration without them.
 """
 
-import json
+import itertools
 import logging
-from collections.abc import Mapping, Sequence, Set
+import reprlib
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -20,19 +21,25 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_names import (
+    HEAD,
     INDEX_FILE,
     Piece,
-    mtp_duplicates,
+    duplicates,
     mtp_prefixes,
     packed_shapes,
     published_pieces,
     whole_piece,
 )
+from glmforge.checkpoint.convert.safetensors_header import StoredTensor, read_header
 from glmforge.checkpoint.wording import list_some
 from glmforge.config import ModelConfig, load_model_config
 from glmforge.errors import CheckpointError
+from glmforge.files import kind_of, read_json, shown
 
 SINGLE_FILE = "model.safetensors"
+
+_MAX_INDEX_BYTES = 1 << 24  # that of GLM-4.5 has 5 MB
+_MISSING_NAMED = 3
 
 Plan = dict[str, list[Piece]]  # name in memory -> the tensors on disk that it is put together from
 
@@ -84,24 +91,37 @@ def _without_absent_mtp(config: ModelConfig, shards: "Shards", directory: Path, 
 
 
 def _plan(config: ModelConfig, shards: "Shards", directory: Path) -> Plan:
+    """Ends at the first few missing tensors: `config.json` may promise more than anybody could list."""
     names = shards.names()
-    plan = {
-        name: [whole_piece(name, shape)] if name in names else published_pieces(name, shape)
-        for name, shape in packed_shapes(config).items()
-    }
-    wanted = [piece.disk_name for pieces in plan.values() for piece in pieces]
-    if missing := [name for name in wanted if name not in names]:
+    plan: Plan = {}
+    missing: list[str] = []
+    for name, shape in packed_shapes(config).items():
+        whole = name in names
+        pieces = itertools.chain([whole_piece(name, shape)]) if whole else published_pieces(name, shape)
+        plan[name] = []
+        for piece in pieces:
+            plan[name].append(piece)
+            if piece.disk_name not in names:
+                missing.append(piece.disk_name)
+            if len(missing) > _MISSING_NAMED:
+                break
+        if len(missing) > _MISSING_NAMED:
+            break
+    if missing:
+        more = " and more" if len(missing) > _MISSING_NAMED else ""
         raise CheckpointError(
-            f"{directory}: {list_some(missing)} missing; config.json asks for them: is the download complete?"
+            f"{shown(directory)}: {', '.join(missing[:_MISSING_NAMED])}{more} missing; config.json asks for them: is "
+            "the download complete?"
         )
     return plan
 
 
 def _check_unexpected(config: ModelConfig, shards: "Shards", plan: Plan, directory: Path) -> None:
-    known = {piece.disk_name for pieces in plan.values() for piece in pieces} | mtp_duplicates(config).keys()
+    known = {piece.disk_name for pieces in plan.values() for piece in pieces} | duplicates(config).keys()
     if unexpected := sorted(shards.names() - known):
+        named = list_some([shown(name) for name in unexpected])
         raise CheckpointError(
-            f"{directory}: {list_some(unexpected)} in the files, but not in the model of config.json "
+            f"{shown(directory)}: {named} in the files, but not in the model of config.json "
             f"(num_hidden_layers {config.num_hidden_layers}, num_nextn_predict_layers "
             f"{config.num_nextn_predict_layers}; quantized checkpoints cannot be read)"
         )
@@ -111,7 +131,7 @@ def _check_shapes(shards: "Shards", plan: Plan) -> None:
     for piece in (piece for pieces in plan.values() for piece in pieces):
         if (shape := shards.shape(piece.disk_name)) != piece.shape:
             raise CheckpointError(
-                f"{shards.file(piece.disk_name)}: {piece.disk_name} is {list(shape)}, config.json makes it "
+                f"{shown(shards.file(piece.disk_name))}: {piece.disk_name} is {list(shape)}, config.json makes it "
                 f"{list(piece.shape)}; the two are not of one model"
             )
 
@@ -122,16 +142,20 @@ def check_types(shards: "Shards", pieces: Sequence[Piece]) -> None:
     for piece in pieces[1:]:
         if (dtype := shards.dtype(piece.disk_name)) != first_dtype:
             raise CheckpointError(
-                f"{shards.file(piece.disk_name)}: {piece.disk_name} is {dtype}, {first.disk_name} is {first_dtype}; "
-                "the experts of a layer must be of one type"
+                f"{shown(shards.file(piece.disk_name))}: {piece.disk_name} is {dtype}, {first.disk_name} is "
+                f"{first_dtype}; the experts of a layer must be of one type"
             )
 
 
 def different_duplicate(shards: "Shards", copy: str, name: str) -> CheckpointError:
     """The error for a repeated embedding or head that is not the main one."""
     return CheckpointError(
-        f"{shards.file(copy)}: {copy} differs from {name}; GLM shares the two: read it without MTP layers "
-        "(with_mtp=False, or into a model that has none)"
+        f"{shards.file(copy)}: {copy} differs from {name}, which it has to repeat: "
+        + (
+            "set tie_word_embeddings to false in config.json"
+            if copy == HEAD
+            else "read it without MTP layers (with_mtp=False, or into a model that has none)"
+        )
     )
 
 
@@ -139,8 +163,11 @@ class Shards:
     """The tensors of all shards of a directory by name; a shard is opened when it is first needed."""
 
     def __init__(self, directory: Path, *, thorough: bool = True) -> None:
+        self._headers: dict[Path, dict[str, StoredTensor]] = {}
         self._open: dict[Path, Any] = {}
-        self._file_of_tensor = self._locate(directory, thorough)
+        self._file_of_tensor = self._locate(directory)
+        for name in self._file_of_tensor if thorough else ():
+            self._stored(name)
 
     def names(self) -> Set[str]:
         return self._file_of_tensor.keys()
@@ -149,7 +176,11 @@ class Shards:
         return self._file_of_tensor[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._handle(self.file(name)).get_slice(name).get_shape())
+        return self._stored(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Type of a tensor, without reading it."""
+        return self._stored(name).dtype
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._handle(self.file(name)).get_tensor(name)
@@ -160,36 +191,49 @@ class Shards:
         part: Tensor = self._handle(self.file(name)).get_slice(name)[index]
         return part
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Type of a tensor, without reading it."""
-        return self.read_part(name, (slice(0, 0),)).dtype
+    def _stored(self, name: str) -> StoredTensor:
+        file = self.file(name)
+        stored = self._header(file).get(name)
+        if stored is None:
+            raise CheckpointError(
+                f"{shown(file)}: lacks {shown(name)}, which {INDEX_FILE} places there; download it again"
+            )
+        return stored
 
-    def _locate(self, directory: Path, thorough: bool) -> dict[str, Path]:
+    def _locate(self, directory: Path) -> dict[str, Path]:
         index = directory / INDEX_FILE
-        if not index.exists():
+        if kind_of(index, error=CheckpointError) is None:
             single = directory / SINGLE_FILE
-            return dict.fromkeys(self._handle(single).keys(), single)
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{index}: is no index of safetensors shards; download it again") from error
-        file_of_tensor = {name: directory / file for name, file in weight_map.items()}
-        if thorough:
-            self._check_index(file_of_tensor)
-        return file_of_tensor
+            return dict.fromkeys(self._header(single), single)
+        return _read_index(index)
 
-    def _check_index(self, file_of_tensor: Mapping[str, Path]) -> None:
-        held = {file: set(self._handle(file).keys()) for file in set(file_of_tensor.values())}
-        for name, file in file_of_tensor.items():
-            if name not in held[file]:
-                raise CheckpointError(f"{file}: lacks {name}, which {INDEX_FILE} places there; download it again")
+    def _header(self, file: Path) -> dict[str, StoredTensor]:
+        if file not in self._headers:
+            self._headers[file] = read_header(file)
+        return self._headers[file]
 
     def _handle(self, file: Path) -> Any:  # safetensors has no types
         if file not in self._open:
+            self._header(file)
             try:
                 self._open[file] = safe_open(file, framework="pt")
-            except FileNotFoundError as error:
-                raise CheckpointError(f"{file}: missing; download it, or export the model again") from error
             except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{file}: cannot be read ({error}); it is damaged or cut off") from error
+                raise CheckpointError(
+                    f"{shown(file)}: cannot be read ({shown(error)}); it is damaged or cut off"
+                ) from error
         return self._open[file]
+
+
+def _read_index(index: Path) -> dict[str, Path]:
+    """Name of a tensor -> file, beside the index or below."""
+    content = read_json(index, dict, error=CheckpointError, max_bytes=_MAX_INDEX_BYTES)
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{shown(index)}: is no index of safetensors shards (no weight_map); download it again")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            raise CheckpointError(
+                f"{shown(index)}: places {shown(name)} in {reprlib.repr(file)}, which is no file beside it; "
+                "download it again"
+            )
+    return {name: index.parent / file for name, file in weight_map.items()}

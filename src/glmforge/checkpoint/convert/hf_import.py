@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
-from glmforge.checkpoint.convert.hf_names import Piece, Shape, disk_dtype, mtp_duplicates, packed_shapes
+from glmforge.checkpoint.convert.hf_names import Piece, Shape, disk_dtype, duplicates, packed_shapes
 from glmforge.config import ModelConfig
 
 
@@ -39,10 +39,10 @@ def hf_model_config(directory: Path) -> ModelConfig:
 
 
 def _read(config: ModelConfig, files: HfFiles, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    duplicates = mtp_duplicates(config)
+    copies_of = duplicates(config)
     for name, shape in packed_shapes(config).items():
         tensor = _assemble(files.shards, files.plan[name], shape)
-        for copy in (copy for copy, original in duplicates.items() if original == name):
+        for copy in (copy for copy, original in copies_of.items() if original == name):
             _check_duplicate(files.shards, copy, name, tensor)
         yield name, tensor.to(disk_dtype(name, dtype or tensor.dtype))
 

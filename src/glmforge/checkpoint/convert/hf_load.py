@@ -16,7 +16,7 @@ from torch import Tensor
 from glmforge.checkpoint.collective import rank, run_each
 from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, check_types, different_duplicate, open_hf
-from glmforge.checkpoint.convert.hf_names import Shape, mtp_duplicates, mtp_prefixes, packed_shapes
+from glmforge.checkpoint.convert.hf_names import Shape, duplicates, mtp_prefixes, packed_shapes
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.wording import list_some
 from glmforge.config.model import ModelConfig
@@ -85,9 +85,9 @@ def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping
 
 @torch.no_grad()
 def _read(files: HfFiles, tensors: Mapping[str, Tensor]) -> None:
-    duplicates = mtp_duplicates(files.config)
+    copies_of = duplicates(files.config)
     for name in (name for name in files.plan if name in tensors):
-        copies = [copy for copy, original in duplicates.items() if original == name and copy in files.shards.names()]
+        copies = [copy for copy, original in copies_of.items() if original == name and copy in files.shards.names()]
         _read_tensor(files, name, tensors[name], copies)
 
 

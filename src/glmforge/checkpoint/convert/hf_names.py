@@ -21,6 +21,7 @@ from glmforge.config.model import ModelConfig
 Shape = tuple[int, ...]
 
 INDEX_FILE = "model.safetensors.index.json"  # which shard holds which tensor
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 
 
@@ -50,11 +51,12 @@ class Piece:
 def packed_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Name -> shape of every tensor in memory, in the order of the layers (the MTP layers last)."""
     d, v = config.hidden_size, config.vocab_size
-    shapes: dict[str, Shape] = {"model.embed_tokens.weight": (v, d)}
+    shapes: dict[str, Shape] = {EMBEDDING: (v, d)}
     for layer in range(config.num_hidden_layers + config.num_nextn_predict_layers):
         prefix = f"model.layers.{layer}."
         shapes |= {prefix + name: shape for name, shape in _layer_shapes(config, layer)}
-    return shapes | {"model.norm.weight": (d,), "lm_head.weight": (v, d)}
+    head: dict[str, Shape] = {} if config.tie_word_embeddings else {HEAD: (v, d)}
+    return shapes | {"model.norm.weight": (d,)} | head
 
 
 def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
@@ -65,24 +67,28 @@ def mtp_prefixes(config: ModelConfig) -> tuple[str, ...]:
 
 def mtp_duplicates(config: ModelConfig) -> dict[str, str]:
     """Disk name -> name of the main embedding and head that GLM-4.5 (not 4.6) repeats in each MTP layer."""
+    head = EMBEDDING if config.tie_word_embeddings else HEAD
     return {
         prefix + repeated: name
         for prefix in mtp_prefixes(config)
-        for repeated, name in [
-            ("embed_tokens.weight", "model.embed_tokens.weight"),
-            ("shared_head.head.weight", "lm_head.weight"),
-        ]
+        for repeated, name in [("embed_tokens.weight", EMBEDDING), ("shared_head.head.weight", head)]
     }
 
 
-def published_pieces(name: str, shape: Shape) -> list[Piece]:
+def duplicates(config: ModelConfig) -> dict[str, str]:
+    """Disk name -> name of all that files may hold twice: MTP's copies, and the head of tied embeddings."""
+    return mtp_duplicates(config) | ({HEAD: EMBEDDING} if config.tie_word_embeddings else {})
+
+
+def published_pieces(name: str, shape: Shape) -> Iterator[Piece]:
     """The tensors on disk that one tensor in memory becomes: three per expert, otherwise itself."""
     if name.endswith(".experts.gate_up_proj"):
-        return list(_gate_up_pieces(name, shape))
-    if name.endswith(".experts.down_proj"):
+        yield from _gate_up_pieces(name, shape)
+    elif name.endswith(".experts.down_proj"):
         experts = name.removesuffix("down_proj")
-        return [Piece(f"{experts}{e}.down_proj.weight", name, (e,), shape[1:]) for e in range(shape[0])]
-    return [whole_piece(name, shape)]
+        yield from (Piece(f"{experts}{e}.down_proj.weight", name, (e,), shape[1:]) for e in range(shape[0]))
+    else:
+        yield whole_piece(name, shape)
 
 
 def whole_piece(name: str, shape: Shape) -> Piece:

@@ -54,24 +54,47 @@ OutOption = Annotated[
     typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. Interrupted, it goes on there."),
 ]
 TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
+IdFieldOption = Annotated[
+    str | None,
+    typer.Option(help="JSON field or Parquet column to take the id from; file and line make it if not given."),
+]
+MetadataOption = Annotated[
+    str,
+    typer.Option(
+        metavar="url,date,...", help="JSON fields or Parquet columns to keep as metadata; '*': all but text and id."
+    ),
+]
 
 
 def extract(
     inputs: InputsArgument,
     out: OutOption,
     text_field: TextFieldOption = "text",
+    recall_first: Annotated[
+        bool, typer.Option("--recall-first", help="Web pages: keep all running text, comments too, not one main part.")
+    ] = False,
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
     """Make documents of raw files, with Unicode repaired; what cannot be read is put aside and listed.
 
-    Example:
+    Examples:
 
         glmforge data extract crawl/*.warc.gz books/ --out documents
+
+        glmforge data extract forum/*.warc.gz --out threads --recall-first
     """
-    run_and_tell(
-        inline_pipeline(inputs, out, [{"clean": ["normalise"]}], text_field=text_field, workers=workers), redo=redo
+    pipeline = inline_pipeline(
+        inputs,
+        out,
+        [{"clean": ["normalise"]}],
+        fields=(text_field, id_field, metadata),
+        workers=workers,
+        reading={"recall_first": recall_first},
     )
+    run_and_tell(pipeline, redo=redo)
 
 
 def clean(
@@ -89,6 +112,8 @@ def clean(
     ] = None,
     mask: Annotated[bool, typer.Option(help="Mask e-mail addresses, phone numbers, card numbers and the like.")] = True,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -99,6 +124,8 @@ def clean(
     Examples:
 
         glmforge data clean crawl/ --out clean --languages en,zh --quality-threshold 0.5
+
+        glmforge data clean posts.jsonl --out clean --id-field post_id --metadata url,date
 
         glmforge data clean documents/ --out clean --quality-model quality.npz --quality-threshold 0.3
     """
@@ -111,7 +138,9 @@ def clean(
     options = {"language.keep": "--languages", "toxicity.lists": "--toxic-words"}
     options |= {"quality.model": "--quality-model", "quality.threshold": "--quality-threshold"}
     run_and_tell(
-        inline_pipeline(inputs, out, [{"clean": blocks}], text_field=text_field, workers=workers, options=options),
+        inline_pipeline(
+            inputs, out, [{"clean": blocks}], fields=(text_field, id_field, metadata), workers=workers, options=options
+        ),
         redo=redo,
     )
 
@@ -123,8 +152,15 @@ def dedup(
     inputs: InputsArgument,
     out: OutOption,
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity of word 5-grams from which two documents are the same.")
+        float, typer.Option(help="Jaccard similarity of shingles from which two documents are the same.")
     ] = 0.85,
+    shingle: Annotated[
+        str,
+        typer.Option(
+            metavar="mixed-5",
+            help="What is compared: word-N, character-N, or mixed-N: words, and letters in scripts without spaces.",
+        ),
+    ] = "mixed-5",
     check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
     keep: Annotated[
         str, typer.Option(help="Which copy stays: first, longest, or a score's name: its highest.")
@@ -135,6 +171,8 @@ def dedup(
     ] = None,
     index: Annotated[bool, typer.Option("--index", help="Keep what later runs need to compare with this one.")] = False,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -146,18 +184,35 @@ def dedup(
 
         glmforge data dedup clean/documents --out check --threshold 0.8 --check-only
 
+        glmforge data dedup questions.jsonl --out unique --shingle character-8 --id-field id
+
         glmforge data dedup january/ --out january-unique --index
 
         glmforge data dedup february/ --out february-unique --against january-unique --index
     """
-    minhash = {"threshold": threshold, "keep": keep, "check_only": check_only}
+    minhash = {"threshold": threshold, "keep": keep, "check_only": check_only, **_shingles(shingle)}
     minhash |= {"index": [str(_minhash_stage(path)) for path in against or []]}
     minhash |= {"store": "shingles" if index else "nothing"}
     stages: list[dict[str, Any]] = [{"exact": {"check_only": check_only}}, {"minhash": minhash}]
-    options = {"minhash.threshold": "--threshold", "minhash.keep": "--keep", "minhash.index": "--against"}
+    options = {
+        "minhash.shingle": "--shingle",
+        "minhash.n": "--shingle",
+        "minhash.threshold": "--threshold",
+        "minhash.keep": "--keep",
+        "minhash.index": "--against",
+    }
     run_and_tell(
-        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
+        redo=redo,
     )
+
+
+def _shingles(text: str) -> dict[str, Any]:
+    """The stage's options for "mixed-5"."""
+    unit, dash, size = text.partition("-")
+    if not unit or not dash or not size.isascii() or not size.isdigit():
+        raise DataError(f"--shingle {text}: must be a unit and a number, such as mixed-5, word-5 or character-8")
+    return {"shingle": unit, "n": int(size)}
 
 
 def _minhash_stage(output: Path) -> Path:
@@ -176,6 +231,8 @@ def decontaminate(
         typer.Option(help="Evaluation set: JSONL, JSON, CSV, Parquet, or a .zip or directory of these; repeatable."),
     ],
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -188,7 +245,8 @@ def decontaminate(
     sets = [{"name": name, "path": str(path)} for name, path in zip(_names_of(against), against, strict=True)]
     stages, options = [{"decontaminate": {"against": sets}}], {"decontaminate.against": "--against"}
     run_and_tell(
-        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, options=options), redo=redo
+        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
+        redo=redo,
     )
 
 
@@ -197,33 +255,41 @@ def inline_pipeline(
     out: Path,
     stages: Sequence[dict[str, Any]],
     *,
-    text_field: str = "text",
+    fields: tuple[str, str | None, str] = ("text", None, ""),
     workers: int = 0,
     seed: int = 0,
     options: Mapping[str, str] | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> "Pipeline":
     """The pipeline that a command stands for.
 
     Args:
         inputs: what it reads.
         stages: what comes after reading, in the form of a pipeline file.
+        fields: the inputs' text_field, id_field and metadata, the last as `--metadata` gives it.
         options: key of a stage or block -> the option that gives it, by which errors are to call it:
             {"minhash.threshold": "--threshold"}.
+        reading: further options of the stage that reads.
     """
     from glmforge.data.corpus.engine.pipeline import pipeline_of
 
+    text_field, id_field, metadata = fields
+    of_each = {"text_field": text_field, "id_field": id_field, "metadata": _split_names(metadata)}
     sources = [
-        {"source": name, "path": str(path), "text_field": text_field}
-        for name, path in zip(_names_of(inputs), inputs, strict=True)
+        {"source": name, "path": str(path), **of_each} for name, path in zip(_names_of(inputs), inputs, strict=True)
     ]
     value = {
         "output": str(out),
         "name": out.name,
         "seed": seed,
-        "stages": [{"extract": {"inputs": sources}}, *stages],
+        "stages": [{"extract": {"inputs": sources, **(reading or {})}}, *stages],
         "executors": {"local": {"workers": workers}},
     }
     return pipeline_of(value, "command line", options or {})
+
+
+def _split_names(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _names_of(paths: Sequence[Path]) -> list[str]:

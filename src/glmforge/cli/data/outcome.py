@@ -38,7 +38,14 @@ def _unreadable(report: dict[str, Any]) -> str:
     return what and f"{what} that could not be read: " + _largest(counts, places)
 
 
-_OF_FILES = ("damaged file", "empty file", "damaged archive")
+_OF_FILES = (
+    "damaged file",
+    "empty file",
+    "damaged archive",
+    "unsuitable file",
+    "too large for memory",
+    "killed its worker",
+)
 
 
 def _lines(stage: dict[str, Any]) -> Iterator[str]:
@@ -50,15 +57,25 @@ def _lines(stage: dict[str, Any]) -> Iterator[str]:
         f"; removed {sum(removed.values()):,}: {_largest(removed)}" if removed else ""
     )
     if kind in _TELLING:
-        found = [f"{name.removeprefix(kind + ': ')} {count:,}" for name, count in statistics["counts"].items() if count]
+        counts = {name: count for name, count in statistics["counts"].items() if count and name not in _ADVICE}
+        found = [f"{name.removeprefix(kind + ': ')} {count:,}" for name, count in counts.items()]
         for details in stage["details"]:
             sets = details.get("sets", [])
             found += [f"{part['items_found']:,} of {part['items']:,} items of {part['name']}" for part in sets]
         if found or not removed:
             yield "    found: " + (", ".join(found) or "nothing")
+    for name, advice in _ADVICE.items():
+        if count := statistics["counts"].get(name):
+            yield f"    {count:,} of {_count(statistics['read']['documents'], 'document')} {advice}"
 
 
 _TELLING = ("exact", "minhash", "substring", "semantic", "decontaminate", "hold_out", "repeat", "augment")
+_ADVICE = {
+    "minhash: documents too short to judge": "too short to judge: with one word changed in the middle a copy is below "
+    "the threshold; lower the threshold or n to find such copies"
+}
+"""Counts that are told in a sentence of their own."""
+
 _NAMED_REASONS = 4
 
 

@@ -13,6 +13,7 @@ from glmforge.cli.data.progress import Show, work_progress
 from glmforge.cli.data.tokens import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
 from glmforge.data.corpus.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable
+from glmforge.observe import units
 
 if TYPE_CHECKING:
     from glmforge.data.corpus.filter.linear.training import Seeds, TrainingReport
@@ -74,7 +75,7 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
             texts = _texts(sides, show)
             seeds = split_seeds(*texts, held_out, seed, (wanted, unwanted))
         features = Features(bits, max_ngram, char_ngram, seed=seed)
-        with work_progress(f"training on {len(seeds.labels):,} documents", 1):
+        with work_progress(f"training on {units.counted(len(seeds.labels), 'document')}", 1):
             report = train_on_seeds(seeds, features, Training(passes, seed=seed), *rule, what)
         report.classifier.save(out)
         _print_report(console, out, seeds, report, rule)
@@ -124,7 +125,7 @@ def _texts(sides: tuple[Corpus, Corpus], show: Show) -> tuple[Iterator[str], Ite
         for document in corpus:
             count = next(number)
             if count % 1000 == 0:
-                show(count, f"{count:,} documents")
+                show(count, units.counted(count, "document"))
             yield document.text
 
     return counted(sides[0]), counted(sides[1])

@@ -8,7 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from glmforge.cli.data.corpus import (
+    IdFieldOption,
     InputsArgument,
+    MetadataOption,
     OutOption,
     RedoOption,
     TextFieldOption,
@@ -32,6 +34,8 @@ def analyze(
     inputs: InputsArgument,
     out: OutOption,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -43,7 +47,10 @@ def analyze(
 
         glmforge data analyze crawl/ books.jsonl.zst --out analysis
     """
-    run_and_tell(inline_pipeline(inputs, out, [{"analyze": _RULES}], text_field=text_field, workers=workers), redo=redo)
+    run_and_tell(
+        inline_pipeline(inputs, out, [{"analyze": _RULES}], fields=(text_field, id_field, metadata), workers=workers),
+        redo=redo,
+    )
 
 
 def sample(
@@ -56,6 +63,8 @@ def sample(
     by: Annotated[str, typer.Option(help="Groups: all, source, or language (which the documents must know).")] = "all",
     seed: SeedOption = 0,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -72,7 +81,7 @@ def sample(
             inputs,
             out,
             stages,
-            text_field=text_field,
+            fields=(text_field, id_field, metadata),
             workers=workers,
             seed=seed,
             options={f"sample.{name}": f"--{name}" for name in options},
@@ -94,6 +103,8 @@ def augment(
     ],
     seed: SeedOption = 0,
     text_field: TextFieldOption = "text",
+    id_field: IdFieldOption = None,
+    metadata: MetadataOption = "",
     workers: WorkersOption = 0,
     redo: RedoOption = False,
 ) -> None:
@@ -105,7 +116,9 @@ def augment(
     """
     stages, options = [{"augment": {"operations": _operations(operation)}}], {"augment.operations": "--operation"}
     run_and_tell(
-        inline_pipeline(inputs, out, stages, text_field=text_field, workers=workers, seed=seed, options=options),
+        inline_pipeline(
+            inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, seed=seed, options=options
+        ),
         redo=redo,
     )
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from glmforge.cli.data.corpus import RedoOption
 from glmforge.cli.data.progress import Show, step_progress, work_progress
 from glmforge.errors import ConfigError, DataError
+from glmforge.observe.units import counted
 
 if TYPE_CHECKING:
     from glmforge.data.corpus.synthesise.endpoint.ask import Progress
@@ -193,11 +194,11 @@ def _tell(console: Console, out: Path, report: dict[str, Any], num_unreadable: i
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["rejected"].items() if count)
         console.print(
             f"{out}: {report['accepted']:,} solutions accepted for {report['questions_with_a_solution']:,} of "
-            f"{report['questions']:,} questions; rejected: {reasons or 'none'}",
+            f"{counted(report['questions'], 'question')}; rejected: {reasons or 'none'}",
             soft_wrap=True,
         )
     else:
-        console.print(f"{out}: {report['questions']:,} questions", soft_wrap=True)
+        console.print(f"{out}: {counted(report['questions'], 'question')}", soft_wrap=True)
     if num_unreadable:
         console.print(f"{num_unreadable:,} inputs could not be read and were left out", soft_wrap=True)
     cost = report["cost"]

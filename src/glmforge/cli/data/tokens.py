@@ -19,8 +19,10 @@ from glmforge.data.tokens.blocks import Block, HeldOut
 from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
 from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
 from glmforge.data.tokens.tokenize import Progress, tokenize_corpus
-from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import DataError
+from glmforge.observe.units import counted
 
 _FIRST_LINE = 100 * MEGABYTE  # of text, or 100 million tokens, until a plain line tells how far a command is
 
@@ -288,7 +290,7 @@ def pack(
 def _told_to(show: Show, started: float) -> Callable[[Progress], None]:
     def tell(progress: Progress) -> None:
         megabytes = progress.num_text_bytes / MEGABYTE
-        counts = f"{progress.num_documents:,} documents, {progress.num_tokens:,} tokens, {megabytes:,.0f} MB"
+        counts = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens, {megabytes:,.0f} MB"
         show(progress.num_text_bytes, f"{counts}, {megabytes / (time.perf_counter() - started):.1f} MB/s")
 
     return tell
@@ -296,13 +298,13 @@ def _told_to(show: Show, started: float) -> Callable[[Progress], None]:
 
 def _summary(info: ShardInfo, seconds: float) -> str:
     return (
-        f"{info.num_documents:,} documents, {info.num_tokens:,} tokens, "
+        f"{counted(info.num_documents, 'document')}, {counted(info.num_tokens, 'token')}, "
         f"{info.bytes_per_token:.2f} bytes per token, {info.num_text_bytes / seconds / MEGABYTE:.1f} MB/s"
     )
 
 
 def print_skipped(console: Console, corpus: Corpus) -> None:
     if corpus.num_skipped:
-        console.print(f"left out {corpus.num_skipped:,} records that cannot be read, the first of them:")
+        console.print(f"left out {counted(corpus.num_skipped, 'record')} that cannot be read, the first of them:")
         for problem in corpus.problems:
             console.print(f"  {problem}", soft_wrap=True, markup=False)

@@ -1,9 +1,9 @@
 """Render a conversation as the text that GLM-4.5 and 4.6 read.
 
 The format lives in `template.jinja` alone. The same file goes into the tokenizer's configuration, so that
-transformers, vLLM and SGLang render what training rendered; here it is compiled in the environment that
-transformers uses (a sandbox, with `trim_blocks`, `lstrip_blocks` and a `tojson` that leaves Unicode
-readable), because the core package does not depend on transformers.
+transformers, vLLM and SGLang render what training rendered; here it is compiled as transformers does it (with
+`trim_blocks`, `lstrip_blocks` and a `tojson` that leaves Unicode readable), because the core package does not depend on
+transformers. Another tokenizer may bring another template, so all are compiled in our own `sandbox`.
 
 A turn has no end token: the next role token ends it. Turns before the last user message lose their reasoning,
 as they do when the model is served.
@@ -11,15 +11,17 @@ as they do when the model is served.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from importlib.resources import files
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.sandbox import SecurityError
 
+from glmforge.data.chat.budget import budget_for
+from glmforge.data.chat.sandbox import TEMPLATE_FAULTS, compile_template
 from glmforge.errors import DataError
+from glmforge.files import shown
 
 Message = Mapping[str, Any]
 
@@ -47,49 +49,67 @@ def render(
     Raises:
         DataError: a role, a content or a tool call that the format has no place for.
     """
+    _check_shape(messages, tools)
     plain = [_with_parsed_arguments(message, index) for index, message in enumerate(messages)]
     try:
-        return _compile(template).render(
-            messages=plain,
-            tools=list(tools) if tools else None,
-            add_generation_prompt=add_generation_prompt,
-            enable_thinking=thinking,
-        )
+        with budget_for(plain, tools):
+            return _compile(template).render(
+                messages=plain,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=thinking,
+            )
+    except SecurityError as error:
+        raise DataError(
+            f"the chat template is refused: {_in_words(error)}; use the one that GLM was published with"
+        ) from error
+    except TEMPLATE_FAULTS as error:
+        raise DataError(
+            f"the chat template fails on a conversation of {len(plain)} messages: {_in_words(error)}"
+        ) from error
     except TemplateError as error:
-        raise DataError(f"conversation of {len(plain)} messages: {error.message}") from error
+        raise DataError(f"conversation of {len(plain)} messages: {_in_words(error)}") from error
 
 
-@cache
+@lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    return environment.from_string(template)
+    return compile_template(template)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """Replaces Jinja's own filter, which escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _in_words(error: Exception) -> str:
+    """What a template did wrong, or what it complains of, in one line."""
+    message = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+    line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+    return shown(message or type(error).__name__) + line
 
 
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _check_shape(messages: object, tools: object) -> None:
+    """Conversations come from files: what is no list of messages is the file's fault."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(f"conversation: {shown(repr(messages)[:100])} is no list of messages with role and content")
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise DataError(f"conversation: tools are {shown(repr(tools)[:100])}, which is no list of JSON schemas")
 
 
 def _with_parsed_arguments(message: Message, index: int) -> dict[str, Any]:
     plain = dict(message)
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_parse_call(call, index) for call in plain["tool_calls"]]
+    calls = plain.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+            raise DataError(f"message {index}: tool_calls are {shown(repr(calls)[:100])}, which is no list of calls")
+        plain["tool_calls"] = [_parse_call(call, index) for call in calls]
     return plain
 
 
 def _parse_call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
-    function = dict(call.get("function", call))
+    given = call.get("function", call)
+    if not isinstance(given, Mapping):
+        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is no function")
+    function = dict(given)
     if isinstance(function.get("arguments"), str):
         try:
             function["arguments"] = json.loads(function["arguments"])
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"message {index}: arguments of tool call '{function.get('name')}' are not JSON: {error}"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            name = shown(function.get("name"))
+            raise DataError(f"message {index}: arguments of tool call '{name}' are not JSON: {error}") from error
     return {"function": function}

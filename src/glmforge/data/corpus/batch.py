@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 
 CORE_FIELDS = (
@@ -172,7 +173,8 @@ def _as_array(values: Sequence[str | None] | pa.Array, kind: pa.DataType) -> pa.
 def score_columns(path: Path) -> tuple[str, ...] | None:
     """The columns of scores of a shard of documents; None for any other file."""
     try:
-        schema = parquet.read_schema(path)
+        with arrow_input(path) as source:
+            schema = parquet.read_schema(source)
     except (pa.ArrowException, OSError):
         return None
     if any(schema.get_field_index(field.name) < 0 for field in CORE_FIELDS):

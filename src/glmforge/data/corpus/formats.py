@@ -9,10 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from glmforge.data.corpus.extract.compression import MissingPackageError, chunks_of
+from glmforge.data.corpus.extract.compression import chunks_of
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
-__all__ = ["SKIP_HINT", "MissingPackageError", "is_record_file", "read_file"]
+__all__ = ["SKIP_HINT", "is_record_file", "read_file"]
 
 Record = tuple[str, str | DataError]
 
@@ -20,6 +22,7 @@ SKIP_HINT = ", or leave such records out with --on-error skip"
 """End of the errors of records that may be left out."""
 
 _MEND = f"mend it{SKIP_HINT}"
+_CONVERT = "one record a line is read here: 'glmforge data extract' reads arrays, too, or convert it (jq -c '.[]')"
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Record]:
@@ -50,13 +53,11 @@ def _jsonl(path: Path, text_field: str) -> Iterator[Record]:
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[Record]:
-    try:
+    with needed_for(f"{path}:"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError as error:
-        raise MissingPackageError(path, "pyarrow") from error
     try:
-        with parquet.ParquetFile(path) as table:
+        with arrow_input(path) as opened, parquet.ParquetFile(opened) as table:
             if text_field not in table.schema_arrow.names:
                 raise DataError(_missing_field(str(path), "column", text_field, table.schema_arrow.names))
             rows = (value for batch in table.iter_batches(columns=[text_field]) for value in batch.column(0))
@@ -96,9 +97,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
     try:
         record = json.loads(decoded)
     except (json.JSONDecodeError, RecursionError) as error:
-        return DataError(f"{where}: not JSON ({error}): {_MEND}")
+        mend = _CONVERT if line.strip() in (b"[", b"{") or line.lstrip().startswith((b"[{", b"[ ")) else _MEND
+        return DataError(f"{where}: not JSON ({error}): {mend}")
     if not isinstance(record, dict):
-        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {_MEND}")
+        mend = _CONVERT if isinstance(record, list) else _MEND
+        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {mend}")
     if text_field not in record:
         return DataError(_missing_field(where, "field", text_field, record))
     return _checked_text(record[text_field], where, text_field)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.formats import SKIP_HINT, MissingPackageError, is_record_file, read_file
+from glmforge.data.corpus.formats import SKIP_HINT, is_record_file, read_file
+from glmforge.data.files import printable
 from glmforge.errors import DataError
 
 OnError = Literal["stop", "skip"]
@@ -97,7 +98,7 @@ class Corpus:
 
     def _why_empty(self) -> str:
         if self.num_skipped:
-            return f"none of {self.num_skipped:,} records could be read; the first: {self.problems[0]}"
+            return f"none of the records could be read ({self.num_skipped:,} left out); the first: {self.problems[0]}"
         return "the files are empty or of no known kind; name others"
 
     def documents_of(self, path: Path, name: str) -> Iterator[Document]:
@@ -107,9 +108,7 @@ class Corpus:
                 if isinstance(text, DataError):
                     self._skip(text)
                 elif text:
-                    yield Document(name + label, text, str(path))
-        except MissingPackageError:
-            raise
+                    yield Document(name + label, text, printable(str(path)))
         except DataError as error:
             self._skip(error)
 
@@ -118,20 +117,20 @@ class Corpus:
             raise problem
         self.num_skipped += 1
         if len(self.problems) < _NUM_PROBLEMS_KEPT:
-            self.problems.append(str(problem).removesuffix(SKIP_HINT))
+            self.problems.append(printable(str(problem)).removesuffix(SKIP_HINT))
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
     """(path, name) of what is to be read; names are relative to `root`: they travel with the corpus."""
     if root.is_file():
-        yield root, root.name
+        yield root, printable(root.name)
         return
     for directory, subdirectories, filenames in os.walk(root):
         subdirectories[:] = sorted(name for name in subdirectories if not name.startswith("."))
         for filename in sorted(filenames):
             path = Path(directory) / filename
             if _is_wanted(path):
-                yield path, path.relative_to(root).as_posix()
+                yield path, printable(path.relative_to(root).as_posix())
 
 
 def _is_wanted(path: Path) -> bool:

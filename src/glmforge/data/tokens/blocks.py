@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.corpus.document import Document, is_held_out
 from glmforge.data.corpus.read import Corpus
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 
 BLOCK_CHARACTERS = 1 << 20
@@ -82,7 +83,7 @@ class RowGroup(NamedTuple):
         from glmforge.data.corpus.batch import DocumentBatch
 
         try:
-            with parquet.ParquetFile(self.path) as file:
+            with arrow_input(self.path) as opened, parquet.ParquetFile(opened) as file:
                 table = file.read_row_group(self.group, [n for n in _COLUMNS if n in file.schema_arrow.names])
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self.path}: not readable as a shard of documents ({error}): make it again") from error
@@ -182,7 +183,7 @@ def _num_row_groups(path: Path, text_field: str) -> int | None:
     except ModuleNotFoundError:
         return None
     try:
-        with parquet.ParquetFile(path) as file:
+        with arrow_input(path) as opened, parquet.ParquetFile(opened) as file:
             schema = file.schema_arrow
             is_shard = {"id", "text", "source"} <= set(schema.names) and schema.field("text").type == pa.large_string()
             return int(file.num_row_groups) if is_shard else None

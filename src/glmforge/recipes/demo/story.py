@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from glmforge.checkpoint import latest_checkpoint, read_meta
+from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig, dump_config, load_config
 from glmforge.data.chat.shard import tokenize_conversations
 from glmforge.data.corpus.docstrings import docstring_conversations
@@ -36,7 +37,7 @@ from glmforge.observe.metrics import Record
 from glmforge.observe.report import Sample, write_report
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.sinks import read_jsonl
-from glmforge.observe.units import format_bytes, format_count, format_duration
+from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 from glmforge.plan.parameters import count_parameters
 from glmforge.recipes.demo import pace
 from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
@@ -45,6 +46,8 @@ from glmforge.serve.chat import ChatModel, Conversation
 from glmforge.serve.export import compare_with_transformers, export_run
 
 MARKER = ".glmforge-demo"
+DEMO_LOCK = ".lock-demo"
+"""Held by the whole demo; `LOCK` is held by the training, a process of its own."""
 HELD_OUT_FRACTION = 0.02
 PRECISIONS = ("fp32", "bf16")
 MEASURED_STEPS = 3
@@ -108,7 +111,12 @@ class Demo:
 
     def run(self) -> DemoResult:
         """Run all stages. Raises `GlmforgeError` if the directory holds something else or a stage fails."""
-        self._claim_directory()
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo", name=DEMO_LOCK):
+            self._clear_directory()
+            return self._tell()
+
+    def _tell(self) -> DemoResult:
         train_documents, held_out_documents = self.gather_corpus()
         tokenizer_dir = self.train_tokenizer(train_documents)
         self.write_shards(train_documents, held_out_documents, tokenizer_dir)
@@ -138,7 +146,7 @@ class Demo:
         train, held_out = split_held_out(documents, HELD_OUT_FRACTION)
         sizes = [_size(part) for part in (train, held_out)]
         for (count, size), what in zip(sizes, ("to train on", "held out, never trained on"), strict=True):
-            self._say(f"{count:,} documents, {format_bytes(size)} {what}")
+            self._say(f"{counted(count, 'document')}, {format_bytes(size)} {what}")
         if not all(count for count, _ in sizes):
             raise GlmforgeError(
                 f"{self.options.corpus}: too few documents to hold some out; give a corpus of a hundred files or more"
@@ -273,7 +281,8 @@ class Demo:
         self._say(f"loss {records[0]['loss']:.2f} -> [b]{records[-1]['loss']:.2f}[/b] nats per token")
         speed = sorted(record["tokens_per_second"] for record in records)[len(records) // 2]
         violation = records[-1].get("max_violation_mean", math.nan)
-        self._say(f"{format_count(speed)} tokens/s; busiest expert {violation:.0%} over the mean at the end")
+        self._say(f"{format_count(speed)} tokens/s; at the end the busiest expert of a layer has {violation:.0%} more")
+        self._say("than an even share of the tokens (mean of the layers)")
 
     def evaluate(self, config: RunConfig, held_out: Documents) -> float:
         """Held-out bits per byte beside what a general compressor needs for the same files."""
@@ -330,15 +339,23 @@ class Demo:
         self._say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
         return path
 
-    def _claim_directory(self) -> None:
-        """Replace an earlier demo, and nothing else."""
-        marker = self.directory / MARKER
-        if self.directory.exists() and any(self.directory.iterdir()) and not marker.exists():
+    def _refuse_foreign_directory(self) -> None:
+        if self._contents() and not (self.directory / MARKER).exists():
             raise GlmforgeError(f"{self.directory}: exists and is no earlier demo; choose another --out")
-        if self.directory.exists():
-            shutil.rmtree(self.directory)
-        self.data.mkdir(parents=True)
-        marker.write_text("made by 'glmforge demo', which may replace this directory\n")
+
+    def _clear_directory(self) -> None:
+        """Replace an earlier demo, and nothing else: not one whose training still runs."""
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo"):
+            (self.directory / MARKER).write_text("made by 'glmforge demo', which may replace this directory\n")
+            for path in self._contents():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            self.data.mkdir()
+
+    def _contents(self) -> list[Path]:
+        """What lies in the directory but what says whose it is."""
+        own = {MARKER, DEMO_LOCK, LOCK}
+        return [path for path in self.directory.iterdir() if path.name not in own] if self.directory.exists() else []
 
     def _load_config(self, overrides: Sequence[str] = ()) -> RunConfig:
         data = self.data
@@ -361,7 +378,7 @@ class Demo:
 
     def _say_shard(self, name: str, info: ShardInfo) -> None:
         self._say(
-            f"{name}: {info.num_documents:,} documents, {format_count(info.num_tokens)} tokens, "
+            f"{name}: {counted(info.num_documents, 'document')}, {format_count(info.num_tokens)} tokens, "
             f"{info.bytes_per_token:.2f} bytes per token"
         )
 

@@ -1,13 +1,19 @@
-"""Training in a process of its own, which can be killed like any process, watched by the clock."""
+"""Training in a process of its own, which can be killed like any process, watched by the clock.
+
+It leads a process group: Ctrl-C reaches this process alone, which passes it on, so that the training hears of each
+once. It then saves and ends, and this process waits for that.
+"""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from glmforge.checkpoint import latest_checkpoint
 from glmforge.config import RunConfig
@@ -17,6 +23,18 @@ from glmforge.observe.run import RunDirectory
 from glmforge.recipes.demo import pace
 
 _POLL_SECONDS = 0.05
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class EndedEarlyError(GlmforgeError):
+    """A signal ended the demo while it trained."""
+
+    def __init__(self, number: signal.Signals, config_file: Path) -> None:
+        what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
+        super().__init__(
+            f"{what}; 'glmforge train {config_file}' goes on with the training, the same demo again begins anew"
+        )
+        self.exit_code = 128 + number
 
 
 @dataclass
@@ -36,9 +54,8 @@ class Watched:
         """
         metrics = RunDirectory(self.config.output_dir).metrics
         self.step, self.clock = _num_lines(metrics), []
-        process = _start(self.config_file, self.num_threads)
-        try:
-            asked = False
+        asked = False
+        with _started(self.config_file, self.num_threads) as process:
             while process.poll() is None:
                 step = _num_lines(metrics)
                 if step != self.step:
@@ -46,12 +63,7 @@ class Watched:
                     self.clock.append(time.monotonic())
                 asked = asked or on_poll(self, process)
                 time.sleep(_POLL_SECONDS)
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.wait()
-            self.step = _num_lines(metrics)
+        self.step = _num_lines(metrics)
         return process.returncode
 
     @property
@@ -105,10 +117,33 @@ def train_to_the_end(watched: Watched, deadline: float, *, may_stop: bool) -> bo
     return watched.step >= watched.config.num_steps
 
 
-def _start(config_file: Path, num_threads: int) -> "subprocess.Popen[bytes]":
+@contextmanager
+def _started(config_file: Path, num_threads: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The training, to which signals to end are passed on within the block. At its end it has ended.
+
+    Raises `EndedEarlyError` at the end of the block if there were any.
+    """
     command = [sys.executable, "-m", "glmforge", "train", os.fspath(config_file)]
     environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+    received: list[signal.Signals] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        process.send_signal(number)
+
+    heeded = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heeded}
+    try:
+        yield process
+        process.wait()
+    finally:
+        process.kill()  # has ended, unless the block has failed
+        process.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise EndedEarlyError(received[0], config_file)
 
 
 def _check_exit(code: int) -> None:

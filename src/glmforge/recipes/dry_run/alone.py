@@ -6,9 +6,8 @@ expert gets the same, and this rank `imbalance` times its share) and the vote by
 are found. Both enter the trainer's own code as parameters.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,6 @@ import torch.distributed as dist
 import torch.distributed._tools.fake_collectives
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Schedule1F1B
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from glmforge.config.layout import Layout
@@ -55,34 +53,9 @@ def micro_batch_size(layout: Layout, phase: PhaseConfig) -> int:
     return layout.micro_batch_size or layout.rank_batch_size(phase)
 
 
-def observe_pipeline(pipeline: Pipeline, mark: Callable[[str], None]) -> None:
-    """Let the stages mark when micro-batches begin and end."""
-
-    class ObservedStage(pipeline.stage_class):  # type: ignore[name-defined]
-        def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-            mark("forward")
-            result = super().forward_one_chunk(*args, **kwargs)
-            mark("forward done")
-            return result
-
-        def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-            mark("backward")
-            super().backward_one_chunk(*args, **kwargs)
-            mark("backward done")
-
-        def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-            mark("backward")
-            super().backward_weight_one_chunk(*args, **kwargs)
-            mark("backward done")
-
-    pipeline.stage_class = ObservedStage
-
-
-def isolate_pipeline(pipeline: Pipeline, *, shorten: bool) -> None:
-    """Let the stages do without their neighbours; `shorten`: by a 1F1B with two micro-batches in flight."""
+def isolate_pipeline(pipeline: Pipeline) -> None:
+    """Let the stages do without their neighbours."""
     pipeline.stage_class = _LonelyStage
-    if shorten:
-        pipeline.schedule_class = _ShortSchedule
 
 
 class _LonelyStage(PipelineStage):
@@ -91,17 +64,6 @@ class _LonelyStage(PipelineStage):
 
     def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
         return torch.tensor(1)
-
-
-class _ShortSchedule(Schedule1F1B):
-    """torch's 1F1B of the last but one stage, on whatever stage, and of fewer micro-batches than there are stages.
-
-    With three micro-batches its order F F B F B B has every kind of pass after every kind.
-    """
-
-    def __init__(self, stage: PipelineStage, n_microbatches: int, **options: Any) -> None:
-        PipelineScheduleSingle.__init__(self, stage, n_microbatches, **options)
-        self._num_stages = stage.stage_index + 2
 
 
 def _parts(total: int, num_parts: int) -> list[int]:

@@ -22,8 +22,8 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.pipeline import Pipeline
 from glmforge.parallel.world import World
-from glmforge.recipes.dry_run.alone import observe_pipeline
-from glmforge.recipes.dry_run.steps import Purpose
+from glmforge.recipes.dry_run.schedules import observe_pipeline
+from glmforge.recipes.dry_run.steps import BACKWARD, FORWARD, Purpose, Task, label_of
 from glmforge.recipes.dry_run.tracker import Block, MemoryTracker
 from glmforge.train.objective import NextTokenObjective
 from glmforge.train.step import train_step
@@ -31,11 +31,12 @@ from glmforge.train.step import train_step
 
 @dataclass(frozen=True)
 class Mark:
-    """Where the log of storages and the list of collectives had come to when `label` began."""
+    """Where the log of storages and the list of collectives had come to when `label` began; `task` if it is one."""
 
     label: str
     log: int
     calls: int
+    task: Task | None = None
 
 
 @dataclass
@@ -47,8 +48,10 @@ class Observation:
     marks: list[Mark] = field(default_factory=list)
     held: dict[Purpose, int] = field(default_factory=dict)
 
-    def mark(self, label: str) -> None:
-        self.marks.append(Mark(label, len(self.log), len(self.calls)))
+    def mark(self, what: str | Task) -> None:
+        task = what if isinstance(what, Task) else None
+        label = what if isinstance(what, str) else label_of(what)
+        self.marks.append(Mark(label, len(self.log), len(self.calls), task))
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def observe_step(
         model.train()
         seen.mark("prepare")
         batch = make_batch()
+        seen.mark("share")
         micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
         train_step(
             model,
@@ -137,16 +141,16 @@ def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequen
 class _MarkedObjective(NextTokenObjective):
     """The trainer's objective, which marks where forward passes begin and end if no pipeline stage does."""
 
-    def __init__(self, *args: Any, mark: Callable[[str], None], is_piped: bool) -> None:
+    def __init__(self, *args: Any, mark: Callable[[str | Task], None], is_piped: bool) -> None:
         super().__init__(*args)
-        self._mark = (lambda label: None) if is_piped else mark
+        self._mark = (lambda what: None) if is_piped else mark
 
     def head(self, batch: Batch, share: TokenShare, source_nll_S: Tensor | None = None) -> CrossEntropyHead:
-        self._mark("forward")
+        self._mark(FORWARD)
         return super().head(batch, share, source_nll_S)
 
     def numerators(self, output: ForwardOutput[Tensor]) -> Tensor:
         result = super().numerators(output)
         self._mark("forward done")
-        self._mark("backward")
+        self._mark(BACKWARD)
         return result

@@ -2,50 +2,60 @@
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glmforge.config.layout import Layout, resolve_layout
-from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.target import kernels_of
 from glmforge.optim.sharding import Span, chunk, splits_of
 from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.pipeline import Pipeline
 from glmforge.recipes.dry_run.alone import even_splits, isolate_pipeline, micro_batch_size, world_of_one
+from glmforge.recipes.dry_run.excerpts import excerpt_of
 from glmforge.recipes.dry_run.observe import StandIns, observe_step
-from glmforge.recipes.dry_run.steps import RankFindings, ShardClass, replay
-from glmforge.recipes.dry_run.timeline import in_order, take_apart
+from glmforge.recipes.dry_run.steps import RankFindings, ShardClass
 
 
 def dry_run_rank(
-    config: RunConfig, world_size: int, rank: int, imbalance: float = 1.0, *, shorten: bool = True
+    config: RunConfig,
+    world_size: int,
+    rank: int,
+    imbalance: float = 1.0,
+    *,
+    places: Sequence[int] = (),
+    shorten: bool = True,
 ) -> RankFindings:
-    """Run one step of `rank` of `world_size`, on tensors without memory. Once per process.
+    """Run an excerpt of a step of `rank` of `world_size`, on tensors without memory. Once per process.
 
+    `places` are the pipeline ranks whose steps are asked for, all with the content of `rank`; its own if not given.
     `shorten=False` runs all micro-batches by the run's own schedule.
     """
     layout = resolve_layout(config, world_size)
-    config, number, is_composed = _prepared(config, layout, shorten=shorten)
+    config = _prepared(config)
     phase = config.phases[0]
-    stand_ins = StandIns(
-        splits=even_splits(config, layout, phase, imbalance),
-        adapt_pipeline=partial(isolate_pipeline, shorten=is_composed),
-        to_host=lambda numbers: [1.0] + [0.0] * (len(numbers) - 1),
-        mode=lambda: FakeTensorMode(allow_non_fake_inputs=True),
-    )
-    num_rows = micro_batch_size(layout, phase) * number
     kernels = kernels_of("cuda" if config.precision.compute == "bf16" else "cpu")
     with world_of_one(layout, rank) as world, kernels:
+        excerpt = excerpt_of(config, world, list(places) or [rank // layout.stage_ranks], shorten=shorten)
+        num_rows = micro_batch_size(layout, phase) * excerpt.num_micro_batches
+
+        def adapt(pipeline: Pipeline) -> None:
+            isolate_pipeline(pipeline)
+            excerpt.adapt(pipeline)
+
+        stand_ins = StandIns(
+            splits=even_splits(config, layout, phase, imbalance),
+            adapt_pipeline=adapt,
+            to_host=lambda numbers: [1.0] + [0.0] * (len(numbers) - 1),
+            mode=lambda: FakeTensorMode(allow_non_fake_inputs=True),
+        )
         seen, model = observe_step(config, world, lambda: _batch(num_rows, phase.seq_len), stand_ins)
         classes = shard_classes(model, layout, rank)
-    if is_composed:
-        return RankFindings(seen.held, classes, take_apart(seen), None)
-    return RankFindings(seen.held, classes, None, replay(in_order(seen)))
+    return RankFindings(seen.held, classes, excerpt.steps(seen))
 
 
 def shard_classes(model: ParallelModel, layout: Layout, rank: int) -> list[ShardClass]:
@@ -67,19 +77,14 @@ def _num_elements(part: Iterable[Span]) -> int:
     return prod(stop - start for start, stop in part)
 
 
-def _prepared(config: RunConfig, layout: Layout, *, shorten: bool) -> tuple[RunConfig, int, bool]:
-    """The run as it can be run, how many micro-batches tell all, and whether the whole step is composed of them."""
-    parallel, number = config.parallel, layout.num_micro_batches(config.phases[0])
+def _prepared(config: RunConfig) -> RunConfig:
+    """The run as it can be run without numbers."""
     # torch.compile has nothing to compile without data; what is eager's is an upper bound of what it would keep.
-    recompute = "none" if parallel.recompute == "budget" else parallel.recompute
-    parallel = parallel.model_copy(update={"compile": False, "recompute": recompute})
+    recompute = "none" if config.parallel.recompute == "budget" else config.parallel.recompute
+    parallel = config.parallel.model_copy(update={"compile": False, "recompute": recompute})
     # Capacity is left out: what is dropped needs no memory, and would have to be counted.
     phase = config.phases[0].model_copy(update={"capacity_factor": None})
-    config = config.model_copy(update={"parallel": parallel, "phases": [phase]})
-    is_composed = shorten and (layout.pp == 1 or parallel.pipeline_schedule in SINGLE_STAGE_SCHEDULES)
-    if is_composed:
-        number = min(number, 2 if layout.pp == 1 and parallel.reduce_gradients == "every_micro_batch" else 3)
-    return config, number, is_composed
+    return config.model_copy(update={"parallel": parallel, "phases": [phase]})
 
 
 def _batch(num_rows: int, seq_len: int) -> Batch:

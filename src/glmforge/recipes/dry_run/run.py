@@ -11,12 +11,12 @@ torch already.
 
 import multiprocessing
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 from glmforge.config.layout import Layout, resolve_layout
-from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES
+from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import Stage, stages_of_pp_rank
@@ -69,50 +69,49 @@ def dry_run(
     layout = resolve_layout(config, world_size)
     _check(config, world_size, rank, imbalance)
     pp_ranks = list(range(layout.pp)) if rank is None else [rank // layout.stage_ranks]
-    contents = _by_content(config, layout, pp_ranks)
-    jobs = {key: rank if rank is not None else places[0] * layout.stage_ranks for key, places in contents.items()}
-    progress(f"dry run of {len(jobs)} rank{'s' if len(jobs) > 1 else ''} of different content")
-    findings: dict[object, RankFindings] = {}
+    contents = by_content(config, layout, pp_ranks)
+    progress(f"dry run of {len(contents)} rank{'s' if len(contents) > 1 else ''} of different content")
+    found: dict[int, RankFindings] = {}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["glmforge.recipes.dry_run.rank"])
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=context, max_tasks_per_child=1) as pool:
-        futures: dict[Future[RankFindings], object] = {
-            pool.submit(_run_rank, config, world_size, job, imbalance): key for key, job in jobs.items()
-        }
-        for done in as_completed(futures):
-            key = futures[done]
-            findings[key] = done.result()
-            seconds = time.perf_counter() - started
-            progress(f"rank {jobs[key]} done ({len(findings)} of {len(jobs)}), {seconds:.0f} s")
-    schedule, phase = config.parallel.pipeline_schedule, config.phases[0]
+        jobs: dict[Future[RankFindings], list[int]] = {}
+
+        def submit(places: list[int]) -> None:
+            job = places[0] * layout.stage_ranks if rank is None else rank
+            jobs[pool.submit(_run_rank, config, world_size, job, imbalance, places)] = places
+
+        for places in contents:
+            submit(places)
+        while jobs:
+            for done in wait(jobs, return_when=FIRST_COMPLETED).done:
+                places, findings = jobs.pop(done), done.result()
+                found |= dict.fromkeys(findings.steps, findings)
+                if left := [place for place in places if place not in found]:
+                    submit(left)
+                progress(f"{len(found)} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
+    num_ranks = layout.stage_ranks if rank is None else 1
     classes = [
-        RankClass(
-            place,
-            stages_of_pp_rank(config, layout, place),
-            findings[key],
-            findings[key].step_at(layout, phase, schedule, place),
-            layout.stage_ranks if rank is None else 1,
-        )
-        for key, places in contents.items()
-        for place in places
+        RankClass(place, stages_of_pp_rank(config, layout, place), findings, findings.steps[place], num_ranks)
+        for place, findings in sorted(found.items())
     ]
-    return DryRun(config, layout, sorted(classes, key=lambda kind: kind.pp_rank), time.perf_counter() - started)
+    return DryRun(config, layout, classes, time.perf_counter() - started)
 
 
-def _run_rank(config: RunConfig, world_size: int, rank: int, imbalance: float) -> RankFindings:
+def _run_rank(config: RunConfig, world_size: int, rank: int, imbalance: float, places: list[int]) -> RankFindings:
     from glmforge.recipes.dry_run.rank import dry_run_rank
 
-    return dry_run_rank(config, world_size, rank, imbalance)
+    return dry_run_rank(config, world_size, rank, imbalance, places=places)
 
 
-def _by_content(config: RunConfig, layout: Layout, pp_ranks: list[int]) -> dict[object, list[int]]:
-    """Places in the pipeline by what lies there; every place by itself where the schedule does more than 1F1B."""
+def by_content(config: RunConfig, layout: Layout, pp_ranks: Iterable[int]) -> list[list[int]]:
+    """Places in the pipeline by what lies there. At the turn of a V a rank hands its own results on, and sends none."""
     places: dict[object, list[int]] = {}
-    one_stage = config.parallel.pipeline_schedule in SINGLE_STAGE_SCHEDULES
+    is_v = config.parallel.pipeline_schedule in V_SCHEDULES
     for pp_rank in pp_ranks:
         content = tuple(stage.content for stage in stages_of_pp_rank(config, layout, pp_rank))
-        places.setdefault(content if one_stage else (content, pp_rank), []).append(pp_rank)
-    return places
+        places.setdefault((content, is_v and pp_rank == layout.pp - 1), []).append(pp_rank)
+    return list(places.values())
 
 
 def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: float) -> None:

@@ -1,25 +1,21 @@
-"""A training step as a sequence of actions, and what a step of more micro-batches needs.
+"""A training step as a sequence of actions, and what a step of other micro-batches in another order needs.
 
-A step is a sequence of actions: forward and backward passes of micro-batches, and what comes before and after. Seen
-from its beginning, each action has a highest point and leaves the level changed: the first forward pass also leaves
-gathered weights behind, every one its activations, the first backward pass gradients to be reduced. Levels add up. FSDP
-frees gathered weights after a forward pass and, in a pipeline, keeps them after a backward pass, so what an action does
-depends on the one before it, and on nothing else: F F B F B B has all there are. From these the step of any number of
-micro-batches is composed, in the order of 1F1B or GPipe and for every place in the pipeline. That composed and observed
-steps agree is tested.
+A step is a sequence of actions: the tasks of a schedule (forward and backward passes of micro-batches, gathering and
+reducing, sending and receiving), and what comes before and after. Seen from its beginning, each action has a highest
+point and leaves the level changed: every forward pass leaves its activations behind, the first backward pass gradients
+to be reduced. Levels add up. What a task does depends on the stage, on whether it is the first of its kind there, and
+on the stage's task before, as far as that leaves weights to be gathered; on nothing else. From one task of
+each such context the step of any number of micro-batches is composed, in any order. That composed and observed steps
+agree is tested.
 
-Does not import torch: the process that puts together what others ran is a light one.
+Does not import torch.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
-from typing import Literal, NamedTuple
-
-from glmforge.config.layout import Layout
-from glmforge.config.phase import PhaseConfig
+from typing import NamedTuple
 
 
 class Purpose(StrEnum):
@@ -42,6 +38,64 @@ Traffic = Counter[tuple[str, str]]
 """(axis, "calls" or "bytes") -> number."""
 
 
+class Task(NamedTuple):
+    """What a pipeline rank does with the `slot`-th of its stages; `kind` is torch's name of it, such as SEND_F."""
+
+    kind: str
+    slot: int
+
+
+class Context(NamedTuple):
+    """What the memory of a task depends on.
+
+    `previous` is the kind of the stage's task before, where that matters (see `remembered`), `is_first` whether
+    nothing has yet been made of what the first task of its kind makes once.
+    """
+
+    task: Task
+    previous: str
+    is_first: bool
+
+
+FORWARD, BACKWARD = Task("FORWARD", 0), Task("FULL_BACKWARD", 0)
+
+_LABELS = {"FORWARD": "forward", "REDUCE_GRAD": "reduction", "UNSHARD": "gathering", "RESHARD": "gathering"}
+TRANSFERS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+
+
+def label_of(task: Task) -> str:
+    """In which kind of action a task is, in words."""
+    if task.kind in TRANSFERS:
+        return "transfer"
+    return _LABELS.get(task.kind, "backward")
+
+
+def remembered(kind: str, *, with_previous: bool) -> str:
+    """What the stage's next task feels of a task of this kind: weights sent for by UNSHARD arrive in the next pass."""
+    return kind if with_previous or kind == "UNSHARD" else ""
+
+
+def makes(kind: str) -> str:
+    """What the first task of this kind makes once; "" for nothing. Gradients are made by either of two."""
+    return {"FULL_BACKWARD": "gradients", "BACKWARD_WEIGHT": "gradients", "FORWARD": kind, "UNSHARD": kind}.get(
+        kind, ""
+    )
+
+
+def contexts(order: Sequence[Task], *, with_previous: bool) -> Iterator[Context]:
+    """The context of each task. `with_previous`: a stage's weights are not always gathered between its tasks."""
+    last: dict[int, str] = {}
+    made: set[tuple[str, int]] = set()
+    for task in order:
+        kind, slot = task
+        if kind in TRANSFERS:
+            yield Context(task, "", False)
+            continue
+        yield Context(task, last.get(slot, ""), makes(kind) != "" and (makes(kind), slot) not in made)
+        last[slot] = remembered(kind, with_previous=with_previous)
+        made.add((makes(kind), slot))
+
+
 @dataclass(frozen=True)
 class Action:
     """A part of a step: `at_peak` and `change` are bytes above what there was when it began."""
@@ -50,23 +104,26 @@ class Action:
     at_peak: Memory
     change: Memory
     traffic: Traffic
+    task: Task | None = None
 
 
 @dataclass
 class Actions:
-    """An observed step taken apart. `before` begins with nothing allocated."""
+    """An observed step of `num_micro_batches` taken apart. `before` begins with nothing allocated.
 
-    before: Action
-    passes: list[Action]
+    Batches and receive buffers are made for all micro-batches beforehand; `share`, the action between the two, makes
+    what a step needs once.
+    """
+
+    before: list[Action]
+    tasks: list[Action]
     after: list[Action]
+    num_micro_batches: int
 
-    def of_kind(self, previous: str, kind: str, *, is_first: bool) -> Action:
-        """A forward ("F") or backward ("B") pass after one of kind `previous`; the first of its kind leaves more."""
-        letters = "-" + "".join(action.label[0].upper() for action in self.passes)
-        firsts = {letters.find("F"), letters.find("B")}
-        places = [i for i in range(1, len(letters)) if letters[i] == kind and (i in firsts) == is_first]
-        found = [i for i in places if letters[i - 1] == previous] or places or [letters.find(kind)]
-        return self.passes[found[0] - 1]
+    def by_context(self, *, with_previous: bool) -> dict[Context, Action]:
+        """One action for each context; the last one of several."""
+        order = [action.task for action in self.tasks if action.task is not None]
+        return dict(zip(contexts(order, with_previous=with_previous), self.tasks, strict=True))
 
 
 @dataclass(frozen=True)
@@ -97,56 +154,49 @@ class RankFindings:
     Attributes:
         held: bytes of weights, gradients and optimizer state, as allocated.
         shard_classes: the ranks of its stage by the size of their shards, the largest first.
-        actions: its step taken apart; None where `step` is the whole step, of no use for other places in the pipeline.
+        steps: the step at each place in the pipeline that was asked for.
     """
 
     held: dict[Purpose, int]
     shard_classes: list[ShardClass]
-    actions: Actions | None
-    step: Step | None
-
-    def step_at(self, layout: Layout, phase: PhaseConfig, schedule: str, pp_rank: int) -> Step:
-        """The step of the rank of this content at a place in the pipeline."""
-        if self.step is not None:
-            return self.step
-        assert self.actions is not None
-        number = layout.num_micro_batches(phase)
-        if layout.pp == 1:
-            return prolong(self.actions, number)
-        return compose(self.actions, number, "gpipe" if schedule == "gpipe" else "1f1b", layout.pp - pp_rank)
+    steps: dict[int, Step]
 
 
 def replay(actions: Sequence[Action]) -> Step:
     """The step that these actions are, one after the other."""
     level: Memory = Counter()
-    best, moment = level, ""
+    total, best, best_total, moment = 0, level, 0, ""
     traffic: Traffic = Counter()
     for action in actions:
-        highest = _plus(level, action.at_peak)
-        if highest.total() > best.total():
-            best, moment = highest, action.label
-        level = _plus(level, action.change)
+        if total + action.at_peak.total() > best_total:
+            best, moment = _plus(level, action.at_peak), action.label
+            best_total = best.total()
+        level.update(action.change)
+        total += action.change.total()
         traffic.update(action.traffic)
     return Step(best, moment, traffic)
 
 
-def compose(actions: Actions, num_micro_batches: int, schedule: Literal["1f1b", "gpipe"], num_in_flight: int) -> Step:
-    """The step of a pipeline rank with at most `num_in_flight` micro-batches in flight (under gpipe all of them)."""
-    observed = sum(action.label == "forward" for action in actions.passes)
-    held = num_micro_batches if schedule == "gpipe" else min(num_in_flight, num_micro_batches)
-    kinds = "F" * held + "BF" * (num_micro_batches - held) + "B" * held
-    order = [actions.of_kind(*kind, is_first=kind[1] not in kinds[:place]) for place, kind in _with_previous(kinds)]
-    step = replay([_with_buffers(actions.before, num_micro_batches, observed), *order, *actions.after])
-    for key in [key for key in step.traffic if key[0] == "pp"]:
-        # What is received belongs to no action; every micro-batch sends and receives the same.
-        total = sum(action.traffic[key] for action in (actions.before, *actions.passes, *actions.after))
-        step.traffic[key] = total * num_micro_batches // observed
+def compose(
+    actions: Actions, order: Sequence[Task], num_micro_batches: int, *, with_previous: bool, receives: bool = False
+) -> Step:
+    """The step whose tasks are `order`, of `num_micro_batches`.
+
+    `receives`: what is received belongs to no task, so the traffic between stages is counted per micro-batch.
+    """
+    known: Mapping[Context, Action] = actions.by_context(with_previous=with_previous)
+    tasks = [known[context] for context in contexts(order, with_previous=with_previous)]
+    step = replay([*_before(actions, num_micro_batches), *tasks, *actions.after])
+    if receives:
+        for key in [key for key in step.traffic if key[0] == "pp"]:
+            total = sum(action.traffic[key] for action in (*actions.before, *actions.tasks, *actions.after))
+            step.traffic[key] = total * num_micro_batches // actions.num_micro_batches
     return step
 
 
 def prolong(actions: Actions, num_micro_batches: int) -> Step:
     """The step of a rank that takes one micro-batch after the other, each forward and backward."""
-    pairs = list(zip(actions.passes[::2], actions.passes[1::2], strict=True))
+    pairs = list(zip(actions.tasks[::2], actions.tasks[1::2], strict=True))
     more = num_micro_batches - len(pairs)
     if more > 0:
         assert len(pairs) > 1, "the first backward pass alone makes gradients"
@@ -155,20 +205,19 @@ def prolong(actions: Actions, num_micro_batches: int) -> Step:
             # Sums over all ranks follow the last backward pass; nothing else tells it from the first.
             backward = replace(backward, traffic=pairs[0][1].traffic)
         pairs = [*pairs[:-1], *[(forward, backward)] * more, pairs[-1]]
-    before = _with_buffers(actions.before, num_micro_batches, len(actions.passes) // 2)
-    return replay([before, *(action for pair in pairs for action in pair), *actions.after])
+    before = _before(actions, num_micro_batches)
+    return replay([*before, *(action for pair in pairs for action in pair), *actions.after])
 
 
-def _with_previous(kinds: str) -> Iterator[tuple[int, str]]:
-    """Places and pairs: the pass before ("-" before the first one) and the pass itself."""
-    yield from enumerate(map("".join, pairwise("-" + kinds)))
-
-
-def _with_buffers(before: Action, number: int, observed: int) -> Action:
-    """Receive buffers and batches are made for all micro-batches beforehand."""
-    buffers = before.change[Purpose.BUFFERS]
-    more: Memory = Counter({Purpose.BUFFERS: buffers * number // observed - buffers})
-    return Action(before.label, _plus(before.at_peak, more), _plus(before.change, more), before.traffic)
+def _before(actions: Actions, number: int) -> Iterator[Action]:
+    """What comes before the tasks of `number` micro-batches."""
+    for action in actions.before:
+        buffers = action.change[Purpose.BUFFERS]
+        if action.label == "share" or not buffers:
+            yield action
+            continue
+        more: Memory = Counter({Purpose.BUFFERS: buffers * number // actions.num_micro_batches - buffers})
+        yield replace(action, at_peak=_plus(action.at_peak, more), change=_plus(action.change, more))
 
 
 def _plus(a: Memory, b: Memory) -> Memory:

@@ -1,8 +1,8 @@
 """From what was observed of a step to its actions: which storages were for what, and where one pass ends.
 
 Purposes follow from lives. Weights, gradients and optimizer state are known by name, gathered weights by being
-resized. Of the others, what is made before the first forward pass and lives on are buffers, what a forward pass leaves
-behind are activations, what a backward pass leaves behind are gradients still to be reduced, and the rest is working
+resized. Of the others, what is made before the first pass and lives on are buffers, what a forward pass leaves behind
+are activations, what a backward pass leaves behind are gradients still to be reduced, and the rest is working
 memory.
 """
 
@@ -13,38 +13,38 @@ from itertools import pairwise
 
 from glmforge.parallel.communication import Collective
 from glmforge.recipes.dry_run.observe import Mark, Observation
-from glmforge.recipes.dry_run.steps import Action, Actions, Memory, Purpose, Traffic
+from glmforge.recipes.dry_run.steps import Action, Actions, Memory, Purpose, Task, Traffic
 from glmforge.recipes.dry_run.tracker import Block
 
+_CUTS = ("share", "receive", "reduction", "update", "end")
+"""Labels of marks at which an action begins that is no task."""
 
-def take_apart(seen: Observation) -> Actions:
-    """Name the purpose of every storage, and cut the step into actions."""
-    _name_purposes(seen)
-    cuts = _cuts(seen.marks)
-    spans = [("before", Mark("start", 0, 0), cuts[0])]
-    spans += [(start.label, start, stop) for start, stop in pairwise(cuts)]
-    actions = [_action(seen, *span) for span in spans]
-    passes = [action for action in actions if action.label in ("forward", "backward")]
-    return Actions(actions[0], passes, actions[1 + len(passes) :])
+
+def take_apart(seen: Observation, num_micro_batches: int) -> Actions:
+    """Name the purpose of every storage, and cut the step of so many micro-batches into actions."""
+    actions = in_order(seen)
+    first = next(index for index, action in enumerate(actions) if action.task is not None)
+    tasks = [action for action in actions if action.task is not None]
+    return Actions(actions[:first], tasks, actions[first + len(tasks) :], num_micro_batches)
 
 
 def in_order(seen: Observation) -> list[Action]:
-    """The actions of a step as it was observed."""
+    """Name the purpose of every storage, and cut the step into its actions as it was observed."""
     _name_purposes(seen)
     cuts = [Mark("before", 0, 0), *_cuts(seen.marks)]
-    return [_action(seen, start.label, start, stop) for start, stop in pairwise(cuts)]
+    return [_action(seen, start, stop) for start, stop in pairwise(cuts)]
 
 
 def _cuts(marks: Sequence[Mark]) -> list[Mark]:
     """Where one action ends and the next begins; in a pipeline gradients are reduced after the last backward pass."""
-    cuts = [mark for mark in marks if mark.label in ("forward", "backward", "update", "end")]
+    cuts = [mark for mark in marks if mark.task is not None or mark.label in _CUTS]
     done = [mark for mark in marks if mark.label == "backward done"]
     if done:
         cuts.insert(-2, Mark("reduction", done[-1].log, done[-1].calls))
     return cuts
 
 
-def _action(seen: Observation, label: str, start: Mark, stop: Mark) -> Action:
+def _action(seen: Observation, start: Mark, stop: Mark) -> Action:
     level: Memory = Counter()
     total = highest = 0
     peak_at = start.log
@@ -59,7 +59,7 @@ def _action(seen: Observation, label: str, start: Mark, stop: Mark) -> Action:
         level[block.purpose] += change
     if peak_at == stop.log and highest:
         at_peak = level.copy()
-    return Action(label, at_peak, level, _traffic(seen.calls[start.calls : stop.calls]))
+    return Action(start.label, at_peak, level, _traffic(seen.calls[start.calls : stop.calls]), start.task)
 
 
 def _traffic(calls: Iterable[Collective]) -> Traffic:
@@ -83,7 +83,6 @@ def _name_purposes(seen: Observation) -> None:
             died.pop(block, None)
     marks = [mark for mark in seen.marks if mark.label != "update"]
     starts = [mark.log for mark in marks]
-    keeps = _last(marks, "backward done").log if any(m.label == "backward done" for m in marks) else None
     for block, birth in born.items():
         if block.purpose is not Purpose.WORKING:
             continue
@@ -92,17 +91,19 @@ def _name_purposes(seen: Observation) -> None:
             continue
         death = died.get(block, len(seen.log))
         label, following = marks[index].label, starts[index + 1] if index + 1 < len(starts) else len(seen.log)
-        if label in ("prepare", "forward") and death >= following:
-            block.purpose = Purpose.BUFFERS if label == "prepare" else Purpose.ACTIVATIONS
+        if label in ("prepare", "share", "receive", "forward") and death >= following:
+            block.purpose = Purpose.ACTIVATIONS if label == "forward" else Purpose.BUFFERS
         elif label.startswith("backward"):
-            done = keeps if keeps is not None else _next(marks, "forward done", index, len(seen.log))
+            done = _backward_done(marks, index, len(seen.log))
             if birth < done < death:
                 block.purpose = Purpose.UNREDUCED
 
 
-def _last(marks: Sequence[Mark], label: str) -> Mark:
-    return next(mark for mark in reversed(marks) if mark.label == label)
-
-
-def _next(marks: Sequence[Mark], label: str, index: int, otherwise: int) -> int:
-    return next((mark.log for mark in marks[index:] if mark.label == label), otherwise)
+def _backward_done(marks: Sequence[Mark], index: int, end: int) -> int:
+    """Where in the log what a backward pass leaves behind can only be gradients: after the last backward pass of the
+    stage, or, without a pipeline, after the next forward pass."""
+    task = marks[index].task
+    if task is not None and Task("REDUCE_GRAD", task.slot) in (mark.task for mark in marks):
+        return next(mark.log for mark in marks if mark.task == Task("REDUCE_GRAD", task.slot))
+    done = [mark.log for mark in marks if mark.label == "backward done"]
+    return done[-1] if done else next((mark.log for mark in marks[index:] if mark.label == "forward done"), end)

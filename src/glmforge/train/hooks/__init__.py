@@ -10,6 +10,7 @@ from glmforge.train.hooks.evaluation import EvaluationHook
 from glmforge.train.hooks.metrics import MetricsHook
 from glmforge.train.hooks.preemption import PreemptionHook
 from glmforge.train.hooks.profile import ProfileHook
+from glmforge.train.hooks.run_lock import RunLockHook
 from glmforge.train.hooks.spikes import SpikeHook
 from glmforge.train.hooks.straggler import StragglerHook
 from glmforge.train.hooks.watchdog import WatchdogHook, prepare_environment
@@ -25,6 +26,7 @@ __all__ = [
     "MetricsHook",
     "PreemptionHook",
     "ProfileHook",
+    "RunLockHook",
     "SpikeHook",
     "StragglerHook",
     "WatchdogHook",

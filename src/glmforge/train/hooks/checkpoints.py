@@ -26,6 +26,7 @@ from glmforge.observe.metrics import Record, make_record
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.observe.units import format_bytes
 from glmforge.train.state import TrainState
+from glmforge.train.step import ENDING
 from glmforge.train.trainer import Hook, StepOutcome, Trainer, model_tensors
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class CheckpointHook(Hook):
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         config, state = self.config.checkpoint, trainer.state
-        ends = bool(outcome.flags & {"preempt", "stop"}) or (config.save_final and state.is_done(self.config))
+        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done(self.config))
         if ends or "save" in outcome.flags or _is_due(config.every_steps, state.step):
             self.save(trainer, outcome.phase.name, durable=ends)
         elif _is_due(config.ephemeral_every_steps, state.step):

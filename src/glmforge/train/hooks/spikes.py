@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from glmforge.config.fault_tolerance import SpikeConfig
 from glmforge.observe.run import record_event
 from glmforge.train.detect import RobustWindow
+from glmforge.train.step import ENDING
 from glmforge.train.trainer import DivergedError, Hook, RollBack, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class SpikeHook(Hook):
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         if not self._is_spike():
             self._judge(trainer, outcome)
-        if self._is_spike() and not outcome.flags & {"preempt", "stop"}:
+        if self._is_spike() and not outcome.flags & ENDING:
             if "save" in outcome.flags:
                 trainer.raise_flag("save")  # not lost: saved after going back
             self._go_back(trainer)

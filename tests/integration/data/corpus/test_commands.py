@@ -5,7 +5,9 @@ import random
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from glmforge.cli.data import app
@@ -212,3 +214,54 @@ def test_a_wrong_evaluation_set_is_told_before_the_corpus_is_read(run, corpus, t
     with pytest.raises(DataError, match=message):
         run("decontaminate", corpus, "--against", name, "--out", "o")
     assert not list((tmp_path / "o" / ".work").glob("*-extract")), "nothing was extracted"
+
+
+ONE_PURPOSE = ["extract", "clean", "dedup", "decontaminate", "analyze", "sample", "augment"]
+
+
+@pytest.mark.parametrize(
+    ("command", "suffix"), [*((name, ".jsonl") for name in ONE_PURPOSE), ("extract", ".json"), ("extract", ".parquet")]
+)
+def test_every_command_keeps_ids_and_metadata(corpus, run, tmp_path, command, suffix):
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    records = [{"key": f"k{n}", "text": text, "url": f"http://x/{n}", "n": n} for n, text in enumerate(texts)]
+    path = tmp_path / f"records{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(records), path)
+    else:
+        path.write_text(json.dumps(records, indent=1) if suffix == ".json" else "\n".join(map(json.dumps, records)))
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text(json.dumps({"question": QUESTION}))
+    options = {
+        "decontaminate": ["--against", questions],
+        "sample": ["--documents", 20],
+        "augment": ["--operation", "case"],
+    }
+    run(command, path, "--out", "out", "--id-field", "key", "--metadata", "*", *options.get(command, ()))
+    shards = sorted((tmp_path / "out/documents").glob("*.parquet"))
+    rows = [row for shard in shards for batch in read_batches(shard) for row in batch.table.to_pylist()]
+    known = {row["id"]: row for row in rows if row["id"] in {record["key"] for record in records}}
+    assert len(known) >= 10
+    for id_, row in known.items():
+        number = int(id_[1:])
+        kept = json.loads(row["metadata"])
+        assert {name: kept[name] for name in ("url", "n")} == {"url": f"http://x/{number}", "n": number}
+
+
+def test_shingles_of_characters_find_what_words_do_not(run, tmp_path):
+    texts = ["从前有一座山，山上有一座庙，庙里有一个老和尚在给小和尚讲故事。" * 3, "今天天气很好。" * 9]
+    path = tmp_path / "zh.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in [*texts, texts[0] + "好的"]))
+    run("dedup", path, "--out", "characters", "--shingle", "character-6")
+    assert len(texts_of(sorted((tmp_path / "characters/documents").glob("*.parquet")))) == 2
+
+
+@pytest.mark.parametrize("shingle", ["word", "5", "word-", "word-x", "-5"])
+def test_what_is_no_shingle(corpus, run, shingle):
+    with pytest.raises(DataError, match=rf"--shingle {shingle}: must be a unit and a number"):
+        run("dedup", corpus, "--out", "out", "--shingle", shingle)
+
+
+def test_an_unknown_unit_of_shingles_is_named_by_its_option(corpus, run):
+    with pytest.raises(ConfigError, match="--shingle"):
+        run("dedup", corpus, "--out", "out", "--shingle", "letter-5")

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from glmforge.checkpoint import StoredTensors, save_checkpoint
 from glmforge.checkpoint.convert import export_hf, import_hf
 from glmforge.checkpoint.convert.hf_names import packed_shapes
 from glmforge.config import ModelConfig, load_model_config
+from glmforge.data.tokens.bpe import train_tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.model import GlmMoe
 from helpers.checkpoints import make_meta
@@ -280,31 +280,32 @@ def test_export_streams_from_a_checkpoint(tmp_path):
     assert_equal(dict(import_hf(tmp_path / "hf")[1]), state)
 
 
-def make_tokenizer(directory: Path, num_tokens: int) -> Path:
-    directory.mkdir()
-    tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(num_tokens)}, unk_token="t0"))
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text("{{ messages }}")
-    return directory
+def make_tokenizer(directory: Path, num_tokens: int) -> Tokenizer:
+    return train_tokenizer(("the smith the " * 50 + "".join(map(chr, range(32, 500))),), num_tokens, directory)
 
 
-def test_the_tokenizer_goes_along(tmp_path):
-    config = make_config()
-    tokenizer = make_tokenizer(tmp_path / "tokenizer", 90)
-    export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tokenizer)
-    assert Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json")).get_vocab_size() == 90
+def test_the_tokenizer_goes_along_and_says_where_generation_stops(tmp_path):
+    config = make_config(vocab_size=512)
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", 298)
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}")
+    export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tmp_path / "tokenizer")
+    assert Tokenizer.load(tmp_path / "hf").fingerprint == tokenizer.fingerprint
     assert (tmp_path / "hf" / "chat_template.jinja").read_text() == "{{ messages }}"
+    for file in ("config.json", "generation_config.json"):
+        content = json.loads((tmp_path / "hf" / file).read_text())
+        assert (content["eos_token_id"], content["pad_token_id"]) == ([262, 269, 271], 262), file
+    assert load_model_config(tmp_path / "hf").eos_token_id == list(tokenizer.stop_ids)
 
 
 def test_a_tokenizer_with_another_vocabulary_is_refused(tmp_path):
     config = make_config()
-    tokenizer = make_tokenizer(tmp_path / "tokenizer", 97)
-    with pytest.raises(CheckpointError, match=r"has the token id 96, the model only 96 \(vocab_size\)"):
-        export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tokenizer)
-    (tokenizer / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is not a BPE tokenizer"):
-        export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tokenizer)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing"):
+    make_tokenizer(tmp_path / "tokenizer", 298)
+    with pytest.raises(CheckpointError, match=r"has 298 tokens, the model only 96 \(vocab_size\)"):
+        export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a GLM tokenizer"):
+        export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tmp_path / "tokenizer")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: no such file"):
         export_hf(make_state(config), config, tmp_path / "hf", tokenizer_dir=tmp_path)
     assert not (tmp_path / "hf").exists()
 
@@ -381,8 +382,8 @@ def test_experts_of_mixed_types_are_refused(tmp_path):
     ("damage", "message"),
     [
         (lambda d: next(d.glob("*.safetensors")).unlink(), r"model-00001-of-00001\.safetensors: missing"),
-        (lambda d: _cut(next(d.glob("*.safetensors"))), "it is damaged or cut off"),
-        (lambda d: (d / "model.safetensors.index.json").write_text("{"), "is no index of safetensors shards"),
+        (lambda d: _cut(next(d.glob("*.safetensors"))), "is damaged or cut off"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{"), "not valid JSON"),
         (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is no index of safetensors"),
         (lambda d: (d / "model.safetensors.index.json").unlink(), r"model\.safetensors: missing"),
     ],

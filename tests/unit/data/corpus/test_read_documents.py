@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from glmforge.data.corpus.read import MAX_SOURCE_BYTES, read_documents
 from glmforge.errors import DataError
+from glmforge.extras import MissingPackageError
 
 RECORDS = [{"text": "one"}, {"text": "zwei ü"}, {"text": ""}, {"text": "four\n"}]
 TEXTS = ["one", "zwei ü", "four\n"]
@@ -172,7 +173,8 @@ def test_missing_package_is_never_skipped(tmp_path, monkeypatch, package):
     name = {"pyarrow": "c.parquet", "zstandard": "c.jsonl.zst"}[package]
     path = write(tmp_path, name, b"anything")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"{name}: needs the package {package}: pip install 'glmforge\[data\]'"):
+    message = rf"{name}: needs the package '{package}', which is not installed: pip install 'glmforge\[data\]'"
+    with pytest.raises(MissingPackageError, match=message):
         texts_of(path, on_error="skip")
 
 

@@ -46,16 +46,55 @@ def test_a_signal_becomes_a_flag_and_an_event_once_saved(trainer: FakeTrainer, t
     assert detail.startswith(f"{signal.Signals(number).name} on 1 of 1 ranks; saved ")
 
 
-def test_ctrl_c_stays(trainer: FakeTrainer) -> None:
-    """Whatever a shell has set for a job in the background, where it is ignored."""
-    assert signal.SIGINT not in SIGNALS
+def interrupt_a_fork(root: Path, handler: object, *signals: int) -> tuple[int, set[str]]:
+    """Status of a process that gets these signals while SIGINT is set so before it trains, and the flags it raised."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
+        trainer = FakeTrainer(PreemptionHook(root))
+        raised = threading.Event()
+        trainer.raise_flag = lambda name: (trainer.flags.add(name), raised.set())
+        trainer.start()
+        for number in signals:
+            os.kill(os.getpid(), number)
+            if handler != signal.SIG_IGN:
+                raised.wait(60)
+        (root / "flags").write_text(" ".join(trainer.flags))
+        if len(signals) > 1:
+            threading.Event().wait(60)  # for the thread that ends this process
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status, set((root / "flags").read_text().split()) if (root / "flags").exists() else set()
+
+
+def test_ctrl_c_becomes_a_flag(tmp_path: Path) -> None:
+    assert interrupt_a_fork(tmp_path, signal.default_int_handler, signal.SIGINT) == (0, {"interrupt"})
+
+
+def test_where_ctrl_c_is_ignored_it_stays_ignored(tmp_path: Path) -> None:
+    assert interrupt_a_fork(tmp_path, signal.SIG_IGN, signal.SIGINT) == (0, set())
+
+
+def test_a_second_ctrl_c_ends_the_process(tmp_path: Path) -> None:
+    assert interrupt_a_fork(tmp_path, signal.default_int_handler, signal.SIGINT, signal.SIGINT)[0] == 130
+
+
+def test_sigterm_after_ctrl_c_is_the_second(tmp_path: Path) -> None:
+    """torchrun passes a second Ctrl-C on as SIGTERM."""
+    status, _ = interrupt_a_fork(tmp_path, signal.default_int_handler, signal.SIGINT, signal.SIGTERM)
+    assert status == -signal.SIGTERM
+
+
+def test_the_handler_for_ctrl_c_of_before_comes_back(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+        hook = PreemptionHook(tmp_path)
+        FakeTrainer(hook).start()
+        assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
+        hook.close()
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert trainer.flags == set()
 
 
 @pytest.mark.parametrize("error", [None, DivergedError("while saving")])

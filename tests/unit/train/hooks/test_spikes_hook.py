@@ -96,7 +96,7 @@ def test_going_back_forgets_the_spike_and_keeps_what_is_normal(tmp_path: Path) -
     assert train(trainer, [9.0]) is not None
 
 
-@pytest.mark.parametrize("flag", ["preempt", "stop"])
+@pytest.mark.parametrize("flag", ["preempt", "interrupt", "stop"])
 def test_a_run_that_ends_goes_back_at_its_next_start(tmp_path: Path, flag: str) -> None:
     hook = SpikeHook(tmp_path, CONFIG)
     trainer = trainer_of(hook)

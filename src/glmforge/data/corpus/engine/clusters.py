@@ -5,19 +5,23 @@ step is waited for, because the next one reads what it wrote.
 """
 
 import logging
+import multiprocessing
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from glmforge.data.corpus.engine.execution import Executor, TaskDone
+from glmforge.data.corpus.engine.execution import Executor, TaskDone, begun
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
     from glmforge.data.corpus.engine.executors import RaySettings, SlurmSettings
@@ -37,6 +41,21 @@ class _RunTasks:
         run_task(self.planned, self.tasks[rank])
 
 
+class _RunTasksApart(_RunTasks):
+    """The same, each in a process of its own, which may be killed.
+
+    datatrove's actors run tasks in a `Pool`, which waits for ever for a process that was killed. What the process
+    leaves behind tells of its death (`begun`).
+    """
+
+    def __call__(self, data: object, rank: int = 0, world_size: int = 1) -> None:
+        with (
+            suppress(BrokenProcessPool),
+            ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool,
+        ):
+            pool.submit(run_task, self.planned, self.tasks[rank]).result()
+
+
 class SlurmExecutor(Executor):
     """A job array per step through datatrove's Slurm executor, waited for."""
 
@@ -44,7 +63,7 @@ class SlurmExecutor(Executor):
         self._settings = settings
         self._job: str | None = None
 
-    def run(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> None:
+    def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
         with _quiet_datatrove():
             self._job = self._submit(planned, tasks, log_dir)
         waiting = set(tasks)
@@ -54,13 +73,29 @@ class SlurmExecutor(Executor):
                 waiting.remove(task)
                 task_done(task)
             if waiting and not queued:
-                raise DataError(
-                    f"{planned.step.name}: Slurm job {self._job} ended with {len(waiting):,} of {len(tasks):,} tasks "
-                    f"not done, the first of them {min(waiting)}: see {log_dir}"
-                )
+                return self._deaths(planned, waiting, len(tasks), log_dir)
             if waiting:
                 time.sleep(POLL_SECONDS)
         self._job = None
+        return {}
+
+    def _deaths(self, planned: PlannedStep, waiting: set[int], num_tasks: int, log_dir: Path) -> dict[int, str]:
+        """The tasks whose processes were killed, unless Slurm itself ended them: a limit of time is no fault of a file.
+
+        Raises:
+            DataError: none was killed, or Slurm ended some.
+        """
+        assert self._job is not None
+        job, self._job = self._job, None
+        died = begun(planned, waiting)
+        states = _end_states(job)
+        if died and states and states <= _DIED:
+            return dict.fromkeys(died, f"Slurm job {job}: {', '.join(sorted(states - {'COMPLETED'}))}")
+        told = f" ({', '.join(sorted(states - _DIED))})" if states - _DIED else ""
+        raise DataError(
+            f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks not done, the "
+            f"first of them {min(waiting)}{told}: see {log_dir}"
+        )
 
     def _submit(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path) -> str:
         from datatrove.executor.slurm import SlurmPipelineExecutor
@@ -106,14 +141,22 @@ def _is_queued(job: str) -> bool:
     return bool(answer.stdout.strip())
 
 
+_DIED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}
+"""States of array jobs after which what was not done may be tried again."""
+
+
+def _end_states(job: str) -> set[str]:
+    """The states of an array job's jobs that have ended; none if Slurm has forgotten them (MinJobAge, minutes)."""
+    command = ["squeue", "--noheader", "--array", "--states=all", "--jobs", job, "--format", "%T"]
+    return set(subprocess.run(command, capture_output=True, text=True).stdout.split())
+
+
 class RayExecutor(Executor):
     """A Ray actor per task through datatrove's Ray executor."""
 
     def __init__(self, settings: "RaySettings") -> None:
-        try:
+        with needed_for("executor 'ray'"):
             import ray
-        except ModuleNotFoundError as error:
-            raise DataError("executor 'ray': Ray is not installed: pip install 'glmforge[ray]'") from error
         self._settings, self._ray = settings, ray
 
     def __enter__(self) -> Executor:
@@ -130,7 +173,7 @@ class RayExecutor(Executor):
             ) from error
         return self
 
-    def run(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> None:
+    def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
         waiting = set(tasks)
         with _quiet_datatrove():
             failure = list[BaseException]()
@@ -145,11 +188,14 @@ class RayExecutor(Executor):
             waiting.remove(task)
             task_done(task)
         if waiting:
+            if not failure and (died := begun(planned, waiting)):
+                return dict.fromkeys(died, "killed on Ray, as for want of memory")
             cause = f" ({failure[0]})" if failure else ""
             raise DataError(
                 f"{planned.step.name}: {len(waiting):,} of {len(tasks):,} tasks were not done on Ray{cause}, the first "
                 f"of them {min(waiting)}: see {log_dir}"
             )
+        return {}
 
     def _run(self, planned: PlannedStep, tasks: tuple[int, ...], log_dir: Path, failure: list[BaseException]) -> None:
         from datatrove.executor.ray import RayPipelineExecutor
@@ -157,7 +203,7 @@ class RayExecutor(Executor):
         settings = self._settings
         try:
             RayPipelineExecutor(
-                pipeline=[_RunTasks(planned, tasks)],
+                pipeline=[_RunTasksApart(planned, tasks)],
                 tasks=len(tasks),
                 workers=settings.workers,
                 cpus_per_task=settings.cpus_per_task,

@@ -2,7 +2,9 @@
 
 The pool lives as long as the run: starting one anew for each of a dozen steps would cost more than many a step. When a
 task fails, those that run are waited for, because they are work done; when the user interrupts, they are killed,
-because a task may take an hour and is done again from its beginning as after any other death.
+because a task may take an hour and is done again from its beginning as after any other death. When a process dies, the
+pool takes the others down with it; each of their tasks is then run by itself (`execution.py`). One worker is this
+process itself, which cannot outlive its own death: what kills workers needs two.
 """
 
 import multiprocessing
@@ -18,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
 
-from glmforge.data.corpus.engine.execution import Executor, TaskDone
+from glmforge.data.corpus.engine.execution import Executor, TaskDone, begun
 from glmforge.data.corpus.engine.task import PlannedStep, run_task
 from glmforge.errors import DataError
 
@@ -30,18 +32,34 @@ class LocalExecutor(Executor):
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
 
-    def run(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> None:
+    def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
         if self._workers == 1:
             for task in tasks:
                 run_task(planned, task)
                 task_done(task)
-            return
+            return {}
         try:
             self._run_in_pool(planned, tasks, task_done)
         except BrokenProcessPool as error:
-            raise DataError(
-                f"{planned.step.name}: a worker process died, perhaps for want of memory: run again with fewer workers"
-            ) from error
+            how = self._bury_pool()
+            died = begun(planned, tasks)
+            if not died:
+                raise DataError(f"{planned.step.name}: worker processes die before they begin ({how})") from error
+            return dict.fromkeys(died, how)
+        return {}
+
+    def _bury_pool(self) -> str:
+        """Forget a pool of which a process has died, when all its processes are gone; how the first of them died.
+
+        The pool ends the others by SIGTERM, so that any other way to die tells of the one that broke it.
+        """
+        assert self._pool is not None
+        workers = list(self._pool._processes.values())
+        self._pool.shutdown()
+        self._pool = None
+        codes = [worker.exitcode for worker in workers if worker.exitcode]
+        telling = next((code for code in codes if code != -signal.SIGTERM), codes[0] if codes else None)
+        return _way_to_die(telling)
 
     def _run_in_pool(self, planned: PlannedStep, tasks: Sequence[int], task_done: TaskDone) -> None:
         """A few tasks wait in the pool at a time: an error is to stop the step soon."""
@@ -80,6 +98,14 @@ class LocalExecutor(Executor):
         except KeyboardInterrupt:  # while other tasks than the failed one are waited for
             _kill(workers)
             raise
+
+
+def _way_to_die(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"exit status {exit_code}"
+    name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else "unknown"
+    why = ", as for want of memory" if -exit_code == signal.SIGKILL else ""
+    return f"signal {-exit_code}, {name}{why}"
 
 
 def _kill(processes: Iterable[BaseProcess]) -> None:

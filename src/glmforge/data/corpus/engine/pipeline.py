@@ -32,6 +32,7 @@ from glmforge.data.corpus.engine.clean import Clean
 from glmforge.data.corpus.engine.executors import Executors
 from glmforge.data.corpus.engine.registry import block_class, stage_class
 from glmforge.data.corpus.engine.stage import Stage
+from glmforge.data.files import printable
 from glmforge.errors import ConfigError
 
 _Part = TypeVar("_Part", bound=Strict)
@@ -95,7 +96,22 @@ def pipeline_of(value: Mapping[str, Any], source: str, names: Mapping[str, str])
     Raises:
         ConfigError: one line per mistake, with the key or its name and what to write instead.
     """
+    _refuse_half_characters(value)
     return _pipeline(from_value(dict(value), source), names)
+
+
+def _refuse_half_characters(value: object) -> None:
+    """A pipeline is kept as a text file: a file name in it must be text. Raises `ConfigError`."""
+    if isinstance(value, str) and value != printable(value):
+        raise ConfigError(
+            f"{printable(value)}: this name is not UTF-8, and no pipeline file can hold it: name the directory that it "
+            "is in (files in it may have any name), or rename it"
+        )
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            _refuse_half_characters(item)
 
 
 def _pipeline(tree: Node, names: Mapping[str, str]) -> Pipeline:

@@ -5,7 +5,8 @@ from importlib import import_module
 from glmforge.config.explain import suggest
 from glmforge.data.corpus.block import Block
 from glmforge.data.corpus.engine.stage import Stage
-from glmforge.errors import ConfigError, DataError
+from glmforge.errors import ConfigError
+from glmforge.extras import needed_for
 
 STAGES = {
     "extract": "glmforge.data.corpus.extract.stage:Extract",
@@ -57,9 +58,7 @@ def _load(kind: str, names: dict[str, str], what: str) -> type:
     if kind not in names:
         raise ConfigError(f"unknown {what} '{kind}': {suggest(kind, names)}")
     module, _, name = names[kind].partition(":")
-    try:
+    with needed_for(f"{what} '{kind}'"):
         found = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise DataError(f"{what} '{kind}' needs the package '{error.name}': pip install 'glmforge[data]'") from error
     assert isinstance(found, type)
     return found

@@ -14,7 +14,6 @@ and the revision of the code's results. A finished task with another fingerprint
 silently thrown away either: somebody may have paid a cluster for it.
 """
 
-import fcntl
 import functools
 import glob
 import hashlib
@@ -23,11 +22,11 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from glmforge.cluster.lease import Lease
 from glmforge.config.model import Strict
 from glmforge.config.tree import dump
 from glmforge.data.corpus.block import Block
@@ -374,15 +373,6 @@ def _publish_documents(shards: Sequence[Path], final: Path) -> None:
         partial.rename(final)
 
 
-@contextmanager
-def _only_run(output: Path) -> Iterator[None]:
-    """One run at a time works in a directory. A lock that a killed run held is free."""
-    with disk_errors(output):
-        (output / WORK).mkdir(parents=True, exist_ok=True)
-        lock = (output / WORK / "lock").open("wb")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(f"{output}: another run works here: wait for its end, or choose another output") from error
-        yield
+def _only_run(output: Path) -> Lease:
+    """One run at a time works in a directory, on whichever machine. A lock that a killed run held is free."""
+    return Lease(output / WORK, "glmforge data")

@@ -10,7 +10,7 @@ directory, publishes it whole, and never runs a task again that is published (`t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 from glmforge.config.model import Strict
 from glmforge.data.corpus.batch import BatchWriter, DocumentBatch, read_batches
 from glmforge.data.corpus.engine.statistics import Statistics, dump_json
+from glmforge.data.files import printable
 
 DOCUMENTS = "documents.parquet"
 """The file in a task's directory that holds its documents."""
@@ -34,6 +35,9 @@ QUARANTINE = "quarantine.jsonl"
 REPORT = "report.json"
 """The file in a task's directory that holds more about it than counts, for the run's report; optional."""
 
+WORKING_ON = "working_on"
+"""The file in the directory of a task that runs which names the part that it is at."""
+
 
 @dataclass
 class TaskOutput:
@@ -42,10 +46,21 @@ class TaskOutput:
     Attributes:
         directory: empty when the task begins; all in it is published when the task returns.
         statistics: what the task counts; stored beside its files.
+        lost: parts of the task that are not to be touched, because processes died of them, and how; a step that tells
+            its parts by `working_on` puts these aside.
     """
 
     directory: Path
     statistics: Statistics = field(default_factory=Statistics)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    def working_on(self, part: str) -> None:
+        """Say which part of the task comes next, such as a file: if its process is killed, this one is suspected."""
+        path = self.directory / WORKING_ON
+        if part:
+            path.write_text(part, "utf-8")
+        else:
+            path.unlink(missing_ok=True)
 
     def documents(self) -> BatchWriter:
         """A writer of the task's shard of documents. A task of a step that hands on documents always opens one."""
@@ -62,6 +77,7 @@ class TaskOutput:
             num_records: how many records are lost with it, where one place holds several.
         """
         excerpt = data[:1000].decode(errors="backslashreplace")
+        where, detail = printable(where), printable(detail)
         line = {"reason": reason, "where": where, "detail": detail, "record": excerpt}
         with (self.directory / QUARANTINE).open("ab") as file:
             file.write(dump_json(line).replace(b"\n", b"") + b"\n")
@@ -87,6 +103,10 @@ class Step(ABC):
             DataError: the task cannot be done; the run ends. A bad record is no reason: `output.quarantine` it.
         """
 
+    def reads(self, task: int) -> str:
+        """What a task reads, in the words of an error."""
+        return "the documents of all shards"
+
 
 @dataclass(frozen=True)
 class PerShard(Step):
@@ -102,6 +122,9 @@ class PerShard(Step):
     @property
     def num_tasks(self) -> int:  # type: ignore[override]
         return len(self.shards)
+
+    def reads(self, task: int) -> str:
+        return str(self.shards[task])
 
     def run(self, task: int, output: TaskOutput) -> None:
         with output.documents() as writer:

@@ -12,13 +12,14 @@ import os
 import shutil
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from glmforge.data.corpus.engine.stage import Step, TaskOutput, task_directory
+from glmforge.data.corpus.engine.stage import WORKING_ON, Step, TaskOutput, task_directory
 from glmforge.data.corpus.engine.statistics import Statistics, dump_json
 from glmforge.data.files import disk_errors
 from glmforge.errors import DataError
@@ -34,11 +35,13 @@ class PlannedStep:
         step: what to do.
         directory: its stage's.
         fingerprint: of the options and inputs that its results depend on.
+        lost: task -> parts of it that killed its process, and how; they are put aside instead of being read.
     """
 
     step: Step
     directory: Path
     fingerprint: str
+    lost: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     def task_directory(self, task: int) -> Path:
         return task_directory(self.directory, self.step.name, task)
@@ -66,6 +69,20 @@ class PlannedStep:
                 return True
         return False
 
+    def partial_directories(self, task: int) -> list[Path]:
+        """What processes are writing for a task, or have left when they were killed."""
+        final = self.task_directory(task)
+        return sorted(final.parent.glob(f"{final.name}.partial.*"))
+
+    def part_at(self, task: int) -> str:
+        """The part that a killed process was at; "" if it was at none that has a name."""
+        for directory in self.partial_directories(task):
+            try:
+                return (directory / WORKING_ON).read_text("utf-8")
+            except FileNotFoundError:
+                continue
+        return ""
+
     def statistics(self, task: int) -> Statistics:
         return Statistics.from_json(self.done(task)["statistics"])
 
@@ -84,10 +101,11 @@ def run_task(planned: PlannedStep, task: int) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     try:
-        output = TaskOutput(partial)
+        output = TaskOutput(partial, lost=planned.lost.get(task, {}))
         started = time.process_time()
         with disk_errors(final):
             planned.step.run(task, output)
+            output.working_on("")
         output.statistics.seconds += time.process_time() - started
         with disk_errors(final):
             _publish(partial, final, planned, output)
@@ -127,4 +145,10 @@ def _sync_directory(path: Path) -> None:
 def remove_partial(planned: PlannedStep) -> None:
     """Remove what tasks left behind that were killed. Only while no task of the step runs anywhere."""
     for path in (planned.directory / planned.step.name).glob("*.partial.*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_partial_task(planned: PlannedStep, task: int) -> None:
+    """As `remove_partial`, of one task."""
+    for path in planned.partial_directories(task):
         shutil.rmtree(path, ignore_errors=True)

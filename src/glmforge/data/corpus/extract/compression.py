@@ -14,18 +14,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 CHUNK_BYTES = 1 << 20
 _GZIP_INPUT_BYTES = 64 << 10
 _ZSTANDARD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_MAGIC = b"\x1f\x8b"
-
-
-class MissingPackageError(DataError):
-    """A kind of file that needs an optional package."""
-
-    def __init__(self, path: Path, package: str) -> None:
-        super().__init__(f"{path}: needs the package {package}: pip install 'glmforge[data]'")
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
@@ -94,10 +88,8 @@ def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
 
 
 def _decompress_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    try:
+    with needed_for(f"{path}:"):
         import zstandard
-    except ImportError as error:
-        raise MissingPackageError(path, "zstandard") from error
     frame = None
     try:
         for piece in _zstandard_blocks(file):

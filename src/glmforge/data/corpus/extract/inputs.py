@@ -12,6 +12,7 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
 from glmforge.data.corpus.batch import score_columns
 from glmforge.data.corpus.extract.compression import stem
+from glmforge.data.files import printable
 from glmforge.errors import DataError
 
 Format = Literal["text", "jsonl", "parquet", "html", "warc", "pdf", "repositories", "issues"]
@@ -28,6 +29,9 @@ FORMAT_OF_SUFFIX: dict[str, Format] = {
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip")
 """Archives that can be a repository."""
 
+ALL_FIELDS = "*"
+"""As the only name of a metadata field: every one there is."""
+
 PERMISSIVE_LICENCES = (
     "0BSD", "Apache-2.0", "Artistic-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT", "MIT-0",
     "NCSA", "PostgreSQL", "Python-2.0", "Unlicense", "Zlib",
@@ -43,7 +47,9 @@ class Input(Strict):
     format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
     id_field: str | None = Field(default=None, description="jsonl, parquet: a field to take the id from, as it stands")
-    metadata: list[str] = Field(default=[], description="jsonl, parquet: fields that are kept as metadata")
+    metadata: list[str] = Field(
+        default=[], description="jsonl, parquet: fields that are kept as metadata; ['*']: all but text and id"
+    )
     language: str | None = Field(default=None, description="what the documents are written in, if known")
     unit: Literal["file", "repository"] = Field(
         default="file", description="repositories: a document per file, or one of all files in order of dependency"
@@ -59,7 +65,8 @@ class SourceFile:
 
     Attributes:
         path: where it is.
-        name: `<source>/<path relative to the input>`; ids of documents begin with it, wherever the corpus lies.
+        name: `<source>/<path relative to the input>`, `printable`; ids of documents begin with it, wherever the corpus
+            lies.
         size: in bytes; with the name it stands for the content in the fingerprint of the task.
         format: how it is read.
         input: where it comes from.
@@ -141,7 +148,7 @@ def _file(path: Path, root: Path, source: Input) -> SourceFile | None:
         return None
     as_it_stands = format_ == "parquet" and (source.text_field, source.id_field, source.metadata) == ("text", None, [])
     scores = score_columns(path) if as_it_stands else None
-    name = f"{source.source}/{path.relative_to(root).as_posix()}"
+    name = f"{source.source}/{printable(path.relative_to(root).as_posix())}"
     return SourceFile(path, name, path.stat().st_size, format_, source, scores)
 
 
@@ -160,6 +167,6 @@ def _looks_like_repository(path: Path) -> bool:
 
 def _repository(path: Path, root: Path, source: Input) -> SourceFile:
     relative = path.relative_to(root).as_posix()
-    name = f"{source.source}/{path.name if relative == '.' else relative}"
+    name = f"{source.source}/{printable(path.name if relative == '.' else relative)}"
     size = path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in _walk(path))
     return SourceFile(path, name, size, "repositories", source)

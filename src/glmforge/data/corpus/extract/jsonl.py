@@ -8,7 +8,7 @@ roads come to the same documents.
 
 import codecs
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from glmforge.data.corpus.batch import DocumentBatch, concatenate
 from glmforge.data.corpus.extract.compression import chunks_of
-from glmforge.data.corpus.extract.inputs import SourceFile
+from glmforge.data.corpus.extract.inputs import ALL_FIELDS, Input, SourceFile
 from glmforge.data.corpus.extract.json_kernels import count_newlines, parse_lines
+from glmforge.data.corpus.extract.json_stream import as_json_lines
 from glmforge.data.corpus.extract.records import Context, dump_metadata
 from glmforge.errors import DataError
 
@@ -46,12 +47,13 @@ class LineBlock(NamedTuple):
 
 
 def read_jsonl(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
-    """The documents of a file of JSON lines, plain or compressed.
+    """The documents of a file of JSON lines, or of an array of records; plain or compressed.
 
     Raises:
         DataError: after all that could be read: the rest of the file is damaged.
     """
-    for block in line_blocks(chunks_of(file.path), context.max_document_bytes):
+    chunks = as_json_lines(chunks_of(file.path), file.path)
+    for block in line_blocks(chunks, context.max_document_bytes):
         if block.data is None:
             detail = f"a line of more than max_document_bytes = {context.max_document_bytes:,}"
             context.reject("too long", f"{file.name}:{block.number}", block.begin, detail)
@@ -191,9 +193,16 @@ def _by_line(block: LineBlock, file: SourceFile, context: Context) -> DocumentBa
             continue
         texts.append(record[source.text_field])
         ids.append(f"{file.name}:{number}" if source.id_field is None else str(record[source.id_field]))
-        metadata.append(dump_metadata({key: record[key] for key in source.metadata if key in record}))
+        metadata.append(dump_metadata(_metadata(record, source)))
     languages = [source.language] * len(ids)
     return DocumentBatch.from_columns(ids, texts, source.source, languages=languages, metadata=metadata)
+
+
+def _metadata(record: dict[str, Any], source: Input) -> dict[str, Any]:
+    """The fields that are kept: those named, or with "*" all but the text and the id."""
+    if source.metadata == [ALL_FIELDS]:
+        return {key: value for key, value in record.items() if key not in (source.text_field, source.id_field)}
+    return {key: record[key] for key in source.metadata if key in record}
 
 
 def _parse(

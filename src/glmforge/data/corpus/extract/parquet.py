@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from glmforge.data.corpus.batch import BATCH_DOCUMENTS, CORE_FIELDS, DocumentBatch
-from glmforge.data.corpus.extract.inputs import SourceFile
-from glmforge.data.corpus.extract.records import Context, blank_rows, dump_metadata
+from glmforge.data.corpus.extract.inputs import ALL_FIELDS, Input, SourceFile
+from glmforge.data.corpus.extract.records import Context, UnsuitableFileError, blank_rows, dump_metadata
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
@@ -22,13 +23,9 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
         DataError: the file is damaged so that nothing can be read, or lacks a field.
     """
     source = file.input
-    columns = list(
-        dict.fromkeys([source.text_field, *([source.id_field] if source.id_field else []), *source.metadata])
-    )
-    if file.scores is not None:
-        columns = [*(field.name for field in CORE_FIELDS), *file.scores]
     try:
-        with parquet.ParquetFile(file.path) as table:
+        with arrow_input(file.path) as opened, parquet.ParquetFile(opened) as table:
+            columns = _columns(table.schema_arrow, file)
             _check(table.schema_arrow, source.text_field, columns, file)
             row = 1
             for group in range(table.num_row_groups):
@@ -46,16 +43,54 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
         raise DataError(f"{file.path}: not readable as Parquet ({error}): is the file whole?") from error
 
 
+def _columns(schema: pa.Schema, file: SourceFile) -> list[str]:
+    """The columns to read."""
+    source = file.input
+    if file.scores is not None:
+        return [*(field.name for field in CORE_FIELDS), *file.scores]
+    names = [source.text_field, *([source.id_field] if source.id_field else []), *_metadata_columns(schema, source)]
+    return list(dict.fromkeys(names))
+
+
+def _metadata_columns(schema: pa.Schema, source: Input) -> list[str]:
+    if source.metadata != [ALL_FIELDS]:
+        return source.metadata
+    return [name for name in schema.names if name not in (source.text_field, source.id_field)]
+
+
 def _check(schema: pa.Schema, text_field: str, columns: list[str], file: SourceFile) -> None:
     for column in columns:
         if column not in schema.names:
-            raise DataError(f"{file.path}: no column '{column}' (there are: {', '.join(schema.names)})")
-    if schema.field(text_field).type not in _TEXT_TYPES:
-        raise DataError(f"{file.path}: column '{text_field}' is {schema.field(text_field).type}, not text")
+            raise UnsuitableFileError(f"{file.path}: no column '{column}' (there are: {', '.join(schema.names)})")
+    kind = schema.field(text_field).type
+    if _plain(kind) in (*_TEXT_TYPES, pa.null()):
+        return
+    mend = "name the column of the text"
+    if pa.types.is_struct(kind):
+        mend = "write the field of it that is the text into a column of its own"
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        mend = "join each list into one text, since nothing says what stands between its parts"
+    raise UnsuitableFileError(f"{file.path}: column '{text_field}' is {kind}, not text: {mend}")
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a column, whether or not each value is stored once only."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _decoded(part: pa.RecordBatch) -> pa.RecordBatch:
+    """Dictionaries and views as plain columns, so that nobody else need know of them (Arrow takes no rows of views)."""
+    for index, field in enumerate(part.schema):
+        kind = _plain(field.type)
+        kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
+        if kind != field.type:
+            part = part.set_column(index, field.name, part.column(index).cast(kind))
+    return part
 
 
 def _documents(part: pa.RecordBatch, first_row: int, file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
     source = file.input
+    part = _decoded(part)
     raw = part.column(source.text_field).cast(pa.large_binary())
     wanted = np.ones(len(raw), np.bool_)
     for row, reason in _bad_rows(raw, context.max_document_bytes):
@@ -75,7 +110,8 @@ def _documents(part: pa.RecordBatch, first_row: int, file: SourceFile, context: 
         ids = pc.coalesce(kept.column(source.id_field).cast(pa.string()), pa.scalar(""))
     metadata = None
     if source.metadata:
-        metadata = [dump_metadata(values) for values in kept.select(source.metadata).to_pylist()]
+        names = _metadata_columns(part.schema, source)
+        metadata = [dump_metadata(values) for values in kept.select(names).to_pylist()]
     languages = pa.repeat(pa.scalar(source.language, pa.string()), len(rows))
     yield DocumentBatch.from_columns(ids, texts, source.source, languages=languages, metadata=metadata)
 

@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 
 from glmforge.data.corpus.batch import BATCH_BYTES, BATCH_DOCUMENTS, DocumentBatch
 from glmforge.data.corpus.extract.inputs import SourceFile
+from glmforge.data.files import printable
+from glmforge.errors import DataError
+
+
+class UnsuitableFileError(DataError):
+    """A file is whole, and holds no documents in a form that we read."""
 
 
 class Record(NamedTuple):
@@ -43,11 +49,15 @@ class Context:
         reject: puts aside what is no document.
         count: adds one to a count of the task's statistics.
         max_document_bytes: a longer document is put aside.
+        page_seconds: a web page that takes more CPU time is put aside.
+        recall_first: keep all running text of web pages.
     """
 
     reject: Reject
     count: Callable[[str], None]
     max_document_bytes: int
+    page_seconds: float = 10.0
+    recall_first: bool = False
 
 
 def gather(records: Iterable[Record], file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
@@ -73,7 +83,7 @@ def gather(records: Iterable[Record], file: SourceFile, context: Context) -> Ite
 def _batch(records: list[Record], file: SourceFile) -> DocumentBatch:
     texts = pa.array([record.text for record in records], pa.large_binary()).view(pa.large_string())
     return DocumentBatch.from_columns(
-        [file.name + record.label for record in records],
+        [file.name + printable(record.label) for record in records],
         texts,
         file.input.source,
         languages=[record.language or file.input.language for record in records],
@@ -83,19 +93,33 @@ def _batch(records: list[Record], file: SourceFile) -> DocumentBatch:
 
 def blank_rows(texts: pa.Array) -> NDArray[np.bool_]:
     """`[n]`: texts (large binary or string, without nulls) of nothing but ASCII white space."""
+    if not len(texts):
+        return np.zeros(0, np.bool_)
     offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, 8 * texts.offset)
     blank: NDArray[np.bool_] = offsets[1:] == offsets[:-1]
-    data = texts.buffers()[2]
-    if data is None:
+    filled = np.flatnonzero(~blank)
+    if not len(filled):  # there may be no bytes to look at
         return blank
-    view = np.frombuffer(data, np.uint8)
-    for row in np.flatnonzero(~blank & (view[np.minimum(offsets[:-1], max(len(view) - 1, 0))] <= 32)):
+    view = np.frombuffer(texts.buffers()[2], np.uint8)
+    for row in filled[view[offsets[filled]] <= 32]:
         blank[row] = not bytes(view[offsets[row] : offsets[row + 1]]).strip()
     return blank
 
 
 def dump_metadata(metadata: dict[str, Any] | None) -> str | None:
-    """Metadata in one form only: keys sorted, None without any."""
+    """Metadata in one form only: keys sorted, None without any; what is no Unicode text stands there as `\\xff`."""
     if not metadata:
         return None
-    return orjson.dumps(metadata, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(metadata, option=options, default=str).decode()
+    except TypeError:  # half a character, as in file names of old archives
+        return orjson.dumps(_printable_values(metadata), option=options, default=str).decode()
+
+
+def _printable_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable_values(key): _printable_values(item) for key, item in value.items()}
+    return [_printable_values(item) for item in value] if isinstance(value, list | tuple) else value

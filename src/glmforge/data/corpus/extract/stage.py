@@ -15,10 +15,10 @@ from pydantic import Field
 
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
-from glmforge.data.corpus.extract.compression import MissingPackageError
 from glmforge.data.corpus.extract.inputs import Input, SourceFile, group, list_files
-from glmforge.data.corpus.extract.records import Context, gather
+from glmforge.data.corpus.extract.records import Context, UnsuitableFileError, gather
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 # Format -> reader, and whether it makes batches itself. Imported by the task that meets the format.
 _READERS = {
@@ -37,7 +37,7 @@ class Extract(Stage):
     """Reads the inputs of a pipeline. In a pipeline file it is the first stage."""
 
     kind: ClassVar[str] = "extract"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     inputs: tuple[Input, ...] = Field(
         strict=False, min_length=1, description="what is read, each under a name of its own"
@@ -48,10 +48,19 @@ class Extract(Stage):
         ge=1 << 10,
         description="longer documents and lines of JSON are put aside: bounds memory",
     )
+    max_page_seconds: float = Field(
+        default=10.0, ge=0.1, le=3600, description="web pages that take more CPU time than this are put aside"
+    )
+    recall_first: bool = Field(
+        default=False, description="keep all running text of web pages, comments too, not one main part"
+    )
 
     def steps(self, context: StageContext) -> list[Step]:
         files = [file for source in self.inputs for file in list_files(source)]
-        return [ReadFiles(tuple(group(files, self.shard_bytes)), self.max_document_bytes)]
+        return [ReadFiles(tuple(group(files, self.shard_bytes)), self._limits())]
+
+    def _limits(self) -> "Limits":
+        return Limits(self.max_document_bytes, self.max_page_seconds, self.recall_first)
 
     def check(self) -> Self:
         """Every input is there, and so is the package that reads it."""
@@ -65,34 +74,51 @@ class Extract(Stage):
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The options of the stage that readers are told."""
+
+    max_document_bytes: int
+    page_seconds: float
+    recall_first: bool
+
+
+@dataclass(frozen=True)
 class ReadFiles(Step):
     """Each task reads some files, in order, into one shard."""
 
     tasks: tuple[tuple[SourceFile, ...], ...]
-    max_document_bytes: int
+    limits: Limits
     name: str = "documents"
 
     @property
     def num_tasks(self) -> int:  # type: ignore[override]
         return len(self.tasks)
 
+    def reads(self, task: int) -> str:
+        files = self.tasks[task]
+        return f"{files[0].path}" + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
+
     def run(self, task: int, output: TaskOutput) -> None:
         with output.documents() as writer:
             for file in self.tasks[task]:
-                for batch in _documents_of(file, self.max_document_bytes, output):
+                if file.name in output.lost:
+                    output.quarantine("killed its worker", file.name, detail=output.lost[file.name])
+                    continue
+                output.working_on(file.name)
+                for batch in _documents_of(file, self.limits, output):
                     output.statistics.add_read(batch)
                     output.statistics.add_written(batch)
                     writer.write(batch)
 
 
-def _documents_of(file: SourceFile, max_document_bytes: int, output: TaskOutput) -> Iterator[DocumentBatch]:
+def _documents_of(file: SourceFile, limits: Limits, output: TaskOutput) -> Iterator[DocumentBatch]:
     """What can be read of a file; it is put aside if it ends in damage, and what came before is kept."""
     counts = output.statistics.counts
 
     def count(what: str) -> None:
         counts[f"extract: {what}"] += 1
 
-    context = Context(output.quarantine, count, max_document_bytes)
+    context = Context(output.quarantine, count, limits.max_document_bytes, limits.page_seconds, limits.recall_first)
     num_documents, num_rejected = 0, sum(output.statistics.quarantined.values())
     try:
         if not file.size:
@@ -101,10 +127,14 @@ def _documents_of(file: SourceFile, max_document_bytes: int, output: TaskOutput)
         for batch in read_file(file, context):
             num_documents += len(batch)
             yield batch
-    except MissingPackageError:
-        raise
+    except UnsuitableFileError as error:
+        output.quarantine("unsuitable file", file.name, detail=str(error))
+        return
     except DataError as error:
         output.quarantine("damaged file", file.name, detail=f"{error}; {num_documents:,} documents were read before it")
+        return
+    except MemoryError:
+        output.quarantine("too large for memory", file.name, detail=f"{num_documents:,} documents were read before it")
         return
     if not num_documents and num_rejected == sum(output.statistics.quarantined.values()):
         count("files without a document")
@@ -123,7 +153,5 @@ def read_file(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
 def _reader(format_: str) -> tuple[Callable[[SourceFile, Context], Iterator[Any]], bool]:
     name, in_batches = _READERS[format_]
     module, _, function = name.partition(":")
-    try:
+    with needed_for(f"format '{format_}'"):
         return getattr(import_module(f"glmforge.data.corpus.extract.{module}"), function), in_batches
-    except ModuleNotFoundError as error:
-        raise DataError(f"format '{format_}' needs the package '{error.name}': pip install 'glmforge[data]'") from error

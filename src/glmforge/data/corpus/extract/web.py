@@ -7,7 +7,7 @@ from typing import BinaryIO, cast
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
-from glmforge.data.corpus.extract.html.page import read_page
+from glmforge.data.corpus.extract.html.process import UnreadablePageError, page_process
 from glmforge.data.corpus.extract.http import parse_message
 from glmforge.data.corpus.extract.inputs import SourceFile
 from glmforge.data.corpus.extract.plain import read_whole
@@ -34,7 +34,11 @@ def read_html(file: SourceFile, context: Context) -> Iterator[Record]:
 def _page(
     data: bytes, charset: str | None, file: SourceFile, label: str, metadata: dict[str, str], context: Context
 ) -> Iterator[Record]:
-    page = read_page(data, charset)
+    try:
+        page = page_process().read(data, charset, context.page_seconds, recall_first=context.recall_first)
+    except UnreadablePageError as error:
+        context.reject("unreadable page", file.name + label, data[:1000], f"a page of {len(data):,} bytes {error}")
+        return
     if not page.text.strip():
         context.reject("no main text", file.name + label, data[:1000], f"a page of {len(data):,} bytes")
         return

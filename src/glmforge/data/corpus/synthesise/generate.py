@@ -7,6 +7,7 @@ from glmforge.data.corpus.synthesise.draw import Draw
 from glmforge.data.corpus.synthesise.families import (
     algebra,
     arithmetic,
+    composed,
     logic,
     number_theory,
     programs,
@@ -21,7 +22,7 @@ from glmforge.errors import ConfigError
 FAMILIES: dict[str, dict[str, tuple[int, Template]]] = {
     "arithmetic": arithmetic.TEMPLATES,
     "number_theory": number_theory.TEMPLATES,
-    "word_problems": word_problems.TEMPLATES,
+    "word_problems": {**word_problems.TEMPLATES, **composed.TEMPLATES},
     "algebra": algebra.TEMPLATES,
     "logic": {**logic.TEMPLATES, **puzzles.TEMPLATES},
     "programs": programs.TEMPLATES,
@@ -36,9 +37,20 @@ _REPLIES = (
     "So the answer is ${b}$.",
     "Answer: ${b}$",
     "Therefore, the result is ${b}$.",
-    "${b}$",
+    "This gives ${b}$.",
+    "Hence the answer: ${b}$.",
+    "We get ${b}$.",
 )
-_REPLIES_ZH = ("答案是 ${b}$。", "所以答案是 ${b}$。", "因此结果为 ${b}$。", "答：${b}$")
+_REPLIES_ZH = (
+    "答案是 ${b}$。",
+    "所以答案是 ${b}$。",
+    "因此结果为 ${b}$。",
+    "由此得 ${b}$。",
+    "于是答案为 ${b}$。",
+    "答：${b}$。",
+)
+_SHOWN_STEPS = 4
+"""So many of the last steps stand in the reply itself; all of them are in its reasoning."""
 _MAX_TRIES = 400
 
 
@@ -76,7 +88,8 @@ def _reply(draw: Draw, draft: Draft, zh: bool) -> str:
     if draft.kind == "calls":
         return ""
     answer = draft.answer if draft.kind == "number" else f"\\text{{{draft.answer}}}"
-    return draw.pick(_REPLIES_ZH if zh else _REPLIES).format(b=f"\\boxed{{{answer}}}")
+    conclusion = draw.pick(_REPLIES_ZH if zh else _REPLIES).format(b=f"\\boxed{{{answer}}}")
+    return "\n".join([*draft.steps[-_SHOWN_STEPS:], conclusion])
 
 
 def make_problems(

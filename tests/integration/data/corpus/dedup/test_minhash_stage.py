@@ -12,7 +12,7 @@ import zstandard
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from glmforge.data.corpus.dedup.minhash.stage import REASON, MinHash
+from glmforge.data.corpus.dedup.minhash.stage import REASON, TOO_SHORT, MinHash, least_shingles
 from glmforge.errors import ConfigError, DataError
 
 WORDS = [f"word{k}" for k in range(2000)]
@@ -153,6 +153,53 @@ def test_characters_and_punctuation(write_shards: Any, run_stage: Any) -> None:
     assert kept["word", False] == ["0.0", "0.1", "1.0"]
     assert kept["character", False] == ["0.0", "1.0"]
     assert kept["mixed", True] == ["0.0", "1.0"]
+
+
+# First and last letter of a script, what ends a clause in it, and what stands between syllables.
+UNSPACED = {
+    "Chinese": ("一", "龥", "，", ""),
+    "Japanese": ("ぁ", "ん", "、", ""),
+    "Thai": ("ก", "ฮ", " ", ""),
+    "Lao": ("ກ", "ຮ", " ", ""),
+    "Khmer": ("ក", "អ", "។", ""),
+    "Burmese": ("က", "အ", "၊", ""),
+    "Tibetan": ("ཀ", "ཧ", "། ", "་"),
+}
+
+
+def unspaced_text(script: str, generator: random.Random, syllables: int = 200) -> str:
+    """Clauses of 20 letters or syllables; some letters are Latin, as in any technical text."""
+    first, last, clause_end, syllable_end = UNSPACED[script]
+    letters = [chr(generator.randint(ord(first), ord(last))) for _ in range(syllables)]
+    letters[50:51] = [" Linux "]
+    return "".join(f"{one}{clause_end if k % 20 == 19 else syllable_end}" for k, one in enumerate(letters))
+
+
+@pytest.mark.parametrize("script", UNSPACED)
+def test_copies_with_one_letter_changed_are_found_where_a_script_has_no_spaces(
+    write_shards: Any, run_stage: Any, script: str
+) -> None:
+    generator = random.Random(3)
+    texts = [unspaced_text(script, generator) for _ in range(20)]
+    first = UNSPACED[script][0]
+    copies = [one[:at] + first + one[at + 1 :] for at, one in zip(range(100, 300, 10), texts, strict=True)]
+    ran = run_stage(MinHash(), write_shards([texts, copies]))
+    # J is at least 190 / 200: 14 bands of 9 miss one of 20 such pairs with a probability of 10^-4.
+    assert ran.ids == [f"0.{k}" for k in range(20)]
+    assert ran.statistics.counts[TOO_SHORT] == 0
+    clauses = run_stage(MinHash(shingle="word"), write_shards([texts, copies], "clauses"), "by-clause")
+    assert clauses.statistics.counts[TOO_SHORT] == 40
+
+
+def test_documents_that_are_too_short_to_judge_are_counted(write_shards: Any, run_stage: Any) -> None:
+    assert [least_shingles(threshold, 5) for threshold in (0.85, 0.8, 0.5, 1.0)] == [62, 45, 15, 0]
+    shards = [[text(1, 65), text(2, 66), "", text(3, 3)], [text(4, 400)]]
+    ran = run_stage(MinHash(), write_shards(shards))
+    assert ran.statistics.counts[TOO_SHORT] == 2  # 65 words have 61 shingles
+    for size, judged in ((65, False), (66, True)):
+        words = text(1, size).split()
+        words[size // 2] = "changed"
+        assert (jaccard(text(1, size), " ".join(words)) >= 0.85) == judged
 
 
 @pytest.mark.parametrize("store", ["signatures", "shingles"])

@@ -1,5 +1,6 @@
 """The same pipeline on a real Slurm cluster of two nodes, on a real Ray cluster, and in processes: the same bytes."""
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from glmforge.data.corpus.engine.executors import Executors
 from glmforge.data.corpus.engine.pipeline import Pipeline
 from glmforge.data.corpus.engine.run import run_pipeline
 from glmforge.errors import DataError
-from helpers.corpus import Numbers, Shout
+from helpers.corpus import Deadly, Numbers, Shout
 from helpers.slurm import slurm_cluster
 
 TESTS = Path(__file__).parents[4]
@@ -69,6 +70,37 @@ def test_on_ray(tmp_path, local, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     run_pipeline(_pipeline(tmp_path / "out"), "ray")
     assert _published(tmp_path / "out") == local
+
+
+def _with_a_deadly_file(directory: Path) -> tuple[Path, dict[str, bytes]]:
+    """Files of which one kills the process that reads it, and what the others make in processes of this machine."""
+    (directory / "raw").mkdir()
+    for name in ("a", "b", "c", "deadly"):
+        (directory / "raw" / f"{name}.txt").write_text(f"the text of {name}\n")
+    run_pipeline(_deadly(directory / "local-deadly", directory / "raw"))
+    return directory / "raw", _documents(directory / "local-deadly")
+
+
+def _deadly(output: Path, raw: Path) -> Pipeline:
+    stage = Deadly.model_validate({"inputs": ({"source": "s", "path": raw},), "shard_bytes": 40}, strict=False)
+    executors = EXECUTORS | {"local": {"workers": 2}}
+    return Pipeline.model_validate({"output": output, "executors": executors, "stages": (stage,)}, strict=False)
+
+
+def _documents(output: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (output / "documents").iterdir()}
+
+
+@pytest.mark.parametrize("executor", ["slurm", "ray"])
+def test_a_file_that_kills_its_process_is_put_aside(tmp_path, executor, request, monkeypatch):
+    if executor == "slurm":
+        request.getfixturevalue("cluster")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    raw, expected = _with_a_deadly_file(tmp_path)
+    run_pipeline(_deadly(tmp_path / "out", raw), executor)
+    assert _documents(tmp_path / "out") == expected
+    (line,) = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    assert (line["where"], line["reason"]) == ("s/deadly.txt", "killed its worker")
 
 
 def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.cluster.lease import HeldError
 from glmforge.data.corpus.engine.clean import Clean
 from glmforge.data.corpus.engine.local import LocalExecutor
 from glmforge.data.corpus.engine.pipeline import Pipeline
@@ -167,7 +168,7 @@ def test_two_runs_at_a_time_are_refused(tmp_path):
 
     def again(progress):
         if not refused:
-            with pytest.raises(DataError, match="another run works here") as error:
+            with pytest.raises(HeldError, match=r"in use by 'glmforge data' on .* \(process") as error:
                 run_pipeline(_pipeline(tmp_path))
             refused.append(error)
 

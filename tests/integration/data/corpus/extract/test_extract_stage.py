@@ -243,7 +243,7 @@ def test_parquet_with_a_damaged_row_group(tmp_path):
 def test_parquet_without_the_field(tmp_path, options, detail):
     parquet.write_table(pa.table({"text": ["a"], "n": [1]}), tmp_path / "c.parquet")
     run = Run(tmp_path / "out", {"path": tmp_path / "c.parquet", **options})
-    assert run.reasons == ["damaged file"]
+    assert run.reasons == ["unsuitable file"]
     assert detail in run.rejected[0]["detail"]
 
 

@@ -78,11 +78,117 @@ def test_not_found(text: str) -> None:
 SHORT = "Which river flows through the capital of Austria today?"
 
 
-def test_a_short_item_is_found_whole_only() -> None:
+def test_a_short_item_is_found_whole_and_with_one_word_in_five_edited() -> None:
     short = contamination(SHORT)
     (finding,) = short.find([f"{FILLER} {SHORT.upper()} {FILLER}"])
     assert (finding.rule, finding.share) == ("whole", 1.0)
-    assert short.find([SHORT.replace("today", "")]) == []
+    (finding,) = short.find([f"{FILLER} {SHORT.replace('flows', 'runs')} {FILLER}"])
+    assert (finding.rule, finding.share) == ("edited", pytest.approx(8 / 9))
+    assert finding.excerpt.split()[:3] == ["Which", "river", "runs"]
+    assert short.find([SHORT.replace("flows", "runs").replace("today", "now")]) == []
+    assert contamination(SHORT, matching=Matching(edited=0)).find([SHORT.replace("flows", "runs")]) == []
+
+
+TASK = "Write a function that returns the second largest of several numbers given as one string"
+
+
+@pytest.mark.parametrize("kind", ["replaced", "left out", "added"])
+@pytest.mark.parametrize("at", range(15))
+def test_any_one_word_of_a_short_item_may_be_edited(kind: str, at: int) -> None:
+    words = TASK.split()
+    assert len(words) == 15
+    words[at : at + 1] = {"replaced": ["other"], "left out": [], "added": ["other", words[at]]}[kind]
+    text = f"{FILLER}\n{' '.join(words)}.\n{FILLER}"
+    (finding,) = contamination(TASK, SHORT).find([text])
+    assert finding.item == "0"
+    place = text.encode()[finding.start : finding.stop].decode().removesuffix(".\n").split()
+    assert " ".join(place) in " ".join(words)
+    assert len(place) >= 13  # an edited word at an end, and one beside it, may be left out of the place
+
+
+def test_edited_places_are_what_trying_every_place_finds() -> None:
+    generator = random.Random(5)
+    vocabulary = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    for _ in range(60):
+        passage = generator.sample(vocabulary, generator.randint(8, 14))
+        copy = list(passage)
+        for _ in range(generator.randint(0, 4)):
+            at = generator.randrange(len(copy))
+            copy[at : at + 1] = generator.choice(([], ["other"], [copy[at], "other"]))
+        text = [*generator.choices(vocabulary, k=20), *copy, *generator.choices(vocabulary, k=20)]
+        allowed = int(0.2 * len(passage))
+        found = contamination(" ".join(passage)).find([" ".join(text)])
+        assert bool(found) == (fewest_edits(passage, text) <= allowed)
+
+
+def fewest_edits(passage: list[str], text: list[str]) -> int:
+    """Levenshtein distance over words to the stretch of text that is nearest."""
+    row = [0] * (len(text) + 1)
+    for k, word in enumerate(passage, start=1):
+        before, row = row, [k]
+        for t, other in enumerate(text, start=1):
+            row.append(min(before[t - 1] + (word != other), before[t] + 1, row[-1] + 1))
+    return min(row)
+
+
+def test_tasks_that_differ_in_the_word_that_counts_are_two_tasks() -> None:
+    shapes = ["cone", "cube", "disc", "ring", "torus", "wedge", "prism", "sphere", "pyramid", "cylinder", "frustum"]
+    tasks = [f"Write a function to find the lateral surface area of a {shape}" for shape in shapes]
+    loaded = contamination(*tasks)  # all but the last words stand in more than 10 items
+    assert loaded.find([tasks[0].replace("cone", "tetrahedron")]) == []
+    (finding,) = loaded.find([tasks[0]])
+    assert (finding.item, finding.rule, finding.share) == ("0", "whole", 1.0)
+
+
+def test_a_stem_of_many_items_is_searched_for_with_its_choices() -> None:
+    stem = "Which of the statements below about the text that you have just read is not supported by any part of it?"
+    choices = [[f"{word} {side} {number}" for side in ("inside", "outside")] for number, word in enumerate(WORDS)]
+    items = [Item("set", str(k), (("q", stem),), joined(stem, two)) for k, two in enumerate(choices)]
+    loaded = Contamination.of_items(items)
+    (summary,) = loaded.summaries
+    assert (summary.num_items, summary.num_searchable) == (len(WORDS), len(WORDS))
+    for text in (f"{stem}\nA. {choices[3][0]}\nB. {choices[3][1]}", "\n".join([stem, *choices[3]])):
+        found = loaded.find([f"{FILLER} {text} {FILLER}"])
+        assert {finding.item for finding in found} == {"3"}
+    assert loaded.find([stem]) == []
+
+
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "dogwood",
+    "elm",
+    "fir",
+    "gorse",
+    "hazel",
+    "ivy",
+    "juniper",
+    "kauri",
+    "larch",
+    "maple",
+]
+
+
+def joined(stem: str, choices: list[str]) -> tuple[tuple[str, str], ...]:
+    lettered = (f"{letter}. {choice}" for letter, choice in zip("AB", choices, strict=True))
+    return ("q+c", "\n".join([stem, *choices])), ("q+c", "\n".join([stem, *lettered]))
+
+
+PROGRAM = (
+    "def nth_even_square(limit, step):\n    total = 0\n    for index in range(limit):\n        total += step * index"
+)
+
+
+def test_programs_are_searched_for_unless_they_are_short() -> None:
+    items = [
+        Item("set", "long", (("code", PROGRAM),)),
+        Item("set", "short", (("code", "return max(x for x in y if x > z)"),)),
+    ]
+    loaded = Contamination.of_items(items)
+    assert loaded.summaries[0].num_searchable == 1
+    assert [finding.item for finding in loaded.find([f"import os\n\n{PROGRAM}\n    return total"])] == ["long"]
+    assert loaded.find([items[1].passages[0][1]]) == []
 
 
 def test_items_that_are_too_short_are_counted_and_joined_fields_take_their_place() -> None:

@@ -60,7 +60,8 @@ def test_a_zip_and_a_directory_are_read_by_name_and_other_files_left_alone(tmp_p
     items = read_items(EvaluationSet(name="mmlu", path=tmp_path / "set.zip"))
     assert [item.id for item in items] == ["data/a_test.csv:1", "data/b_test.csv:1"]
     assert items[1].passages[0] == ("question", "Why, \n so?")
-    assert items[1].joined == (("question+A+B+C+D", "Why, \n so?\na\nb\nc\nd"),)
+    assert [field for field, _ in items[1].joined] == ["question+A+B+C+D"] * 2
+    assert [text for _, text in items[1].joined] == ["Why, \n so?\na\nb\nc\nd", "Why, \n so?\nA. a\nB. b\nC. c\nD. d"]
     folder = tmp_path / "folder" / "deep"
     folder.mkdir(parents=True)
     (folder / "x.jsonl").write_bytes(JSONL)
@@ -79,17 +80,35 @@ def test_a_zip_and_a_directory_are_read_by_name_and_other_files_left_alone(tmp_p
         ),
         (
             {"task_id": "T/0", "prompt": "def", "canonical_solution": "return"},
-            [("prompt", "def")],
+            [("prompt", "def"), ("canonical_solution", "return")],
             [],
             "T/0",
         ),
         (
             {"question": "q", "choices": ["x", "y"], "answer": 1},
             [("question", "q")],
-            [("question+choices", "q\nx\ny")],
+            [("question+choices", "q\nx\ny"), ("question+choices", "q\nA. x\nB. y")],
             "set.jsonl:1",
         ),
         ({"problem": "p", "answer": 70, "id": 0}, [("problem", "p")], [], "0"),
+        (
+            {"text": "t", "code": "def f", "test_list": ["assert f"]},
+            [("text", "t"), ("code", "def f")],
+            [],
+            "set.jsonl:1",
+        ),
+        (
+            {"Question": "q", "A": "w", "B": "x", "C": "y", "D": "z", "Answer": "A"},  # CMMLU, GPQA: capitals
+            [("question", "q"), ("answer", "A")],
+            [("question+A+B+C+D", "q\nw\nx\ny\nz"), ("question+A+B+C+D", "q\nA. w\nB. x\nC. y\nD. z")],
+            "set.jsonl:1",
+        ),
+        (
+            {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "1"},  # ARC
+            [("question", "q")],
+            [("question+choices", "q\nx\ny\n1\n2"), ("question+choices", "q\nA. x\nB. y")],
+            "set.jsonl:1",
+        ),
     ],
 )
 def test_fields_are_chosen_by_what_records_have(
@@ -131,3 +150,34 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, data: bytes, say
 def test_a_missing_set_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="evaluation set 's' is not there"):
         read_items(EvaluationSet(name="s", path=tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        ({"canary": "no training", "examples": RECORDS}, ["set.json:examples:1", "set.json:examples:2"]),  # BBH
+        ({"dev": RECORDS[:1], "test": RECORDS[1:]}, ["set.json:dev:1", "set.json:test:1"]),
+        ({"features": [{"name": "question"}], "rows": [{"row_idx": k, "row": r} for k, r in enumerate(RECORDS)]},
+         ["set.json:rows:1", "set.json:rows:2"]),
+        ({"first": RECORDS[0], "second": RECORDS[1]}, ["set.json:first", "set.json:second"]),
+    ],
+    ids=["BIG-Bench", "splits", "Hugging Face", "by name"],
+)  # fmt: skip
+def test_records_lie_within_an_object(tmp_path: Path, value: object, places: list[str]) -> None:
+    (tmp_path / "set.json").write_text(json.dumps(value, indent=2))
+    items = read_items(EvaluationSet(name="s", path=tmp_path / "set.json"))
+    assert [item.passages for item in items] == EXPECTED
+    assert [item.id for item in items] == places
+
+
+def test_one_object_is_one_item_and_a_marked_csv_is_read(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text(json.dumps(RECORDS[0] | {"tests": [{"input": "x"}]}))
+    assert [item.passages for item in read_items(EvaluationSet(name="s", path=tmp_path / "set.json"))] == EXPECTED[:1]
+    (tmp_path / "set.csv").write_bytes(b"\xef\xbb\xbf" + HEADED)  # a byte order mark, as spreadsheets write it
+    assert [item.passages for item in read_items(EvaluationSet(name="s", path=tmp_path / "set.csv"))] == EXPECTED
+
+
+def test_an_object_without_items_is_told(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{"data": [{"paragraphs": []}]}')
+    with pytest.raises(DataError, match=r"set.json:data:1 has no field .*\(it has: paragraphs\)"):
+        read_items(EvaluationSet(name="s", path=tmp_path / "set.json"))

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glmforge.data.corpus.dedup.decontamination.normalised_words import fold_table
 from glmforge.data.corpus.dedup.decontamination.passage_index import PassageIndex, build_index
-from glmforge.data.corpus.dedup.decontamination.passage_search import MAX_GAP_WORDS
+from glmforge.data.corpus.dedup.decontamination.passage_search import MAX_GAP_WORDS, scan
 
 Words = list[str]
 WORDS = st.lists(st.sampled_from([f"word{letter}" for letter in "abcdefghij"]), max_size=60)
@@ -21,6 +22,13 @@ def as_bytes(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 def index_of(passages: list[Words], n: int, max_items: int = 100) -> PassageIndex:
     return build_index(*as_bytes([" ".join(words) for words in passages]), np.arange(len(passages)), n, max_items)
+
+
+def find(index: PassageIndex, text: np.ndarray, offsets: np.ndarray, run_words: int, share: float) -> np.ndarray:
+    """What is found with the index, which is the second one of the scan, too: both must have the same hits."""
+    hits, same = scan(text, offsets, fold_table(), index.table, index.table)
+    np.testing.assert_array_equal(hits, same)
+    return index.judge(hits, run_words, share)
 
 
 def indexed(passages: list[Words], n: int, max_items: int) -> list[set[int]]:
@@ -85,7 +93,7 @@ def test_found_is_what_trying_everything_finds(
 ) -> None:
     run_words, share = n + more, 0.5
     texts = as_bytes(["unrelated", " ".join(text)])
-    found = index_of(passages, n, max_items).find(*texts, run_words, share)
+    found = find(index_of(passages, n, max_items), *texts, run_words, share)
     assert all(found[:, 0] == 1)
     got = [(int(row[1]), int(row[4]), int(row[5]), bool(row[6])) for row in found]
     assert sorted(got) == sorted(plain_find(text, passages, n, run_words, share, max_items))
@@ -95,7 +103,7 @@ def test_places_are_the_bytes_of_the_words_in_common() -> None:
     passage = [f"item{i}" for i in range(20)]
     text = "Before it, é. " + " ".join(passage[3:18]).upper() + "; after it."
     data, offsets = as_bytes(["", text])
-    ((document, _, start, stop, run, covered, is_run),) = index_of([passage], 8).find(data, offsets, 13, 0.5).tolist()
+    ((document, _, start, stop, run, covered, is_run),) = find(index_of([passage], 8), data, offsets, 13, 0.5).tolist()
     assert (document, run, covered, is_run) == (1, 15, 15, 1)
     assert bytes(data[start:stop]).decode() == " ".join(passage[3:18]).upper()
 
@@ -103,7 +111,7 @@ def test_places_are_the_bytes_of_the_words_in_common() -> None:
 def test_two_copies_far_apart_are_two_places() -> None:
     passage = [f"item{i}" for i in range(15)]
     filler = [f"filler{i}" for i in range(200)]
-    found = index_of([passage], 8).find(*as_bytes([" ".join(passage + filler + passage)]), 13, 0.5)
+    found = find(index_of([passage], 8), *as_bytes([" ".join(passage + filler + passage)]), 13, 0.5)
     assert len(found) == 2
     assert found[0, 3] < found[1, 2]
 
@@ -111,8 +119,8 @@ def test_two_copies_far_apart_are_two_places() -> None:
 def test_n_grams_never_reach_from_one_document_into_the_next() -> None:
     passage = [f"item{i}" for i in range(15)]
     halves = [" ".join(passage[:7]), " " + " ".join(passage[7:])]
-    assert len(index_of([passage], 8).find(*as_bytes(halves), 13, 0.5)) == 0
-    assert len(index_of([passage], 8).find(*as_bytes(["".join(halves)]), 13, 0.5)) == 1
+    assert len(find(index_of([passage], 8), *as_bytes(halves), 13, 0.5)) == 0
+    assert len(find(index_of([passage], 8), *as_bytes(["".join(halves)]), 13, 0.5)) == 1
 
 
 def test_rows_of_numbers_are_not_indexed() -> None:
@@ -124,6 +132,6 @@ def test_rows_of_numbers_are_not_indexed() -> None:
 
 def test_tables_of_many_n_grams_hold_each_of_them() -> None:
     passages = [[f"p{number}w{i}" for i in range(30)] for number in range(300)]
-    found = index_of(passages, 8).find(*as_bytes([" ".join(words) for words in passages]), 13, 0.5)
+    found = find(index_of(passages, 8), *as_bytes([" ".join(words) for words in passages]), 13, 0.5)
     assert found[:, 1].tolist() == list(range(300))
     assert (found[:, 4] == 30).all()

@@ -55,7 +55,7 @@ def test_word_shingles_are_those_of_pythons_split(size: int) -> None:
     generator, known = random.Random(size), {}
     for _ in range(400):
         text = random_text(generator)
-        assert_same_pattern(hashes([text], size=size)[0], shingles_of(words_of(text), size), known)
+        assert_same_pattern(hashes([text], unit="word", size=size)[0], shingles_of(words_of(text), size), known)
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -73,13 +73,13 @@ def test_character_shingles_are_those_of_the_normalised_text(size: int) -> None:
 @example("İstanbul ΟΔΟΣ")
 @example("a\u2028b")
 def test_any_text_has_the_words_that_python_finds(text: str) -> None:
-    assert_same_pattern(hashes([text], size=1)[0], words_of(text), {})
+    assert_same_pattern(hashes([text], unit="word", size=1)[0], words_of(text), {})
 
 
 def test_every_character_is_lowered_and_split_as_python_does() -> None:
     points = [p for p in [*range(0x20000), 0x20000, 0x2FA1D, 0xE0001, 0x10FFFF] if not 0xD800 <= p < 0xE000]
     upper, lower = ([f"x{text}y" for text in texts] for texts in (map(chr, points), map(str.lower, map(chr, points))))
-    found, expected = hashes(upper, size=1), hashes(lower, size=1)
+    found, expected = hashes(upper, unit="word", size=1), hashes(lower, unit="word", size=1)
     assert [chr(p) for p, a, b in zip(points, found, expected, strict=True) if a != b] == []
     assert [text for text, words in zip(upper, found, strict=True) if len(words) != len(words_of(text))] == []
 
@@ -96,9 +96,20 @@ def test_mixed_units_are_letters_where_a_script_has_no_spaces() -> None:
     for text, units in [
         ("Python是一种语言 really", ["python", "是", "一", "种", "语", "言", "really"]),
         ("ไท𠀀", ["ไ", "ท", "𠀀"]),
+        ("བོད་སྐད།", ["བོད", "སྐད།"]),  # Tibetan: a word per syllable
+        ("한국어 글", ["한국어", "글"]),  # Korean has spaces
     ]:
         assert [hashes([text], unit="mixed", size=1)[0]] == [[one for (one,) in hashes(units, unit="mixed", size=1)]]
-    assert hashes(["plain words"], unit="mixed") == hashes(["plain words"])
+    assert hashes(["plain words"], unit="mixed") == hashes(["plain words"], unit="word")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["中文文本", "ひらがなカタカナ", "ｶﾀｶﾅ", "ภาษาไทย", "ພາສາລາວ", "ភាសាខ្មែរ", "မြန်မာစာ", "ꆈꌠꉙ", "ꦧꦱꦗꦮ"],
+    ids=["Han", "kana", "kana of half width", "Thai", "Lao", "Khmer", "Burmese", "Yi", "Javanese"],
+)
+def test_by_default_every_letter_of_a_script_without_spaces_is_a_unit(text: str) -> None:
+    assert len(hashes([text], size=1)[0]) == len(text)
 
 
 def test_punctuation_separates_words_if_asked() -> None:

@@ -98,3 +98,81 @@ def test_title_and_language():
     page = read_page(b'<html lang="de-AT"><head><title> Ein\n Titel </title></head><body>x</body></html>')
     assert (page.title, page.language) == ("Ein Titel", "de")
     assert read_page(b"<p>x").language is None
+
+
+THREAD = "".join(f'<div class="comment"><p>Answer {i}: {PROSE}</p></div>' for i in range(9))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<article class="post category-comments tag-newsletter hentry">{}</article>',
+        '<article class="internet-estallido-comentarios">{}</article>',
+        '<div class="TestReport__Section TestReport__Section--Ads">{}</div>',
+        '<div class="elementor-widget-container">{}</div>',
+        '<section class="slider-wrap"><div class="widget_text">{}</div></section>',
+        '<div class="hide-mobile print:hidden">{}</div>',
+        '<div role="tabpanel" style="display:none">{}</div>',
+        '<div id="content" class="page-with-comments">{}</div>',
+    ],
+)
+def test_an_article_stays_whatever_its_names_say_beside_what_it_is(page):
+    text = text_of(page.format(f"<h1>Flood</h1><p>{PROSE * 3}</p><p>{PROSE * 2}</p>"))
+    assert text.count("The river rose") == 5
+
+
+def test_dialogues_of_consent_are_left_out_even_if_they_are_most_of_the_page():
+    dialogue = f'<div id="onetrust-consent-sdk"><h2>Privacy</h2><p>{"We use cookies for many things. " * 30}</p></div>'
+    text = text_of(f"{dialogue}<article><p>{PROSE * 4}</p></article>")
+    assert text == (PROSE * 4).strip()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '<script type="application/ld+json">{"@type": "DiscussionForumPosting"}</script>',
+        '<script type="application/ld+json">{"@type":"QAPage"}</script>',
+    ],
+)
+def test_comments_are_the_text_of_a_page_that_says_it_is_a_discussion(head):
+    question = f'<div class="question"><p>{PROSE * 12}</p></div>'
+    assert text_of(question + THREAD, head).count("Answer") == 9
+    assert text_of(question + THREAD).count("Answer") == 0
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        f'<div class="forum-thread"><h1>Flood</h1>{THREAD}</div>',
+        f'<h1>Flood</h1><div class="wrap">{THREAD}</div>',
+    ],
+)
+def test_comments_are_the_text_of_a_page_that_has_no_other(page):
+    assert text_of(page).count("Answer") == 9
+
+
+def test_a_page_of_which_hardly_anything_would_be_left_is_looked_at_without_believing_its_names():
+    steps = "".join(f'<div class="promo-item"><p>Step {i}: {PROSE}</p></div>' for i in range(8))
+    teaser = '<div class="intro"><p>Our newsletter brings you more of this every week, free of charge.</p></div>'
+    assert text_of(teaser + steps).count("Step") == 8
+
+
+def test_captions_are_text_where_there_is_nothing_else():
+    figures = "".join(f"<figure><img><figcaption>Picture {i}. {PROSE}</figcaption></figure>" for i in range(5))
+    assert text_of(f"<article><h1>Gallery</h1>{figures}</article>").count("Picture") == 5
+
+
+def test_list_of_ingredients_does_not_count_against_a_recipe():
+    ingredients = "".join(f"<li>{i} cups of flour</li>" for i in range(1, 30))
+    page = f"<main><ul>{ingredients}</ul><div class=steps><p>{PROSE * 2}</p></div></main>"
+    assert text_of(page).count("cups of flour") == 29
+
+
+def test_recall_first_keeps_all_running_text_and_the_comments():
+    body = f"""<nav><a href=/>Home</a></nav><article><p>{PROSE * 12}</p></article>
+    <div class="author-box"><p>The author lives by the river and has written of it ever since.</p></div>{THREAD}"""
+    assert text_of(body).count("Answer") == 0
+    text = read_page(f"<body>{body}</body>".encode(), recall_first=True).text.decode()
+    assert text.count("Answer") == 9
+    assert "lives by the river" in text
+    assert "Home" not in text

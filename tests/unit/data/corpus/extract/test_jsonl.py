@@ -11,8 +11,10 @@ import pytest
 from glmforge.data.corpus.extract import jsonl
 from glmforge.data.corpus.extract.inputs import Input, SourceFile
 from glmforge.data.corpus.extract.json_kernels import parse_lines
+from glmforge.data.corpus.extract.json_stream import as_json_lines
 from glmforge.data.corpus.extract.jsonl import LineBlock, line_blocks
 from glmforge.data.corpus.extract.records import Context
+from glmforge.errors import DataError
 
 TEXTS = [
     "plain",
@@ -173,3 +175,47 @@ def test_a_line_that_is_too_long_is_told_whatever_the_chunks(chunk, monkeypatch)
     assert {block.number for block in blocks if block.data is None} == {4, 6, 9}
     whole = b"".join(block.data for block in blocks if block.data is not None)
     assert whole == b"".join(line + b"\n" for line in lines if len(line) <= 500)
+
+
+RECORD_TEXTS = ("one", 'quote " and \\ back', "[{", "été\n中文", "}]" * 50)
+RECORDS = [{"text": text, "n": [1, {"a": "]},"}]} for text in RECORD_TEXTS]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("lead", ["", "\ufeff", " \n\t"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda records: json.dumps(records),
+        lambda records: json.dumps(records, indent=2, ensure_ascii=False),
+        lambda records: json.dumps(records, indent="\t").replace("\n", "\r\n"),
+        lambda records: "\n".join(json.dumps(record, indent=4) for record in records),
+        lambda records: "".join(json.dumps(record) + "\n" for record in records),
+        lambda records: "[" + "\n,\n".join(json.dumps(record) for record in records) + "\n]\n",
+    ],
+    ids=["array", "indented", "tabs", "objects", "lines", "line-each"],
+)
+def test_arrays_and_records_over_several_lines_become_lines(form, lead: str, size: int) -> None:
+    data = (lead + form(RECORDS)).encode()
+    chunks = (data[start : start + size] for start in range(0, len(data), size))
+    lines = b"".join(as_json_lines(chunks, Path("a.json"))).decode().removeprefix("\ufeff").split("\n")
+    assert [json.loads(line) for line in lines if line.strip()] == RECORDS
+
+
+@pytest.mark.parametrize("cut", [40, 60, -1])
+def test_an_array_that_is_cut_off_gives_what_came_before_and_an_error(cut: int) -> None:
+    data, given = json.dumps([{"text": "a" * 20}, {"text": "b" * 20}]).encode()[:cut], list[bytes]()
+    with pytest.raises(DataError, match=r"a\.json: the JSON ends before its brackets are closed"):
+        given.extend(as_json_lines(iter([data]), Path("a.json")))
+    assert json.loads(b"".join(given).split(b"\n")[0]) == {"text": "a" * 20}
+
+
+@pytest.mark.parametrize("data", [b"", b" \n", b'{"text": "a"}\n[1, 2]\n', b'["a"]\n{"text": "b"}\n', b'{"a": \n'])
+def test_json_lines_pass_as_they_are(data: bytes) -> None:
+    assert b"".join(as_json_lines(iter([data]), Path("a.jsonl"))) == data
+
+
+def test_damage_within_a_record_ends_with_it() -> None:
+    data = b'[{"text": "cut\n},\n {"text": "b"}]'
+    lines = b"".join(as_json_lines(iter([data]), Path("a.json"))).split(b"\n")
+    assert json.loads(lines[-2]) == {"text": "b"}

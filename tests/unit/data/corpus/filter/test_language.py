@@ -127,6 +127,43 @@ def test_prose_is_not(text):
     assert not detect_code(batch_of(text)).is_code.any()
 
 
+NOTICE = """The tenant shall give notice in writing. No dogs, no fires, no camping after dark: the warden comes.
+Keys are handed out at the gate (ask for Mary), and the deposit is returned when the hut has been swept."""
+POEM = """Over the roof the swallows
+go and are gone again,
+and someone has left a window
+open to wind and rain."""
+LIST = """Monday: fish
+Tuesday: soup
+Wednesday: nothing
+bread, two loaves
+butter
+a dozen eggs
+Thursday: ask Paul"""
+
+
+@pytest.mark.parametrize("change", [str, str.upper, str.title, str.lower])
+@pytest.mark.parametrize("text", [NOTICE, POEM, LIST, ENGLISH, "\n".join(NOTICE.split())], ids=range(5))
+def test_neither_capitals_nor_short_lines_make_a_program(text: str, change):
+    for size in (60, 150, 1000):
+        assert not detect_code(batch_of(change(text)[:size])).is_code.any()
+
+
+RUSSIAN = "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и совестью."
+GREEK = "Ολοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα."
+FRENCH = "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison."
+
+
+@pytest.mark.parametrize(("text", "language"), [(NOTICE, "en"), (POEM, "en"), (ENGLISH, "en"), (GERMAN, "de"),
+                                                (FRENCH, "fr"), (RUSSIAN, "ru"), (GREEK, "el")])  # fmt: skip
+def test_capitals_do_not_change_the_language(text: str, language: str):
+    assert languages(Language().process(batch_of(text, text.upper())).batch) == [language, language]
+
+
+def test_programs_in_capitals_are_programs():
+    assert detect_code(batch_of(C.upper())).is_code.all()
+
+
 def test_a_path_is_evidence_but_a_web_page_name_is_not():
     comment = "# What this module is about, in some words, and nothing else at all.\n# Another line of it follows.\n"
     found = detect_code(batch_of(comment, ENGLISH, ENGLISH, ids=["a/b.py", "page.html", "story.py"]))

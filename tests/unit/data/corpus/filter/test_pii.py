@@ -218,6 +218,13 @@ HARMLESS = [
     "-----BEGIN RSA PRIVATE KEY-----\n(private key here)\n-----END RSA PRIVATE KEY-----",
     "@@ -123456,78 +1234567,89 @@ commit 6b9d2c1f0a4e8d7c5b3a29181706f5e4d3c2b1a0",
     "12345678A 123456782 111.111.111-11 123.456.789-00 AB123456C GB123456A",
+    "scores = q@k.transpose(-2, -1); inverse = A@np.linalg.inv(B); y = x@w.to(device); z = h@w.data; q@k.mT; a@b.T",
+    "OID 2.5.29.17; issuer 2.5.4.3 and host extension 1.3.6.1; snmpget -v2c host 1.3.6.1",
+    "共13812345678元，收入13812345678.5元，约13812345678人，总数为13812345678，订单号：13812345678，其中13812345678次",
+    '{"password": "Passwort", "token": "Zeichen"} password="password" pwd = "${PW}" passwd = os.environ["X"]',
+    "password: at least 8 characters\nsecret = 'my_secret_name'\napi_key: your-api-key-123\n密码：请输入",
+    "token = '<eos1>'; tokens = 'a b c 1 2 3 4 5 6 7 8'; sk-learn-1234567890123456 sk-abcdefghijklmnopqrst",
+    "de89abcdef0123456789ab de89-not-an-iban and fr76 1234 5678 id-de89370400440532013000x",
     "12345678903 is an article, 123456782 a part, 1234 5678 9012 a code",
 ]
 
@@ -251,6 +258,22 @@ def test_what_only_looks_like_it_stays(text: str) -> None:
         ("1 85 05 2A 006 084 12 is Corsican", "<national_id> is Corsican"),
         ("paid with 5 4111 1111 1111 1111 12/27", "paid with 5 <card> 12/27"),
         ("IBAN DE89 3704 0044 0532 0130 00 BIC", "IBAN <iban> BIC"),
+        ("de89370400440532013000, de89 3704 0044 0532 0130 00", "<iban>, <iban>"),
+        ("DE89-3704-0044-0532-0130-00; gb82west12345698765432.", "<iban>; <iban>."),
+        ("password = \"hunter2!\" and PASSWORD='S3cr3t!x'", "password = \"<secret>\" and PASSWORD='<secret>'"),
+        ('"db_password": "correct-horse-battery",', '"db_password": "<secret>",'),
+        (
+            "export DB_PASSWORD=hunter2222\nAPI_KEY: abcd1234efgh # mine",
+            "export DB_PASSWORD=<secret>\nAPI_KEY: <secret> # mine",
+        ),
+        ("postgres://bob:hunter2@db.corp.com/x", "postgres://bob:<secret>@db.corp.com/x"),
+        ("Authorization: Bearer abcdef0123456789ABC", "Authorization: Bearer <secret>"),
+        ("密码：Abc12345。", "密码：<secret>。"),
+        ("ghp_abcDEF1234567890abcd sk-abcDEF1234567890abcd", "<secret> <secret>"),
+        ("sk-ant-api03-abcDEF1234567890, AIzaSyabcDEF1234567890abcdefghijkl", "<secret>, <secret>"),
+        ("resolver 1.1.1.1 and from 2.16.4.5", "resolver <ip> and from <ip>"),
+        ("联系我 13812345678，或共13812345678元", "联系我 <phone>，或共13812345678元"),
+        ("anna@uni-bonn.de(work), ZHANG@163.COM", "<email>(work), <email>"),
     ],
 )
 def test_by_example(text: str, expected: str) -> None:
@@ -350,6 +373,11 @@ def test_texts_full_of_marks_take_linear_time() -> None:
         "tel 1",
         "52.1.2.3 ",
         "123 45 6789 ",
+        "password = '",
+        "de89",
+        "de89 ",
+        "://a:",
+        "secret: ",
     ):
         text = piece * (100_000 // len(piece))
         assert isinstance(masked(text), str)

@@ -1,14 +1,15 @@
 """Evaluation sets as they are published: the questions and answers that training text must not hold.
 
-Files of JSON lines (plain, gzip, Zstandard), JSON arrays, CSV (with a header, or in the form of MMLU's), Parquet,
-and zip archives and directories of these. Which fields are searched for is told by name, or by what the records
-have: see `AUTO_FIELDS`.
+Files of JSON lines (plain, gzip, Zstandard), JSON (an array, or an object that holds one, as BIG-Bench's), CSV (with a
+header, or in the form of MMLU's), Parquet, and zip archives and directories of these. Which fields are searched for is
+told by name, or by what the records have: see `AUTO_FIELDS`.
 """
 
 import csv
 import gzip
 import io
 import json
+import string
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +25,17 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
 from glmforge.errors import DataError
 
-AUTO_FIELDS = (
-    ("question", "problem", "prompt", "query", "instruction", "input", "text"),
-    ("solution", "answer"),
-)
-"""Without `fields`, the first name of each line that records have. A question with choices is tried with them, too.
-Solutions that are programs are left out: HumanEval's are a few lines of idiom that stand in any repository."""
+QUESTION_FIELDS = (
+    "question", "problem", "prompt", "query", "instruction", "input", "text", "question_content", "ctx", "goal",
+    "sentence", "premise", "stem",
+)  # fmt: skip
+ANSWER_FIELDS = ("solution", "answer")
+PROGRAM_FIELDS = ("code", "canonical_solution", "program")
+AUTO_FIELDS = (QUESTION_FIELDS, ANSWER_FIELDS, PROGRAM_FIELDS)
+"""Without `fields`, the first name of each line that records have, in whatever case. A question with choices is tried
+with them, too. Passages that questions are about (SQuAD's `context`) are texts of the web, and not searched for."""
 
-CHOICE_FIELDS = ("choices", "options", "A+B+C+D")
+CHOICE_FIELDS = ("choices", "options", "endings", "A+B+C+D", "sol1+sol2", "option1+option2")
 ID_FIELDS = ("task_id", "unique_id", "id", "question_id", "idx")
 HEADERLESS_CSV = ("question", "A", "B", "C", "D", "answer")
 """Columns of MMLU's files, which do not name them."""
@@ -91,25 +95,42 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
 
 
 def _item(evaluation_set: EvaluationSet, where: str, record: Mapping[str, Any]) -> Item:
-    fields = evaluation_set.fields or _auto_fields(record)
-    have = [field for field in fields if all(part in record for part in field.split("+"))]
+    names = {str(name).lower(): name for name in record} | {str(name): name for name in record}
+    values = {name: record[own] for name, own in names.items()}
+    fields = evaluation_set.fields or _auto_fields(values)
+    have = [field for field in fields if all(part in values for part in field.split("+"))]
     if not have:
         wanted = ", ".join(fields or (name for names in AUTO_FIELDS for name in names))
         raise DataError(
-            f"{evaluation_set.path}: {where} has no field {wanted} (it has: {', '.join(record)}): rename one, or name "
-            f"its own under 'fields' of evaluation set '{evaluation_set.name}' in a pipeline file"
+            f"{evaluation_set.path}: {where} has no field {wanted} (it has: {', '.join(map(str, record))}): rename "
+            f"one, or name its own under 'fields' of evaluation set '{evaluation_set.name}' in a pipeline file"
         )
-    texts = {field: "\n".join(_as_text(record[part]) for part in field.split("+")) for field in have}
-    name = next((str(record[field]) for field in ID_FIELDS if record.get(field) not in (None, "")), where)
-    single = tuple((field, text) for field, text in texts.items() if "+" not in field)
-    joined = tuple((field, text) for field, text in texts.items() if "+" in field)
+    name = next((str(values[field]) for field in ID_FIELDS if values.get(field) not in (None, "")), where)
+    single = tuple((field, _as_text(values[field])) for field in have if "+" not in field)
+    joined = tuple((field, text) for field in have if "+" in field for text in _joined(field.split("+"), values))
     return Item(evaluation_set.name, name, single or joined, joined if single else ())
 
 
-def _auto_fields(record: Mapping[str, Any]) -> tuple[str, ...]:
-    found = [next((name for name in names if _as_text(record.get(name))), None) for names in AUTO_FIELDS]
+def _joined(parts: Sequence[str], values: Mapping[str, Any]) -> Iterator[str]:
+    """Fields as one text and, where those after the first are choices, once more with a letter before each."""
+    yield "\n".join(_as_text(values[part]) for part in parts)
+    choices = [choice for part in parts[1:] for choice in _choices(values[part])]
+    if len(choices) > 1:
+        lettered = (f"{letter}. {choice}" for letter, choice in zip(string.ascii_uppercase, choices, strict=False))
+        yield "\n".join([_as_text(values[parts[0]]), *lettered])
+
+
+def _choices(value: object) -> list[str]:
+    """The choices of a field: a list's, or itself; ARC keeps them in an object beside their letters."""
+    if isinstance(value, Mapping):
+        value = value.get("text", list(value.values()))
+    return [_as_text(one) for one in value] if isinstance(value, list | tuple) else [_as_text(value)]
+
+
+def _auto_fields(values: Mapping[str, Any]) -> tuple[str, ...]:
+    found = [next((name for name in names if _as_text(values.get(name))), None) for names in AUTO_FIELDS]
     fields = [name for name in found if name is not None]
-    choices = next((name for name in CHOICE_FIELDS if all(part in record for part in name.split("+"))), None)
+    choices = next((name for name in CHOICE_FIELDS if all(part in values for part in name.split("+"))), None)
     if found[0] and choices:
         fields.append(f"{found[0]}+{choices}")
     return tuple(fields)
@@ -146,11 +167,34 @@ def _records(name: str, data: bytes, top: bool = False) -> Iterator[tuple[str, M
     elif name.endswith(".jsonl"):
         yield from _numbered(name, [json.loads(line) for line in data.split(b"\n") if line.strip()])
     elif name.endswith(".json"):
-        yield from _numbered(name, json.loads(data))
+        yield from _json_records(name, json.loads(data))
     elif name.endswith(".csv"):
-        yield from _numbered(name, _csv_records(data.decode()))
+        yield from _numbered(name, _csv_records(data.decode("utf-8-sig")))
     elif top:
         raise DataError(f"{name}: an evaluation set is {KINDS}: convert it, or name another")
+
+
+def _json_records(name: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Records of a JSON file: a list of them, an object of lists of them (BIG-Bench: "examples"), an object of them."""
+    if not isinstance(value, Mapping):
+        yield from _numbered(name, value if isinstance(value, list) else [value])
+        return
+    lists = {key: part for key, part in value.items() if part and isinstance(part, list) and _are_records(part)}
+    if "rows" in lists and all(isinstance(row.get("row"), Mapping) for row in lists["rows"]):
+        lists = {"rows": [row["row"] for row in lists["rows"]]}  # as the viewer of Hugging Face's data sets gives them
+    if not any(_as_text(value.get(field)) for field in QUESTION_FIELDS):
+        if lists:
+            for key, part in lists.items():
+                yield from _numbered(f"{name}:{key}", part)
+            return
+        if value and _are_records(list(value.values())):
+            yield from ((f"{name}:{key}", record) for key, record in value.items())
+            return
+    yield name, value
+
+
+def _are_records(values: Sequence[object]) -> bool:
+    return all(isinstance(value, Mapping) for value in values)
 
 
 def _zip_records(data: bytes) -> Iterator[tuple[str, Mapping[str, Any]]]:

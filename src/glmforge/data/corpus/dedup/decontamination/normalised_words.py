@@ -3,7 +3,7 @@
 A word is a run of letters and digits. Punctuation, symbols, spaces and line ends separate words, however many there
 are of them; apostrophes and invisible characters are left out ("don't" and "dont" are one word). Letters are folded
 by a table made of Unicode's own data: case, accents (NFKD), full-width and mathematical forms. In scripts that put no
-spaces between words (Han, kana, Thai, Lao, Khmer, Burmese), every character is a word.
+spaces between words (`words/unspaced.py`), every character is a word.
 
 Punctuation separates here where GPT-3's decontamination (arXiv:2005.14165, appendix C) deletes it: "x^2+1" is then
 the same three words however a formula is spaced, at the price of words that carry less, for which
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.words.bytes_kernels import character_at
+from glmforge.data.corpus.words.unspaced import UNSPACED
 
 SEPARATOR = 0
 IGNORED = 1
@@ -32,16 +33,6 @@ TABLE_SIZE = 0x20000
 LAST_IDEOGRAPH = 0x3FFFF
 
 _INVISIBLE = frozenset("'\u2019\u2018\u02bc\u00ad\u200b\u200c\u200d\u2060\ufeff")
-_UNSPACED = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x3040, 0x30FF),  # kana
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),  # Han
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-)
 
 _SINGLE = np.uint32(SINGLE)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
@@ -61,7 +52,7 @@ def fold_character(character: str) -> int:
     folded = folded if len(folded) == 1 else character
     if not (folded.isalnum() or unicodedata.category(folded) == "Mc"):
         return SEPARATOR
-    return ord(folded) | (SINGLE if any(low <= ord(folded) <= high for low, high in _UNSPACED) else 0)
+    return ord(folded) | (SINGLE if any(low <= ord(folded) <= high for low, high in UNSPACED) else 0)
 
 
 @functools.cache

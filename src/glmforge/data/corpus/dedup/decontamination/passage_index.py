@@ -15,6 +15,7 @@ words are counted as far as an indexed n-gram holds them.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from glmforge.data.corpus.dedup.decontamination.normalised_words import (
     roll,
     split_words,
 )
-from glmforge.data.corpus.dedup.decontamination.passage_search import FOUND_COLUMNS, NEVER, judge, scan
+from glmforge.data.corpus.dedup.decontamination.passage_search import FOUND_COLUMNS, NEVER, judge
 
 MIN_LETTERS_PER_WORD = 1
 """On average over an n-gram. English has 4.5, formulas a little over 1; what has fewer is a row of numbers."""
@@ -66,30 +67,41 @@ class PassageIndex:
     num_common: int
     num_empty: int
 
-    def find(
+    @property
+    def table(self) -> tuple[Any, ...]:
+        """What `scan` takes."""
+        return self.n, self.bitmap, self.keys, self.slots, self.starts, self.postings
+
+    def in_order(self, hits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What `scan` found, in the order (document, passage, word of the document)."""
+        found: NDArray[np.int64] = hits[np.argsort(hits[:, 0] * len(self.num_words) + hits[:, 1], kind="stable")]
+        return found
+
+    def judge(
         self,
-        text: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        run_words: int,
+        hits: NDArray[np.int64],
+        run_words: int | NDArray[np.int64],
         share: float,
-        min_words: int = 1,
+        min_words: int | NDArray[np.int64] = 1,
     ) -> NDArray[np.int64]:
-        """Where texts hold passages: `[f, 7]`, columns `FOUND_COLUMNS`, by document, passage, place.
+        """What the hits of `scan` add up to: `[f, 7]`, columns `FOUND_COLUMNS`, by document, passage, place.
 
         `start` and `stop` are bytes from `text[0]`. `is_run` tells the exact rule, a run of `run_words` or of the
         whole passage where it is shorter, from the fuzzy one: `share` of its words, and no fewer than `run_words`, in
-        a stretch of text at most twice as long. Passages of fewer than `min_words` are not found.
+        a stretch of text at most twice as long. Passages of fewer than `min_words` are not found. Both may be numbers
+        per passage.
         """
-        hits = scan(text, offsets, fold_table(), self.n, self.bitmap, self.keys, self.slots, self.starts, self.postings)
         if not len(hits):
             return np.zeros((0, len(FOUND_COLUMNS)), np.int64)
-        order = np.argsort(hits[:, 0] * len(self.num_words) + hits[:, 1], kind="stable")
         required = np.where(self.searchable(run_words, min_words), np.minimum(run_words, self.span), NEVER)
         least_covered = np.maximum(run_words, np.ceil(share * self.num_searchable - 1e-9).astype(np.int64))
-        found: NDArray[np.int64] = judge(hits[order], self.n, self.num_words, required, least_covered)
+        least_covered = np.where(self.num_words >= min_words, least_covered, NEVER)
+        found: NDArray[np.int64] = judge(self.in_order(hits), self.n, self.num_words, required, least_covered)
         return found
 
-    def searchable(self, run_words: int, min_words: int = 1) -> NDArray[np.bool_]:
+    def searchable(
+        self, run_words: int | NDArray[np.int64], min_words: int | NDArray[np.int64] = 1
+    ) -> NDArray[np.bool_]:
         """`[p]`: whether a passage can be found at all: it has `min_words`, and enough of them are indexed."""
         wanted = np.minimum(run_words, np.ceil(MIN_SPAN_SHARE * self.num_words))
         found: NDArray[np.bool_] = (self.span >= wanted) & (self.span > 0) & (self.num_words >= min_words)
@@ -103,6 +115,7 @@ def build_index(
     n: int,
     max_items: int,
     ignored: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None,
+    only: NDArray[np.bool_] | None = None,
 ) -> PassageIndex:
     """Index passages given as UTF-8 end to end.
 
@@ -111,6 +124,7 @@ def build_index(
         n: words of an n-gram.
         max_items: n-grams of more items are not indexed.
         ignored: texts whose n-grams are not indexed.
+        only: `[p]` the passages to index; the others only tell which n-grams are those of many items.
     """
     hashes, letters, word_offsets, _ = split_words(text, offsets, fold_table())
     keys, passages, words, says_much = _ngrams(hashes, letters, word_offsets, n)
@@ -119,6 +133,8 @@ def build_index(
     if ignored is not None:
         common |= np.isin(unique, _keys_of(ignored, n))
     kept = says_much & ~common[inverse]
+    if only is not None:
+        kept &= only[passages]
     unique, inverse = np.unique(keys[kept], return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     postings = np.stack([passages[kept], words[kept]], axis=1).astype(np.int32)[order]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from glmforge.data.compiled import compiled
+from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.dedup.decontamination.normalised_words import next_word, ngram_key, oldest_power, roll
 
 MAX_GAP_WORDS = 32
@@ -16,55 +16,81 @@ NEVER = 1 << 40
 
 
 @compiled
-def scan(text, offsets, fold, n, bitmap, keys, slots, starts, postings):  # type: ignore[no-untyped-def]
-    """Each n-gram of the texts that is indexed, once per posting: `[h, 6]`.
+def scan(text, offsets, fold, table, short_table):  # type: ignore[no-untyped-def]
+    """Each n-gram of the texts that is indexed, once per posting: `[h, 6]` for each of two tables.
 
-    Columns: document, passage, word of the document, word of the passage, first byte, end of the last byte.
+    Columns: document, passage, word of the document, word of the passage, first byte, end of the last byte. A table is
+    (n, bitmap, keys, slots, starts, postings).
     """
-    hits = np.empty((1024, 6), np.int64)
-    num_hits = 0
-    bit_mask = np.uint64(len(bitmap) * 64 - 1)
-    table_mask = np.int64(len(keys) - 1)
-    power = oldest_power(n)
-    recent = np.zeros(n, np.uint64)
-    recent_starts = np.zeros(n, np.int64)
+    n, short = table[0], short_table[0]
+    hits, short_hits = np.empty((1024, 6), np.int64), np.empty((1024, 6), np.int64)
+    num_hits, num_short_hits = 0, 0
+    power, short_power = oldest_power(n), oldest_power(short)
+    longest = max(n, short)
+    recent = np.zeros(longest, np.uint64)
+    recent_starts = np.zeros(longest, np.int64)
     for row in range(len(offsets) - 1):
         i, end = offsets[row], offsets[row + 1]
-        ngram = np.uint64(0)
+        ngram, short_ngram = np.uint64(0), np.uint64(0)
         recent[:] = 0
         count, ring = 0, 0
         while True:
             word, start, i, _ = next_word(text, i, end, fold)
             if start < 0:
                 break
-            ngram = roll(ngram, word, recent[ring], power)
+            ngram = roll(ngram, word, recent[_before(ring, n, longest)], power)
+            short_ngram = roll(short_ngram, word, recent[_before(ring, short, longest)], short_power)
             recent[ring], recent_starts[ring] = word, start
-            ring = ring + 1 if ring + 1 < n else 0
+            ring = ring + 1 if ring + 1 < longest else 0
             count += 1
-            if count < n:
-                continue
-            key = ngram_key(ngram)
-            bit = key >> np.uint64(20) & bit_mask
-            if not bitmap[bit >> np.uint64(6)] >> (bit & np.uint64(63)) & np.uint64(1):
-                continue
-            at = np.int64(key & np.uint64(table_mask))
-            while slots[at] >= 0 and keys[at] != key:
-                at = (at + 1) & table_mask
-            if slots[at] < 0:
-                continue
-            for posting in range(starts[slots[at]], starts[slots[at] + 1]):
-                if num_hits == len(hits):
-                    larger = np.empty((2 * len(hits), 6), np.int64)
-                    larger[:num_hits] = hits
-                    hits = larger
-                hits[num_hits, 0] = row
-                hits[num_hits, 1] = postings[posting, 0]
-                hits[num_hits, 2] = count - n
-                hits[num_hits, 3] = postings[posting, 1]
-                hits[num_hits, 4] = recent_starts[ring]
-                hits[num_hits, 5] = i
-                num_hits += 1
-    return hits[:num_hits].copy()
+            if count >= short:
+                slot = _slot(short_ngram, short_table[1], short_table[2], short_table[3])
+                if slot >= 0:
+                    first = recent_starts[_before(ring, short, longest)]
+                    short_hits, num_short_hits = _add_postings(
+                        short_hits, num_short_hits, slot, short_table[4], short_table[5], row, count - short, first, i
+                    )
+            if count >= n:
+                slot = _slot(ngram, table[1], table[2], table[3])
+                if slot >= 0:
+                    first = recent_starts[_before(ring, n, longest)]
+                    hits, num_hits = _add_postings(hits, num_hits, slot, table[4], table[5], row, count - n, first, i)
+    return hits[:num_hits].copy(), short_hits[:num_short_hits].copy()
+
+
+@non_allocating
+def _before(ring, back, size):  # type: ignore[no-untyped-def]
+    """The place `back` before another in a ring."""
+    return ring - back if ring >= back else ring - back + size
+
+
+@non_allocating
+def _slot(ngram, bitmap, keys, slots):  # type: ignore[no-untyped-def]
+    """The number of an n-gram; -1 if it is not indexed."""
+    key = ngram_key(ngram)
+    bit = key >> np.uint64(20) & np.uint64(len(bitmap) * 64 - 1)
+    if not bitmap[bit >> np.uint64(6)] >> (bit & np.uint64(63)) & np.uint64(1):
+        return np.int64(-1)
+    mask = np.int64(len(keys) - 1)
+    at = np.int64(key & np.uint64(mask))
+    while slots[at] >= 0 and keys[at] != key:
+        at = (at + 1) & mask
+    return np.int64(slots[at])
+
+
+@compiled
+def _add_postings(hits, num_hits, slot, starts, postings, row, word, first, end):  # type: ignore[no-untyped-def]
+    """(hits, their number) with an n-gram's; the array is doubled where it is full."""
+    for posting in range(starts[slot], starts[slot + 1]):
+        if num_hits == len(hits):
+            larger = np.empty((2 * len(hits), 6), np.int64)
+            larger[:num_hits] = hits
+            hits = larger
+        hits[num_hits, 0], hits[num_hits, 1] = row, postings[posting, 0]
+        hits[num_hits, 2], hits[num_hits, 3] = word, postings[posting, 1]
+        hits[num_hits, 4], hits[num_hits, 5] = first, end
+        num_hits += 1
+    return hits, num_hits
 
 
 @compiled

@@ -59,6 +59,7 @@ class Decontaminate(Stage):
     """Keep evaluation sets out of training text."""
 
     kind: ClassVar[str] = "decontaminate"
+    revision: ClassVar[int] = 2
     against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
         min_length=1, description="evaluation sets to keep out"
     )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import non_allocating
+from glmforge.data.corpus.words.unspaced import TSHEG, UNSPACED
 
 Unit = Literal["word", "mixed", "character"]
 
@@ -18,20 +19,6 @@ SPACE = np.uint32(0xFFFFFFFF)
 ALONE = np.uint32(1 << 31)
 DOTTED_I = np.uint32(0x130)
 """The one letter that becomes two in lower case: i and a dot above."""
-
-_SCRIPTS_WITHOUT_SPACES = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x2E80, 0x2FDF),  # radicals
-    (0x3005, 0x3007),
-    (0x3040, 0x30FF),  # kana
-    (0x31F0, 0x31FF),
-    (0x3400, 0x4DBF),  # ideographs
-    (0x4E00, 0x9FFF),
-    (0xF900, 0xFAFF),
-    (0x1B000, 0x1B16F),
-)
 
 
 @functools.cache
@@ -48,7 +35,8 @@ def character_table(unit: Unit, strip_punctuation: bool) -> NDArray[np.uint32]:
             table[point] = ord(lower)
     table[ord("ς")] = ord("σ")
     if unit == "mixed":
-        for first, last in _SCRIPTS_WITHOUT_SPACES:
+        table[list(TSHEG)] = SPACE
+        for first, last in UNSPACED:
             part = table[first : last + 1]
             part[part != SPACE] |= ALONE
     return table

@@ -3,9 +3,11 @@
 A text is first a sequence of *units*, each a 64-bit hash; a shingle is `size` units in a row, hashed again; a text
 with fewer units is one shingle of all it has, and one without any has no shingle. Units are
 
-    word       what `text.lower().split()` gives in Python, over all of Unicode
-    mixed      the same, but every letter of a script that is written without spaces is a word of its own (Chinese,
-               Japanese, Thai, ...), without which a page in those languages is a handful of "words"
+    mixed      what `text.lower().split()` gives in Python, over all of Unicode, but every letter of a script that is
+               written without spaces is a word of its own (Chinese, Japanese, Thai, ...), and Tibetan is cut at its
+               marks between syllables; without that a page in those languages is a handful of "words". Texts in
+               other scripts, and parts of a text, are not touched by it
+    word       the same, but for nothing but white space
     character  every character of `" ".join(text.lower().split())`
 
 so that equal sets mean equal words, whatever their case and spacing. With `strip_punctuation` punctuation and symbols
@@ -34,7 +36,7 @@ _BASE = np.uint64(0xD1342543DE82EF95)
 class Shingling(Strict):
     """How texts become sets of shingles."""
 
-    unit: Unit = Field(default="word", description="what a shingle is made of: word, mixed or character")
+    unit: Unit = Field(default="mixed", description="what a shingle is made of: mixed, word or character")
     size: int = Field(default=5, ge=1, le=1000, description="units per shingle")
     strip_punctuation: bool = Field(default=False, description="punctuation and symbols separate words, too")
 

@@ -15,6 +15,7 @@ similar, leads to the one that stays.
 
 import difflib
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,9 @@ from glmforge.errors import DataError
 
 MISS_WEIGHT = 0.98
 REASON = "minhash: near duplicate"
+TOO_SHORT = "minhash: documents too short to judge"
+"""Count of documents that one changed word in their middle makes unlike themselves (`least_shingles`)."""
+
 _WEIGH_BY = {"first": "", "longest": "bytes"}
 """`keep` -> what documents are weighed by; the name of a score is itself."""
 
@@ -49,9 +53,13 @@ class MinHash(Stage):
     """Near-duplicates by MinHash and locality-sensitive hashing."""
 
     kind: ClassVar[str] = "minhash"
+    revision: ClassVar[int] = 2
 
     threshold: float = Field(default=0.85, gt=0, le=1, description="Jaccard similarity from which texts are the same")
-    shingle: Unit = Field(default="word", description="what shingles are made of: word, mixed or character")
+    shingle: Unit = Field(
+        default="mixed",
+        description="what shingles are made of: mixed (words, and letters of scripts without spaces), word, character",
+    )
     n: int = Field(default=5, ge=1, le=1000, description="words or characters per shingle")
     strip_punctuation: bool = Field(default=False, description="punctuation and symbols separate words, too")
     permutations: int = Field(default=128, ge=1, le=4096, description="entries of a signature, at most")
@@ -116,7 +124,14 @@ class MinHash(Stage):
         selection = Selection(members, len(old), None if self.store == "nothing" else info)
         removed = {} if self.check_only else {REASON: context.task_directory(selection.name, 0) / REMOVED}
         return [
-            Signatures(shards, self.shingling, self.banding(), estimates, "" if self.keep in _WEIGH_BY else self.keep),
+            Signatures(
+                shards,
+                self.shingling,
+                self.banding(),
+                estimates,
+                least_shingles(self.threshold, self.n),
+                "" if self.keep in _WEIGH_BY else self.keep,
+            ),
             buckets,
             Sets(shards, len(old), needed, hashed, weigh_by),
             similarity,
@@ -130,11 +145,21 @@ def _best_bands(threshold: float, permutations: int) -> Bands:
     return best_bands(threshold, permutations, MISS_WEIGHT)
 
 
+def least_shingles(threshold: float, size: int) -> int:
+    """The fewest shingles with which a text and its copy with one word changed in the middle reach the threshold.
+
+    The change takes `size` shingles of each away: with s of them, J = (s - size) / (s + size). At a threshold of 1
+    no number is enough, and nobody expects it: 0.
+    """
+    return math.ceil(size * (1 + threshold) / (1 - threshold) - 1e-9) if threshold < 1 else 0
+
+
 @dataclass(frozen=True)
 class Signatures(Step):
     """Band keys of each document of a shard, and its signature if somebody will compare signatures.
 
     Attributes:
+        least: documents with fewer shingles are counted as `TOO_SHORT`.
         score: the documents must have, for it chooses among copies; told here, before anything is compared.
     """
 
@@ -142,6 +167,7 @@ class Signatures(Step):
     shingling: Shingling
     bands: Bands
     store_signatures: bool
+    least: int
     score: str = ""
     name: str = SIGNATURES
 
@@ -158,6 +184,7 @@ class Signatures(Step):
             keys.append(np.empty((len(batch), self.bands.number), np.uint64))
             band_keys(signed, self.bands.rows, keys[-1])
             filled.append(counts > 0)
+            output.statistics.counts[TOO_SHORT] += int(((counts > 0) & (counts < self.least)).sum())
             if self.store_signatures:
                 made.append(signed)
         has_shingles = np.concatenate(filled)

@@ -16,6 +16,7 @@ from pydantic import Field
 from glmforge.config.model import Strict
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.errors import DataError
+from glmforge.extras import needed_for
 
 LEXICAL = "lexical"
 
@@ -88,12 +89,8 @@ def make_embedder(options: EmbedderOptions) -> Embedder:
 
         return EndpointEmbedder(options)
     if options.is_directory:
-        try:
+        with needed_for(f"embedder {options.embedder}"):
             from glmforge.data.corpus.dedup.semantic.sentence_model import SentenceModel
-        except ModuleNotFoundError as error:
-            raise DataError(
-                f"embedder {options.embedder}: needs the package '{error.name}': pip install 'glmforge[hf]'"
-            ) from error
         return SentenceModel(options)
     from glmforge.data.corpus.dedup.semantic.lexical_embedder import LexicalEmbedder
 

@@ -40,8 +40,11 @@ class SentenceModel:
         self._options = options
         transformer, self._pooling = _parts(directory)
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(transformer, local_files_only=True)
-            self._model = AutoModel.from_pretrained(transformer, local_files_only=True, dtype=torch.float32)
+            # Nothing in the directory may be run: no code of its own, no weights that are a pickle.
+            self._tokenizer = AutoTokenizer.from_pretrained(transformer, local_files_only=True, trust_remote_code=False)
+            self._model = AutoModel.from_pretrained(
+                transformer, local_files_only=True, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            )
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).split("\n")[0]
             raise DataError(f"embedder {directory}: not loadable by transformers ({reason}): is it whole?") from error

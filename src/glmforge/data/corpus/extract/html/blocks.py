@@ -2,7 +2,8 @@
 
 What is dropped with all it contains: forms' controls, hidden elements, navigation, captions, readers' comments, and
 elements whose class, id or role says that they stand around the content ("sidebar", "related", "cookie"). Such names
-lie at times ("page-with-sidebar"), so an element that holds much of the page's prose stays.
+lie at times ("page-with-sidebar"), so an element that holds much of the page's prose stays; one with a weak word
+("widget", "slider") stays if it holds a sentence that is no link, and so does a hidden paragraph (of an accordion).
 """
 
 from typing import NamedTuple
@@ -19,6 +20,7 @@ _TEXT, _SKIPPED, _BLOCK, _HEADING, _PROSE = tags.TEXT, tags.SKIPPED, tags.BLOCK,
 _ARTICLE, _BOILERPLATE, _COMMENTS, _HIDDEN, _POST = (
     hints.ARTICLE, hints.BOILERPLATE, hints.COMMENTS, hints.HIDDEN, hints.POST,
 )  # fmt: skip
+_WEAK, _FORUM = hints.WEAK, hints.FORUM
 _A, _P, _BR, _HTML, _BODY = TAG["a"], TAG["p"], TAG["br"], TAG["html"], TAG["body"]
 _ARTICLE_TAG, _MAIN_TAG = TAG["article"], TAG["main"]
 _FOOTER, _ASIDE, _HEADER = TAG["footer"], TAG["aside"], TAG["header"]
@@ -29,6 +31,10 @@ LEAST_TEXT = 100
 
 LONG_PARAGRAPH = 200
 """Bytes of text from which a paragraph is prose whatever its class says."""
+
+
+SOME_PROSE = 80
+"""Bytes of prose (a sentence) from which a weak word for an element is not believed."""
 
 
 class Blocks(NamedTuple):
@@ -82,7 +88,7 @@ def _measure(html, tag, kind, parent, begin, end, stop):  # type: ignore[no-unty
 
 
 @compiled
-def _dropped(tag, kind, parent, stop, hint, text, links, prose, strict):  # type: ignore[no-untyped-def]
+def _dropped(tag, kind, parent, stop, hint, text, links, prose, names, comments, hidden):  # type: ignore[no-untyped-def]
     """`[n]`: true for nodes that cannot be main text."""
     n = len(tag)
     drop = np.zeros(n, np.bool_)
@@ -100,19 +106,28 @@ def _dropped(tag, kind, parent, stop, hint, text, links, prose, strict):  # type
         named = number != _HTML and number != _BODY and not kind[i] & _HEADING
         if not gone and named:
             own_prose, own_text = prose[stop[i]] - prose[i], text[stop[i]] - text[i]
+            own_plain = own_text - links[stop[i]] + links[i]
             share = own_prose / all_prose
-            plain = (own_text - links[stop[i]] + links[i]) / all_plain
-            if hint[i] & _HIDDEN or number == _NOSCRIPT:
-                gone = share < 0.5
+            plain = own_plain / all_plain
+            if hidden and (hint[i] & _HIDDEN or number == _NOSCRIPT):
+                if hint[i] & _BOILERPLATE:
+                    gone = share < 0.8 or plain < 0.8
+                else:
+                    is_text = own_prose >= LONG_PARAGRAPH and own_plain >= 0.8 * own_text
+                    gone = share < 0.5 and not is_text
             elif hint[i] & _COMMENTS:
-                gone = not (hint[i] & _ARTICLE) and all_prose - own_prose > LEAST_TEXT
+                is_all = plain >= 0.9 and share >= 0.9
+                gone = comments and not hint[i] & (_ARTICLE | _POST) and not is_all and kind[i] & _BLOCK
             elif number == _FIGCAPTION:
-                gone = True
-            elif strict:
+                gone = names
+            elif names:
+                is_text = (hint[i] & (_ARTICLE | _POST)) != 0 or (number == _P and own_prose > LONG_PARAGRAPH)
                 if number in (_FOOTER, _ASIDE) or (number == _HEADER and not in_article[i]):
                     gone = share < 0.8 or plain < 0.5
                 elif hint[i] & _BOILERPLATE and number not in (_ARTICLE_TAG, _MAIN_TAG):
-                    is_text = (hint[i] & (_ARTICLE | _POST)) != 0 or (number == _P and own_prose > LONG_PARAGRAPH)
+                    gone = not is_text and share < 0.4 and plain < 0.5
+                elif hint[i] & _WEAK and number not in (_ARTICLE_TAG, _MAIN_TAG):
+                    is_text = is_text or (own_prose >= SOME_PROSE and own_plain >= 0.6 * own_text)
                     gone = not is_text and share < 0.4 and plain < 0.5
         if gone:
             drop[i : stop[i]] = True
@@ -164,9 +179,58 @@ def _cut(html, tag, kind, parent, begin, end, drop, text, links):  # type: ignor
     return first[:count], last[:count], element[:count], bytes_[:count], linked[:count], stops[:count]
 
 
-def cut_blocks(html: NDArray[np.uint8], nodes: Nodes, strict: bool) -> tuple[Blocks, NDArray[np.bool_]]:
-    """The blocks of a page and, `[n]`, the nodes that were dropped; without `strict` only those that are never text."""
+class Without(NamedTuple):
+    """What is dropped beside what is never text: elements with names of boilerplate, readers' comments, what is not
+    shown."""
+
+    names: bool = True
+    comments: bool = True
+    hidden: bool = True
+
+
+class Measures(NamedTuple):
+    """Bytes of text before each node, `[n + 1]`: of all, of links, of prose elements outside links."""
+
+    text: NDArray[np.int64]
+    links: NDArray[np.int64]
+    prose: NDArray[np.int64]
+
+
+def measure(html: NDArray[np.uint8], nodes: Nodes) -> Measures:
+    """How much text a page has where."""
+    return Measures(*_measure(html, nodes.tag, nodes.kind, nodes.parent, nodes.begin, nodes.end, nodes.stop))
+
+
+def cut_blocks(
+    html: NDArray[np.uint8], nodes: Nodes, measures: Measures, without: Without
+) -> tuple[Blocks, NDArray[np.bool_]]:
+    """The blocks of a page and, `[n]`, the nodes that were dropped: what is never text, and what `without` says."""
     tag, kind, parent, stop, begin, end, hint = nodes
-    text, links, prose = _measure(html, tag, kind, parent, begin, end, stop)
-    drop = _dropped(tag, kind, parent, stop, hint, text, links, prose, strict)
+    text, links, prose = measures
+    drop = _dropped(tag, kind, parent, stop, hint, text, links, prose, *without)
     return Blocks(*_cut(html, tag, kind, parent, begin, end, drop, text, links)), drop
+
+
+@compiled
+def _said_by_readers(stop, hint, text, links):  # type: ignore[no-untyped-def]
+    """Element 0 is the page, 1 its head: classes of the page tell of a forum, but never make it one comment."""
+    n = len(stop)
+    plain = text - links
+    comments, forum = 0, 0
+    for i in range(n):
+        if hint[i] & _FORUM:
+            forum = max(forum, plain[stop[i]] - plain[i])
+    i = 0
+    while i < n:
+        if hint[i] & _COMMENTS and i > 2:
+            comments += plain[stop[i]] - plain[i]
+            i = stop[i]
+        else:
+            i += 1
+    return comments / max(plain[n], 1), forum / max(plain[n], 1)
+
+
+def said_by_readers(nodes: Nodes, measures: Measures) -> tuple[float, float]:
+    """Shares of the page's text in comments, and in an element that is called a forum."""
+    comments, forum = _said_by_readers(nodes.stop, nodes.hint, measures.text, measures.links)
+    return float(comments), float(forum)

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
 from glmforge.data.corpus.extract.html import hints, tags
-from glmforge.data.corpus.extract.html.blocks import LEAST_TEXT, Blocks, cut_blocks
+from glmforge.data.corpus.extract.html.blocks import (
+    LEAST_TEXT,
+    Blocks,
+    Measures,
+    Without,
+    cut_blocks,
+    measure,
+    said_by_readers,
+)
 from glmforge.data.corpus.extract.html.phrases import PHRASES, is_set_phrase
 from glmforge.data.corpus.extract.html.scan import Nodes
 from glmforge.data.corpus.extract.html.tags import TAG
@@ -31,6 +39,22 @@ MOST_BONUS = 200.0
 
 SHORT_COST = 10.0
 """What a block of a few words costs: some ten of them outweigh a sentence."""
+
+SMALL, LARGER = 0.4, 3
+"""Main text that is less than this share of a page's unlinked text is doubted, and given up for one so many times as
+large."""
+
+LEAST_COMMENTS = 0.02
+"""Share of a page's text from which comments are looked at."""
+
+FORUM_SHARE = 0.5
+"""Share of a page's text in an element with a forum's name: then the comments are the content."""
+
+DISCUSSION_SIGNS = (b'"DiscussionForumPosting"', b'"QAPage"')
+"""What a page of a forum says of itself in JSON for search engines."""
+
+HARDLY_ANY = ((400, 3), (1000, 8))
+"""Bytes of main text below which comments are taken for it as well, if there is then so many times as much."""
 
 
 @compiled
@@ -50,7 +74,7 @@ def _worth(tag, kind, element, text, links, stops):  # type: ignore[no-untyped-d
         elif plain >= 40:
             worth[b] = 0.3 * plain - links[b]
         else:
-            worth[b] = -SHORT_COST if number != _TD else 0
+            worth[b] = -SHORT_COST if number != _TD and (number != _LI or links[b]) else 0
     return worth
 
 
@@ -143,26 +167,67 @@ class Main(NamedTuple):
         blocks: of the page, without what was dropped.
         keep: `[len(blocks)]`, the blocks that are main text.
         drop: `[n]`, nodes that are no text of the page.
+        score: what its blocks are worth.
     """
 
     blocks: Blocks
     keep: NDArray[np.bool_]
     drop: NDArray[np.bool_]
+    score: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of text that are kept."""
+        return int(self.blocks.text[self.keep].sum())
 
 
-def find_main(html: NDArray[np.uint8], nodes: Nodes) -> Main:
+def _look(html: NDArray[np.uint8], nodes: Nodes, measures: Measures, without: Without, whole: bool = False) -> Main:
+    """The main text once `without` is gone: the blocks of one element, or of the `whole` page."""
+    tag, kind, _, stop, begin, end, hint = nodes
+    blocks, drop = cut_blocks(html, nodes, measures, without)
+    worth = _worth(tag, kind, *blocks[2:])
+    element, score = _main_element(tag, kind, stop, hint, blocks.first, worth, blocks.text)
+    if whole and len(blocks.first):
+        element = 0
+    if element < 0:
+        return Main(blocks, np.zeros(len(blocks.first), np.bool_), drop, score)
+    keep = _kept(html, tag, kind, begin, end, drop, *blocks, element, stop[element], PHRASES)
+    return Main(blocks, keep, drop, score)
+
+
+def find_main(html: NDArray[np.uint8], nodes: Nodes, recall_first: bool = False) -> Main:
     """The blocks of a page, and which of them are its main text.
 
-    If hardly anything is left of a page by its words for its elements, it is looked at again without them.
+    The page is looked at again, each time with less left out, if what was found is suspiciously little of it: with the
+    words of its readers if it is a discussion or has hardly any others, without believing names of elements, and in
+    the end with what is not shown at first. With `recall_first`, running text of the whole page is kept, comments too.
     """
-    tag, kind, _, stop, begin, end, hint = nodes
-    for strict in (True, False):
-        blocks, drop = cut_blocks(html, nodes, strict)
-        worth = _worth(tag, kind, *blocks[2:])
-        main, score = _main_element(tag, kind, stop, hint, blocks.first, worth, blocks.text)
-        if score >= LEAST_TEXT:
-            break
-    if main < 0:
-        return Main(blocks, np.zeros(len(blocks.first), np.bool_), drop)
-    keep = _kept(html, tag, kind, begin, end, drop, *blocks, main, stop[main], PHRASES)
-    return Main(blocks, keep, drop)
+    measures = measure(html, nodes)
+    if recall_first:
+        found = _look(html, nodes, measures, Without(names=False, comments=False), whole=True)
+        return found if found.size else _look(html, nodes, measures, Without(False, False, False), whole=True)
+    plain = int(measures.text[-1] - measures.links[-1])
+    without = Without()
+    found = _look(html, nodes, measures, without)
+    other = _with_readers(html, nodes, measures, found)
+    if other is not None:
+        found, without = other, without._replace(comments=False)
+    if found.size < SMALL * plain or found.score < LEAST_TEXT:
+        other = _look(html, nodes, measures, without._replace(names=False))
+        if other.size > LARGER * found.size:
+            found = other
+    if not found.size:
+        found = _look(html, nodes, measures, Without(False, False, False))
+    return found
+
+
+def _with_readers(html: NDArray[np.uint8], nodes: Nodes, measures: Measures, found: Main) -> Main | None:
+    """What is main text if comments are; None where they are only the readers' answer to it."""
+    comments, forum = said_by_readers(nodes, measures)
+    if comments < LEAST_COMMENTS:
+        return None
+    other = _look(html, nodes, measures, Without(comments=False))
+    if any(found.size < size and other.size > times * found.size for size, times in HARDLY_ANY):
+        return other
+    is_discussion = forum >= FORUM_SHARE or any(sign in html.tobytes() for sign in DISCUSSION_SIGNS)
+    return other if is_discussion and other.size > found.size else None

@@ -17,8 +17,11 @@ BOILERPLATE: Final = 4
 COMMENTS: Final = 8
 HIDDEN: Final = 16
 POST: Final = 32
+WEAK: Final = 64
+FORUM: Final = 128
 """Bits of a hint: looks like content; says that it is the article's text; is around the content, not in it;
-readers' comments; not shown; a whole post, whose other names are its categories."""
+readers' comments; not shown; a whole post, whose other names are its categories; often around the content, but also
+what page builders call their boxes of text; a forum. BOILERPLATE and HIDDEN together are dialogues of consent."""
 
 # fmt: off
 WORDS: Final[dict[int, tuple[str, ...]]] = {
@@ -29,39 +32,51 @@ WORDS: Final[dict[int, tuple[str, ...]]] = {
     ARTICLE: (
         "article-body", "articlebody", "article-content", "article-text", "article-main", "articletext",
         "entry-content", "post-content", "post-body", "post-text", "post-entry", "postcontent", "postbody",
-        "story-body", "story-content", "storybody", "storytext", "story-text", "body-text", "bodytext", "content-body",
-        "field-name-body", "field-body", "text-formatted", "-e-content-", "article-wrap", "single-content",
-        "page-content", "blog-content", "news-text", "newstext", "artikeltext", "artikel-text",
+        "story-body", "story-content", "storybody", "storytext", "story-text", "body-text", "bodytext",
+        "content-body", "field-name-body", "field-body", "text-formatted", "-e-content-", "article-wrap",
+        "single-content", "page-content", "blog-content", "news-text", "newstext", "artikeltext", "artikel-text",
     ),
     BOILERPLATE: (
         "-nav-", "navbar", "-navi-", "navigation", "-menu-", "submenu", "-menue-", "sidebar", "-side-bar-", "footer",
         "-foot-", "breadcrumb", "-crumb", "-share", "-sharing", "-social", "-shariff", "addtoany", "sharedaddy",
-        "addthis", "cookie", "-consent", "-gdpr-", "-related", "-relatedposts", "-recommend", "-similar", "newsletter",
-        "-subscri", "-signup", "-sign-up-", "-login", "-register-", "-popup", "-modal-", "-overlay-", "-advert",
-        "-ad-", "-ads-", "-adsense", "-sponsor", "-promo", "-banner", "-widget", "-pagination", "-paging-", "-pager-",
-        "-pagenav", "-postnav", "-tags-", "-tag-list-", "-tag-links-", "-tagcloud-", "-tagged", "-post-tags-",
-        "-cat-links-", "-byline", "-author", "-meta-", "-postmeta", "-entry-meta-", "-postmetadata-", "-metadata-",
-        "-post-info-", "-dateline", "-timestamp-", "-toolbar", "-search", "-skip-", "-skiplink", "-noprint-",
-        "-no-print-", "-rating", "-ratings-", "-tooltip", "-outbrain", "-taboola", "-carousel", "-ticker",
-        "-most-read", "-mostread", "-most-popular", "-trending", "-read-more-", "-readmore", "-more-from",
-        "-copyright", "-disclaimer", "-legal-", "-complementary-", "-contentinfo-", "-role-search-",
-        "-jp-relatedposts-", "-post-navigation-", "-wp-caption", "-caption", "-bildunterschrift-", "-photo-credit",
-        "-credit", "-credits-", "-copy-right", "-feedback-", "-donat", "-paywall", "-print-", "-toc-",
-        "-mw-editsection-", "-navbox", "-infobox", "-catlinks-", "-reflist", "-masthead-", "-topbar", "-dropdown",
-        "-slider", "-gallery-nav-", "-video-player-", "-playlist", "-next-post", "-prev-post", "-previous-post",
-        "-sociable", "-viral", "-syndication", "-button-", "-buttons-", "-premium-", "-user-info-", "-user-profile-",
-        "-suggest", "-next-", "-stories-", "-more-on-", "-paid-content", "-hide-", "-infinite-scroll", "-embed",
-        "-attachment", "-expand", "-options-", "-blurred-", "-anzeige", "-werbung", "-kommentar", "-verwandt",
-        "-teilen-", "-follow", "-cta-", "-infos-",
+        "addthis", "-related", "-relatedposts", "-recommend", "-similar", "newsletter", "-subscri", "-signup",
+        "-sign-up-", "-login", "-register-", "-popup", "-modal-", "-overlay-", "-advert", "-ad-", "-ads-", "-adsense",
+        "-sponsor", "-promo", "-banner", "-pagination", "-paging-", "-pager-", "-pagenav", "-postnav", "-tags-",
+        "-tag-list-", "-tag-links-", "-tagcloud-", "-tagged", "-post-tags-", "-cat-links-", "-byline", "-author",
+        "-postmeta", "-entry-meta-", "-postmetadata-", "-post-info-", "-dateline", "-timestamp-", "-toolbar",
+        "-skiplink", "-outbrain", "-taboola", "-ticker", "-most-read", "-mostread", "-most-popular", "-trending",
+        "-more-from", "-copyright", "-disclaimer", "-complementary-", "-contentinfo-", "-role-search-",
+        "-jp-relatedposts-", "-post-navigation-", "-photo-credit", "-copy-right", "-donat", "-mw-editsection-",
+        "-navbox", "-catlinks-", "-reflist", "-topbar", "-gallery-nav-", "-video-player-", "-next-post", "-prev-post",
+        "-previous-post", "-sociable", "-viral", "-syndication", "-user-info-", "-user-profile-", "-paid-content",
+        "-infinite-scroll", "-blurred-", "-anzeige", "-werbung", "-kommentar", "-verwandt", "-teilen-", "-follow",
+        "-cta-",
+    ),
+    WEAK: (
+        "-widget", "-embed", "-expand", "-options-", "-infos-", "-slider", "-carousel", "-print-", "-search",
+        "-attachment", "-hide-", "-premium-", "-skip-", "-rating", "-ratings-", "-wp-caption", "-caption",
+        "-bildunterschrift-", "-credit", "-credits-", "-tooltip", "-dropdown", "-meta-", "-metadata-", "-masthead-",
+        "-playlist", "-more-on-", "-next-", "-read-more-", "-readmore", "-button-", "-buttons-", "-noprint-",
+        "-no-print-", "-infobox", "-feedback-", "-paywall", "-toc-", "-legal-", "-suggest", "-stories-",
+    ),
+    FORUM: (
+        "-topic-", "-thread-", "-forum", "-discussion-forum-posting-", "-qapage-", "-ips-app-", "messagelist",
+        "-phpbb", "-vbulletin", "-discourse-", "viewtopic", "showthread", "-discussion-",
     ),
     COMMENTS: (
         "-comment-", "-comments-", "commentlist", "comment-list", "comments-area", "-respond-", "-disqus", "-reply-",
         "-replies-", "-trackback", "-pingback", "-commentform", "-comment-form", "-kommentare-", "-comentarios-",
-        "-discussion-", "-fb-comments",
+        "-fb-comments",
     ),
     POST: ("-hentry-", "-h-entry-", "-type-post-", "-type-page-", "-blog-post-", "-blogposting-", "-newsarticle-"),
     HIDDEN: ("-screen-reader", "-sr-only-"),
+    BOILERPLATE | HIDDEN: (
+        "cookie", "-consent", "-gdpr-", "onetrust", "usercentrics", "didomi", "-dialog-", "-alertdialog-",
+    ),
 }
+DESCRIBING: Final = ("category", "tag", "tax", "has", "no", "not", "with", "without")
+"""First words of names that tell what an element is about or has, not what it is: "category-comments"."""
+
 STYLE_WORDS: Final[dict[int, tuple[str, ...]]] = {HIDDEN: ("-display-none-", "-visibility-hidden-")}
 # fmt: on
 
@@ -78,6 +93,17 @@ def _symbols() -> NDArray[np.uint8]:
 
 
 SYMBOLS: Final = _symbols()
+
+
+def _padded(words: tuple[str, ...]) -> NDArray[np.uint8]:
+    """`[n, longest + 1]`, zeros after each word."""
+    table = np.zeros((len(words), max(map(len, words)) + 1), np.uint8)
+    for row, word in zip(table, words, strict=True):
+        row[: len(word)] = np.frombuffer(word.encode(), np.uint8)
+    return table
+
+
+DESCRIBING_WORDS: Final = _padded(DESCRIBING)
 
 
 def automaton(words: dict[int, tuple[str, ...]]) -> tuple[NDArray[np.uint16], NDArray[np.uint8], NDArray[np.int64]]:

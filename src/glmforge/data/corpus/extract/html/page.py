@@ -8,6 +8,7 @@ from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
 from glmforge.data.corpus.extract.html.choose import find_main
+from glmforge.data.corpus.extract.html.formulas import has_formulas, write_formulas_as_tex
 from glmforge.data.corpus.extract.html.render import render
 from glmforge.data.corpus.extract.html.scan import scan
 
@@ -28,15 +29,19 @@ class Page(NamedTuple):
     language: str | None
 
 
-def read_page(data: bytes, charset: str | None = None) -> Page:
-    """The main text of a page; `charset` is what the server said."""
+def read_page(data: bytes, charset: str | None = None, *, recall_first: bool = False) -> Page:
+    """The main text of a page; `charset` is what the server said. `recall_first`: see `find_main`."""
     tree = HTMLTree.parse(decode(data, charset))
     document = tree.document
     assert document is not None
+    serialised = document.html
+    if has_formulas(serialised):
+        write_formulas_as_tex(tree)
+        serialised = document.html
     root = document.document_element
     language = str((root.getattr("lang") if root is not None else None) or "").strip().lower()
     title = " ".join((tree.title or "").split())[:_MAX_TITLE]
-    return Page(main_text(document.html), title, language.replace("_", "-").partition("-")[0] or None)
+    return Page(main_text(serialised, recall_first), title, language.replace("_", "-").partition("-")[0] or None)
 
 
 def decode(data: bytes, charset: str | None = None) -> str:
@@ -63,9 +68,9 @@ def _known(encoding: str | None) -> str | None:
         return None
 
 
-def main_text(serialised: str) -> bytes:
+def main_text(serialised: str, recall_first: bool = False) -> bytes:
     """The main text of a document that lexbor has written out, as UTF-8."""
     # A few bytes more, so that loops may look ahead.
     html = np.frombuffer(serialised.encode("utf-8", "replace") + b"\n" * 8, np.uint8)
     nodes = scan(html)
-    return render(html, nodes, find_main(html, nodes))
+    return render(html, nodes, find_main(html, nodes, recall_first))

@@ -14,6 +14,7 @@ from glmforge.data.compiled import compiled, non_allocating
 from glmforge.data.corpus.extract.html import hints, tags
 
 _LESS, _GREATER, _SLASH, _BANG, _QUOTE, _EQUALS = ord("<"), ord(">"), ord("/"), ord("!"), ord('"'), ord("=")
+_HYPHEN, _LOW_LINE, _COLON = ord("-"), ord("_"), ord(":")
 _VOID, _RAW, _OTHER, _TEXT = tags.VOID, tags.RAW, tags.OTHER, tags.TEXT
 _HIDDEN, _SEPARATOR = hints.HIDDEN, hints.SEPARATOR
 _OFFSET, _PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
@@ -29,6 +30,7 @@ class Tables(NamedTuple):
     symbols: NDArray[np.uint8] = hints.SYMBOLS
     words: NDArray[np.uint16] = hints.TRANSITIONS
     word_ends: NDArray[np.uint8] = hints.ENDS
+    describing: NDArray[np.uint8] = hints.DESCRIBING_WORDS
     styles: NDArray[np.uint16] = hints.STYLE_TRANSITIONS
     style_ends: NDArray[np.uint8] = hints.STYLE_ENDS
 
@@ -58,15 +60,45 @@ class Nodes(NamedTuple):
 
 
 @non_allocating
-def _match(html, begin, end, symbols, transitions, ends):  # type: ignore[no-untyped-def]
+def _describes(html, i, end, describing):  # type: ignore[no-untyped-def]
+    """Whether the name at `i` begins with a word and a "-" that make the rest tell what an element is about."""
+    for w in range(describing.shape[0]):
+        j = 0
+        while describing[w, j] and i + j < end and html[i + j] | 32 == describing[w, j]:
+            j += 1
+        if describing[w, j] == 0 and i + j < end and (html[i + j] == _HYPHEN or html[i + j] == _LOW_LINE):
+            return True
+    return False
+
+
+@non_allocating
+def _match(html, begin, end, symbols, transitions, ends, describing):  # type: ignore[no-untyped-def]
     """Bits of the words in a value, as if separators stood around it."""
     bits = np.uint8(0)
     state = transitions[0, _SEPARATOR]
     previous_lower = False
     previous_separator = True
+    starts, passed = True, False  # at the beginning of a name; in a part of a name that does not count
     for i in range(begin, end):
         byte = html[i]
         symbol = symbols[byte]
+        if byte <= 32:
+            starts, passed = True, False
+        elif passed:
+            continue
+        elif starts:
+            starts = False
+            passed = _describes(html, i, end, describing)
+            if passed:
+                continue
+        elif byte == _COLON and len(describing):  # a variant of a style, such as "print:hidden"
+            passed = True
+            state = transitions[0, _SEPARATOR]
+            previous_separator, previous_lower = True, False
+            continue
+        elif byte == _HYPHEN and html[i - 1] == _HYPHEN and len(describing):  # a modifier, such as "section--ads"
+            passed = True
+            continue
         if symbol == _SEPARATOR:
             if not previous_separator:
                 state = transitions[state, _SEPARATOR]
@@ -97,6 +129,7 @@ def _equals(html, begin, end, word):  # type: ignore[no-untyped-def]
 
 
 _CLASS, _ID, _ROLE, _STYLE = (np.frombuffer(name, np.uint8) for name in (b"class", b"id", b"role", b"style"))
+_ITEMTYPE = np.frombuffer(b"itemtype", np.uint8)
 _ITEMPROP, _HIDDEN_NAME = np.frombuffer(b"itemprop", np.uint8), np.frombuffer(b"hidden", np.uint8)
 _ARIA_HIDDEN, _TRUE = np.frombuffer(b"aria-hidden", np.uint8), np.frombuffer(b"true", np.uint8)
 
@@ -132,9 +165,11 @@ def _attributes(html, i, tables):  # type: ignore[no-untyped-def]
         while i < size and html[i] != _QUOTE:
             i += 1
         if _is_naming(html, name, name_end):
-            bits |= _match(html, value, i, tables.symbols, tables.words, tables.word_ends)
+            bits |= _match(html, value, i, tables.symbols, tables.words, tables.word_ends, tables.describing)
+        elif _equals(html, name, name_end, _ITEMTYPE):
+            bits |= _match(html, value, i, tables.symbols, tables.words, tables.word_ends, tables.describing[:0])
         elif _equals(html, name, name_end, _STYLE):
-            bits |= _match(html, value, i, tables.symbols, tables.styles, tables.style_ends)
+            bits |= _match(html, value, i, tables.symbols, tables.styles, tables.style_ends, tables.describing[:0])
         elif _equals(html, name, name_end, _HIDDEN_NAME) or (
             _equals(html, name, name_end, _ARIA_HIDDEN) and _equals(html, value, i, _TRUE)
         ):

@@ -2,7 +2,9 @@
 
 A linear model on the features of `features`, trained by `benchmarks/data/code_detector.py` on installed sources
 and well-known repositories against manuals, web pages, books and mathematics in forty languages. Programs here are
-also markup, style sheets and configuration (HTML, CSS, JSON, YAML). Prose with listings in it stays prose.
+also markup, style sheets and configuration (HTML, CSS, JSON, YAML). Prose with listings in it stays prose. Texts in
+capitals throughout are judged as if they were in small letters, and a text with next to no signs of syntax is prose
+however short its lines are: the model was fitted on whole documents, in which such texts are rare.
 
 A path in the metadata (`path`, `file_path`, `filename`), or else the id, is evidence too: a file extension that
 only programs have outweighs a text that looks like prose to a degree (comments and licences do). Extensions that a
@@ -32,6 +34,12 @@ EVIDENCE_OF_PATH = 3.0
 
 MIN_BYTES = 32
 """A shorter text tells too little: "123" might be anything."""
+
+MIN_SYNTAX = 0.015
+"""Signs of syntax (`features.SYNTAX`) per byte; one in a hundred excerpts of programs has fewer, mostly of comment."""
+
+WITHOUT_SYNTAX = -2.0
+"""The most that the logit of a text with fewer can be: a program only if its path says so."""
 
 _NO_EVIDENCE = frozenset({"html", "php", "xml", "csv", "tex", "json", "vue"})
 _WEIGHTS = np.array([WEIGHTS[name] for name in FEATURES])
@@ -69,19 +77,23 @@ def detect_code(batch: DocumentBatch) -> CodeFound:
 
 
 @compiled
-def _logits(text: NDArray[np.uint8], offsets: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _logits(
+    text: NDArray[np.uint8], offsets: NDArray[np.int64], weights: NDArray[np.float64], without_syntax: float
+) -> NDArray[np.float64]:
     features = np.zeros(NUM_FEATURES)
     logits = np.zeros(len(offsets) - 1)
     for index in range(len(offsets) - 1):
-        text_features(text, offsets[index], offsets[index + 1], features)
+        syntax = text_features(text, offsets[index], offsets[index + 1], features)
         for feature in range(NUM_FEATURES):
             logits[index] += weights[feature] * features[feature]
+        if syntax < MIN_SYNTAX:
+            logits[index] = min(logits[index], without_syntax)
     return logits
 
 
 def code_logits(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """`[n]`: log odds of each text being a program, judged by the text alone."""
-    return _logits(text, offsets, _WEIGHTS) + BIAS
+    return np.asarray(_logits(text, offsets, _WEIGHTS, WITHOUT_SYNTAX - BIAS) + BIAS)
 
 
 def _languages_of_paths(batch: DocumentBatch) -> dict[int, str]:

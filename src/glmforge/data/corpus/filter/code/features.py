@@ -75,6 +75,14 @@ _WORDS = ("reserved", "function word")
 FEATURES = (*_BYTE_CLASSES, *_PAIRS, *_LINES, *_WORDS)
 NUM_FEATURES = len(FEATURES)
 
+_SYNTAX = (
+    *("brace", "bracket", "equals", "angle", "underscore", "hash", "backslash", "dollar", "call", "comment"),
+    *("two-byte operator", "equals quote", "closing tag", "empty call", "camel case", "snake case", "member"),
+    *("variable", "markup", "indented", "ends statement", "ends in colon", "starts with comment"),
+)
+SYNTAX = np.array([FEATURES.index(name) for name in _SYNTAX])
+"""What programs are written with and sentences are not; a text without any is no program, whatever it looks like."""
+
 _RESERVED = """
 abstract assert async await bool boolean break case catch char class const continue def default delete elif else endif
 enum esac eval except export extends extern false False final finally float fn foreach func function global goto if
@@ -110,6 +118,7 @@ _OFFSET_WORDS = _OFFSET_LINES + len(_LINES)
     _LIST_ITEM,
     _UNDERLINE,
 ) = range(_OFFSET_LINES, _OFFSET_WORDS)
+_MOSTLY = 8
 _OTHER = NUM_FEATURES  # bytes of no class are counted beyond the features
 _WORD_SLOTS = 1024
 
@@ -221,25 +230,29 @@ def _scan_line(text: NDArray[np.uint8], start: int, stop: int, counts: NDArray[n
 
 
 @compiled
-def _count_word(value: np.uint32, counts: NDArray[np.int64]) -> None:
+def _count_word(value: np.uint32, counts: NDArray[np.int64]) -> bool:
+    """Count the word with this hash, if it is in a list."""
     slot = np.int64(value) & (_WORD_SLOTS - 1)
     while WORD_HASHES[slot]:
         if WORD_HASHES[slot] == value:
             counts[WORD_KINDS[slot]] += 1
-            return
+            return True
         slot = (slot + 1) & (_WORD_SLOTS - 1)
+    return False
 
 
 @compiled
-def _scan(text: NDArray[np.uint8], start: int, stop: int, counts: NDArray[np.int64]) -> tuple[int, int]:
-    """Count in `text[start:stop]`; how many lines and words there were."""
+def _scan(text: NDArray[np.uint8], start: int, stop: int, folded: bool, counts: NDArray[np.int64]) -> tuple[int, int]:
+    """Count in `text[start:stop]`, its capitals as small letters if `folded`; how many lines and words there were."""
     lines = words = 0
     line_start = start
-    value = np.uint32(2166136261)
+    value = as_written = np.uint32(2166136261)
     in_word = False
     before, last = np.uint8(10), np.uint8(10)
     for at in range(start, stop):
-        byte = text[at]
+        written = byte = text[at]
+        if folded and 65 <= byte <= 90:
+            byte = np.uint8(byte + 32)
         counts[CLASS_TABLE[byte]] += 1
         pair = PAIR_TABLE[np.int64(last) << 8 | np.int64(byte)]
         if pair != _OTHER:
@@ -249,23 +262,38 @@ def _scan(text: NDArray[np.uint8], start: int, stop: int, counts: NDArray[np.int
             counts[_OFFSET_PAIRS + _MEMBER] += _IS_LETTER[byte]
         if _IN_WORD[byte]:
             value = np.uint32((value ^ np.uint32(byte)) * np.uint32(16777619))
+            if folded:  # SELECT is a word of programs, and select one of sentences
+                as_written = np.uint32((as_written ^ np.uint32(written)) * np.uint32(16777619))
             in_word = True
         elif in_word:
-            _count_word(value, counts)
+            if not (folded and _count_word(as_written, counts)):
+                _count_word(value, counts)
             words += 1
             value, in_word = np.uint32(2166136261), False
+            as_written = value
         if byte == 10:
             _scan_line(text, line_start, at, counts)
             lines += 1
             line_start = at + 1
         before, last = last, byte
     if in_word:
-        _count_word(value, counts)
+        if not (folded and _count_word(as_written, counts)):
+            _count_word(value, counts)
         words += 1
     if line_start < stop:
         _scan_line(text, line_start, stop, counts)
         lines += 1
     return lines, words
+
+
+@compiled
+def _is_in_capitals(text: NDArray[np.uint8], start: int, stop: int) -> bool:
+    """Whether hardly one letter of the beginning is small: then capitals mean nothing, neither names nor constants."""
+    capitals = small = 0
+    for at in range(start, min(stop, start + SLICE_BYTES)):
+        capitals += 65 <= text[at] <= 90
+        small += 97 <= text[at] <= 122
+    return capitals > _MOSTLY * small
 
 
 @compiled
@@ -278,10 +306,11 @@ def _line_start(text: NDArray[np.uint8], at: int, limit: int) -> int:
 
 
 @compiled
-def text_features(text: NDArray[np.uint8], start: int, stop: int, features: NDArray[np.float64]) -> None:
-    """The features of `text[start:stop]` into `features` `[NUM_FEATURES]`."""
+def text_features(text: NDArray[np.uint8], start: int, stop: int, features: NDArray[np.float64]) -> float:
+    """The features of `text[start:stop]` into `features` `[NUM_FEATURES]`; signs of syntax per byte."""
     counts = np.zeros(NUM_FEATURES + 1, np.int64)
     lines = words = size = 0
+    folded = _is_in_capitals(text, start, stop)
     whole = stop - start <= NUM_SLICES * SLICE_BYTES
     for index in range(1 if whole else NUM_SLICES):
         first, last = start, stop
@@ -289,11 +318,15 @@ def text_features(text: NDArray[np.uint8], start: int, stop: int, features: NDAr
             begin = start + (stop - start - SLICE_BYTES) * index // (NUM_SLICES - 1)
             last = begin + SLICE_BYTES
             first = _line_start(text, begin, begin + SLICE_BYTES // 2) if index else start
-        more_lines, more_words = _scan(text, first, last, counts)
+        more_lines, more_words = _scan(text, first, last, folded, counts)
         lines, words, size = lines + more_lines, words + more_words, size + last - first
     for index in range(NUM_FEATURES):
         total = size if index < _OFFSET_LINES else lines if index < _OFFSET_WORDS else words
         features[index] = np.sqrt(counts[index] / max(total, 1))
+    signs = 0
+    for index in SYNTAX:
+        signs += counts[index]
+    return signs / max(size, 1)
 
 
 @compiled

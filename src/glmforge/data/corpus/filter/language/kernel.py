@@ -3,7 +3,8 @@
 What a text is written in shows in a few hundred bytes of it. A short text is read whole; of a longer one, slices at
 its beginning, its end and evenly between. A slice begins and ends where a word does, if one does nearby (languages
 without spaces: at a character), and white space counts as one separator, as in fastText. Words without any letter
-are left out: numbers and rules of dashes are in no language.
+are left out: numbers and rules of dashes are in no language. A sample in capitals throughout is put into small letters,
+which the model has seen far more of: it takes a quarter of English in capitals for Japanese, German or others.
 
 A sample lies in a scratch array as fastText wants its words: `<word><word>`.
 """
@@ -22,6 +23,9 @@ from glmforge.data.corpus.words.bytes_kernels import copy_bytes
 
 BORDER_SEARCH = 24
 """Bytes that a slice's ends may move to meet white space: most words are shorter."""
+
+_MOSTLY = 8
+"""Capitals for each small letter from which on a sample counts as written in capitals."""
 
 _OPEN, _CLOSE = ord("<"), ord(">")
 _PRIME, _BASIS = np.uint32(16777619), np.uint32(2166136261)
@@ -84,6 +88,41 @@ def sample_text(
         last = _border(text, begin + slice_bytes, start, stop) if begin + slice_bytes < stop else stop
         size = _add_words(text, first, last, sample, size)
     return size
+
+
+@non_allocating
+def fold_capitals(sample: NDArray[np.uint8], size: int) -> None:
+    """Put a sample of which hardly a letter is small into small letters: Latin, Greek, Cyrillic."""
+    capitals = small = 0
+    for at in range(size):
+        byte, behind = sample[at], sample[min(at + 1, size - 1)]
+        capitals += 65 <= byte <= 90 or _capital_distance(byte, behind) > 0
+        small += 97 <= byte <= 122 or (byte == 0xC3 and behind >= 0xA0) or byte == 0xD1 or byte == 0xCF
+        small += (byte == 0xD0 or byte == 0xCE) and behind >= 0xB0
+    if capitals <= _MOSTLY * small:
+        return
+    for at in range(size):
+        byte = sample[at]
+        if 65 <= byte <= 90:
+            sample[at] = byte + 32
+        elif at + 1 < size:
+            distance = _capital_distance(byte, sample[at + 1])
+            if distance:
+                behind = sample[at + 1] + distance
+                sample[at] = byte + (behind >= 0xC0)
+                sample[at + 1] = behind - 0x40 if behind >= 0xC0 else behind
+
+
+@non_allocating
+def _capital_distance(byte: int, behind: int) -> int:
+    """How far the small letter is from the capital that is written in these two bytes of UTF-8; 0 if it is none."""
+    if byte == 0xC3 and 0x80 <= behind <= 0x9E and behind != 0x97:  # À to Þ but for the sign of multiplication
+        return 0x20
+    if byte == 0xCE and 0x91 <= behind <= 0xA9:  # Α to Ω
+        return 0x20
+    if byte == 0xD0 and 0x90 <= behind <= 0xAF:  # А to Я
+        return 0x20
+    return 0
 
 
 def sample_room(slices: int, slice_bytes: int) -> int:
@@ -219,6 +258,7 @@ def identify(
         size = sample_text(text, offsets[index], offsets[index + 1], slices, slice_bytes, sample)
         labels[index], scores[index] = -1, 0.0
         if size:
+            fold_capitals(sample, size)
             embed(sample, size, model, hidden)
             labels[index] = best_label(hidden, model, reached)
             scores[index] = reached[labels[index]]

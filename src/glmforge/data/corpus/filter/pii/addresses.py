@@ -1,21 +1,23 @@
-"""Rules for e-mail, IP and hardware addresses, and for keys and tokens.
+"""Rules for e-mail, IP and hardware addresses.
 
 What is left alone, because masking it would harm text and protect nobody:
 
 * e-mail: the names reserved for examples (RFC 2606: example.com, .test ...), `git@` and the like in URLs of
-  repositories, and file or unit names with an "@" (icon@2x.png, getty@tty1.service);
+  repositories, what has no top-level domain of the Internet behind it (icon@2x.png, getty@tty1.service, and products
+  of matrices: q@k.transpose), and of those that have one by chance what is called like a function: x@w.to(device);
 * IPv4: private, loopback, documentation and multicast ranges; numbers of four parts that a word like "version"
   introduces, that belong to a file name or number a section, or whose first part is below 10 unless a word like
-  "address" is near: that is one address in 25, and nearly all version numbers;
+  "address" is near: that is one address in 25, and nearly all version numbers; object identifiers, which begin with
+  0, 1 or 2, where a word says so or the number begins as the common ones do (2.5.4, 1.3.6, 1.2.840);
 * IPv6 outside of 2000::/3, prefixes (2002::), and 2001:db8::/32, 3fff::/20, which are for documentation;
-* hardware addresses that are broadcast, multicast, documentation's (RFC 7042) or plainly made up;
-* keys that say they are examples, or repeat a few characters.
+* hardware addresses that are broadcast, multicast, documentation's (RFC 7042) or plainly made up.
 """
 
 import ipaddress
 import re
 
-from glmforge.data.corpus.filter.pii.rule import LEAD, Window
+from glmforge.data.corpus.filter.pii.rule import LEAD, TAIL, Window
+from glmforge.data.corpus.filter.pii.top_level_domains import TOP_LEVEL_DOMAINS
 
 _EMAIL = re.compile(
     rb"[A-Za-z0-9_+](?:[A-Za-z0-9._%+'-]*[A-Za-z0-9_+-])?@(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,24}"
@@ -23,10 +25,9 @@ _EMAIL = re.compile(
 _RESERVED_DOMAIN = re.compile(
     rb"(?i)(?:^|\.)(?:example\.(?:com|net|org|edu)|example|test|invalid|localhost|local|localdomain)$"
 )
-_NO_TOP_LEVEL = frozenset(
-    b"png jpg jpeg gif svg webp bmp ico css html htm xml json yaml yml toml conf cfg ini txt log service socket timer "
-    b"target slice mount device path scope swap automount lock".split()
-)
+_METHODS = frozenset(b"call cat data dot int is map mm name new prod read run to zip".split())
+"""Top-level domains that are more often a function or an attribute behind a matrix: `x@w.to(device)`, `A@B.data`."""
+_NEVER_MAIL = frozenset(b"data map prod zip mov".split())
 _NO_PERSON = frozenset(
     [b"git", b"hg", b"svn", b"cvs", b"anonymous", b"anoncvs", b"noreply", b"no-reply", b"donotreply"]
 )
@@ -42,8 +43,13 @@ def email_span(data: bytes) -> tuple[int, int] | None:
     if data[match.end() : match.end() + 1].isalnum():
         return None
     local, domain = match[0].split(b"@")
-    top_level = domain.rpartition(b".")[2].lower()
-    if local.lower() in _NO_PERSON or top_level in _NO_TOP_LEVEL or _RESERVED_DOMAIN.search(domain):
+    name = domain.rpartition(b".")[2]
+    top_level = name.lower()
+    if name not in (top_level, name.upper(), name.capitalize()):
+        return None  # K.mT
+    if local.lower() in _NO_PERSON or top_level not in TOP_LEVEL_DOMAINS or _RESERVED_DOMAIN.search(domain):
+        return None
+    if top_level in _METHODS and (top_level in _NEVER_MAIL or data[match.end() : match.end() + 1] in (b"(", b"[")):
         return None
     return match.span()
 
@@ -76,6 +82,8 @@ def ipv4_spans(window: Window) -> list[tuple[int, int]]:
     """Public addresses in a window."""
     spans = []
     for match in _IPV4.finditer(window.data, 1 if window.cut_left else 0):
+        if match.end() <= window.start:  # its own window has all that stands before it
+            continue
         parts = [int(part) for part in match.groups()]
         if max(parts) > 255 or any(len(part) > 1 and part[:1] == b"0" for part in match.groups()):
             continue
@@ -87,8 +95,22 @@ def ipv4_spans(window: Window) -> list[tuple[int, int]]:
             continue
         if parts[0] < 10 and not _ADDRESS_WORD.search(before):
             continue
+        if parts[0] < 3 and _is_object_identifier(before, window.data[match.end() : match.end() + TAIL], match[0]):
+            continue
         spans.append(match.span())
     return spans
+
+
+def _is_object_identifier(before: bytes, behind: bytes, number: bytes) -> bool:
+    """Whether a word nearby says so, or it begins as one and no word right before it says that it is an address."""
+    if _OID_WORD.search(before) or _OID_WORD.search(behind):
+        return True
+    return _OID_ARC.match(number) is not None and not _IP_RIGHT_BEFORE.search(before)
+
+
+_OID_WORD = re.compile(rb"(?i)(?<![a-z])(?:oids?|object identifiers?|asn\.1|snmp\w*|mib|x\.509|rfc ?\d{4})(?![a-z])")
+_OID_ARC = re.compile(rb"2\.5\.(?:[1-9]|1\d|2[0-9]|3[0-9])\.|1\.3\.(?:6|14|36|132)\.|1\.[02]\.\d+\.|2\.(?:16|23)\.|0\.")
+_IP_RIGHT_BEFORE = re.compile(rb"(?i)(?<![a-z])(?:ip|ipv4|ip[- ]address(?:es)?|host|server|ping|from)[^0-9a-z\n]{1,4}$")
 
 
 def _is_heading(before: bytes, behind: bytes, parts: list[int]) -> bool:
@@ -128,77 +150,3 @@ def _is_global_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return not any(address in network for network in _DOCUMENTATION)
-
-
-_PRIVATE_KEY = (
-    rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,16384}?"
-    rb"-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
-)
-_TOKENS = {
-    b"-----BEGIN ": _PRIVATE_KEY,
-    b"AKIA": rb"AKIA[A-Z2-7]{16}",
-    b"ASIA": rb"ASIA[A-Z2-7]{16}",
-    b"ghp_": rb"ghp_[A-Za-z0-9]{36}",
-    b"gho_": rb"gho_[A-Za-z0-9]{36}",
-    b"ghu_": rb"ghu_[A-Za-z0-9]{36}",
-    b"ghs_": rb"ghs_[A-Za-z0-9]{36}",
-    b"ghr_": rb"ghr_[A-Za-z0-9]{36,76}",
-    b"github_pat_": rb"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}",
-    b"glpat-": rb"glpat-[A-Za-z0-9_-]{20,64}",
-    b"xoxa-": rb"xoxa-[A-Za-z0-9-]{20,120}",
-    b"xoxb-": rb"xoxb-[A-Za-z0-9-]{20,120}",
-    b"xoxp-": rb"xoxp-[A-Za-z0-9-]{20,120}",
-    b"xoxr-": rb"xoxr-[A-Za-z0-9-]{20,120}",
-    b"xoxs-": rb"xoxs-[A-Za-z0-9-]{20,120}",
-    b"hooks.slack.com/services/": rb"hooks\.slack\.com/services/T[A-Z0-9]{6,12}/B[A-Z0-9]{6,12}/[A-Za-z0-9]{20,28}",
-    b"AIza": rb"AIza[A-Za-z0-9_-]{35}",
-    b"sk_live_": rb"sk_live_[A-Za-z0-9]{24,120}",
-    b"rk_live_": rb"rk_live_[A-Za-z0-9]{24,120}",
-    b"sk-proj-": rb"sk-proj-[A-Za-z0-9_-]{40,200}",
-    b"sk-ant-": rb"sk-ant-[A-Za-z0-9_-]{40,200}",
-    b"T3BlbkFJ": rb"sk-[A-Za-z0-9]{20}T3BlbkFJ[A-Za-z0-9]{20}",
-    b"hf_": rb"hf_[A-Za-z]{34}",
-    b"npm_": rb"npm_[A-Za-z0-9]{36}",
-    b"pypi-AgEIcHlwaS5vcmc": rb"pypi-AgEIcHlwaS5vcmc[A-Za-z0-9_-]{50,300}",
-    b"SG.": rb"SG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}",
-    b".eyJ": rb"eyJ[A-Za-z0-9_-]{10,1000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{10,1000}",
-}
-SECRET_MARKS = tuple(_TOKENS)
-"""What a key or token has in it; Hyperscan looks for these."""
-
-_SHAPES = tuple(re.compile(rb"(?<![A-Za-z0-9_-])" + shape + rb"(?![A-Za-z0-9_-])") for shape in _TOKENS.values())
-_SAYS_EXAMPLE = re.compile(rb"(?i)example|placeholder|xxxx|your[_-]?|dummy")
-_KEY_LINE = re.compile(rb"[A-Za-z0-9+/]{40}")
-_PEM, _OPENAI, _JWT = (SECRET_MARKS.index(mark) for mark in (b"-----BEGIN ", b"T3BlbkFJ", b".eyJ"))
-
-
-_HEADS = {_PEM: re.compile(rb"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY"), _JWT: re.compile(rb"\.eyJ[A-Za-z0-9_-]{10}")}
-_JWT_LEAD = re.compile(rb"[A-Za-z0-9_-]{13}")
-
-
-def secret_may_begin(mark: int, before: bytes, behind: bytes) -> bool:
-    """A first look at the bytes before a mark, and from the mark on: spares long texts full of marks."""
-    if mark == _JWT and not _JWT_LEAD.match(before[-13:]):
-        return False
-    return mark not in _HEADS or _HEADS[mark].match(behind) is not None
-
-
-def secret_reach(mark: int) -> tuple[int, int]:
-    """Bytes before and behind the mark within which a whole key stands."""
-    return {_PEM: (1, 17000), _OPENAI: (24, 40), _JWT: (1012, 5100)}.get(mark, (1, 400))
-
-
-def secret_span(mark: int, data: bytes, at: int) -> tuple[int, int] | None:
-    """The key around the mark that stands at `at` in `data`, a key's reach at least."""
-    for match in _SHAPES[mark].finditer(data, max(0, at - secret_reach(mark)[0])):
-        if match.start() > at:
-            return None
-        if match.end() > at:
-            return match.span() if _is_real(match[0]) else None
-    return None
-
-
-def _is_real(key: bytes) -> bool:
-    if key.startswith(b"-----"):
-        return _KEY_LINE.search(key) is not None
-    return not _SAYS_EXAMPLE.search(key) and len(set(key)) >= 12

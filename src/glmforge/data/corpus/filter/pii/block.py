@@ -1,11 +1,13 @@
 """Personal data and keys, replaced by tokens: `<email>`, `<phone>`, `<ip>` and so on.
 
 A compiled pass over the batch finds candidates (`scan.py`), rules with check digits decide about each
-(`pii_rules.py`, `addresses.py`); Hyperscan finds the marks of keys. Ordinary text is hardly touched by anything
+(`rules.py`, `addresses.py`); Hyperscan finds the marks of keys (`keys.py`) and the names of passwords
+(`credentials.py`). Ordinary text is hardly touched by anything
 but the two scans. The rules are conservative: what cannot be told from a version, a date or an article number stays.
 The tokens are none of the things that they replace.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -20,14 +22,12 @@ from glmforge.config.model import refuse
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.block import Block, Outcome
 from glmforge.data.corpus.filter.pii.addresses import (
-    SECRET_MARKS,
     colon_spans,
     email_span,
     ipv4_spans,
-    secret_may_begin,
-    secret_reach,
-    secret_span,
 )
+from glmforge.data.corpus.filter.pii.credentials import BEFORE, BEHIND, SCAN, credential_span
+from glmforge.data.corpus.filter.pii.keys import SECRET_MARKS, secret_may_begin, secret_reach, secret_span
 from glmforge.data.corpus.filter.pii.rule import LEAD, TAIL, Window
 from glmforge.data.corpus.filter.pii.rules import RULES, rules_for
 from glmforge.data.corpus.filter.pii.scan import DOTTED, EMAIL, NUMBER, find_candidates
@@ -131,11 +131,13 @@ def _in_window(window: Window, kind: int, digits: int, hints: int) -> list[tuple
 
 @cache
 def _secret_database() -> hyperscan.Database:
+    """Marks of keys by their numbers, and the names of credentials by the numbers behind these."""
     database = hyperscan.Database()
-    numbers = list(range(len(SECRET_MARKS)))
-    database.compile(
-        expressions=list(SECRET_MARKS), ids=numbers, elements=len(numbers), flags=[0] * len(numbers), literal=True
-    )
+    marks = [re.escape(mark) for mark in SECRET_MARKS]
+    flags = [0] * len(marks) + [hyperscan.HS_FLAG_CASELESS] * len(SCAN)
+    expressions = [*marks, *(pattern.encode() for pattern in SCAN)]
+    numbers = list(range(len(expressions)))
+    database.compile(expressions=expressions, ids=numbers, elements=len(numbers), flags=flags)
     return database
 
 
@@ -149,18 +151,37 @@ def _secret_spans(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[S
             _secret_database().scan(piece, match_event_handler=note)  # type: ignore[type-var]
     found = []
     for mark, stop in marks:
-        start = stop - len(SECRET_MARKS[mark])
-        row = int(np.searchsorted(offsets, start, side="right")) - 1
+        row = int(np.searchsorted(offsets, stop - 1, side="right")) - 1
         begin, end = int(offsets[row]), int(offsets[row + 1])
-        before, behind = bytes(data[max(begin, start - 13) : start]), bytes(data[start : min(end, start + 64)])
-        if stop > end or not secret_may_begin(mark, before, behind):
-            continue
-        lead, tail = secret_reach(mark)
-        first, last = max(begin, start - lead), min(end, stop + tail)
-        span = secret_span(mark, bytes(data[first:last]), start - first)
+        span = (
+            _credential(data, begin, end, stop)
+            if mark >= len(SECRET_MARKS)
+            else _key(data, begin, end, mark, stop - len(SECRET_MARKS[mark]))
+        )
         if span is not None:
-            found.append(Span(row, first + span[0], first + span[1], "secret", SECRET_MARKS[mark].decode()))
+            name = SECRET_MARKS[mark].decode() if mark < len(SECRET_MARKS) else "credential"
+            found.append(Span(row, *span, "secret", name))
     return found
+
+
+def _key(data: memoryview, begin: int, end: int, mark: int, start: int) -> tuple[int, int] | None:
+    """The key with the mark at `start`, in the document from `begin` to `end`."""
+    if start < begin:  # the mark began in the document before
+        return None
+    before, behind = bytes(data[max(begin, start - 13) : start]), bytes(data[start : min(end, start + 64)])
+    if not secret_may_begin(mark, before, behind):
+        return None
+    lead, tail = secret_reach(mark)
+    first, last = max(begin, start - lead), min(end, start + len(SECRET_MARKS[mark]) + tail)
+    span = secret_span(mark, bytes(data[first:last]), start - first)
+    return None if span is None else (first + span[0], first + span[1])
+
+
+def _credential(data: memoryview, begin: int, end: int, stop: int) -> tuple[int, int] | None:
+    """The value behind a credential's name, the match of which ended at `stop`."""
+    first, last = max(begin, stop - BEFORE), min(end, stop + BEHIND)
+    span = credential_span(bytes(data[first:last]), stop - first)
+    return None if span is None else (first + span[0], first + span[1])
 
 
 def _noting(marks: list[tuple[int, int]], offset: int) -> Callable[[int, int, int, int, object], None]:

@@ -43,13 +43,24 @@ def _is_fictional(national: str) -> bool:
 
 
 def _chinese_mobile(window: Window, match: re.Match[bytes]) -> re.Match[bytes] | None:
-    before = window.data[max(0, match.start() - 24) : match.start()]
-    chinese = any(0xE3 <= byte <= 0xE9 for byte in before)
-    return (
-        match
-        if match[1] or chinese or _TELEPHONE.search(window.data[max(0, match.start() - LEAD) : match.start()])
-        else None
-    )
+    before = window.data[max(0, match.start() - LEAD) : match.start()]
+    if match[1] or _TELEPHONE.search(before):
+        return match
+    chinese = any(0xE3 <= byte <= 0xE9 for byte in before[-24:])
+    behind = window.data[match.end() : match.end() + 12].decode(errors="ignore")
+    counted = _COUNTED.match(behind) or _AMOUNT.search(before.decode(errors="ignore"))
+    return match if chinese and not counted else None
+
+
+_COUNTED = re.compile(
+    r"[ \u3000]?(?:[元圆块角万亿千百个件次字吨米克条张台辆只股份行名位户笔套颗枚斤度秒年天多余％%]|公里|公斤|立方|平方|"
+    r"人(?!的|是|在)|美|欧|英镑|日元|港|人民币)"
+)
+_AMOUNT = re.compile(
+    r"(?:[共约近达超逾计￥¥$第等于价=＝×÷]|总[额数量]|[金数余][额量]|价格|(?:订单|编|单|序|流水|[账帐卡学工证批货]|合同|发票|"
+    r"商品|条形?码|QQ|ID|id)[号码]?)[为是]?[ :：\u3000]{0,4}$"
+)
+"""What makes eleven digits in Chinese text an amount or another number: a measure word behind, such a word before."""
 
 
 def _after_its_name(window: Window, match: re.Match[bytes]) -> re.Match[bytes] | None:

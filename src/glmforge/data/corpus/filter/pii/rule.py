@@ -62,6 +62,8 @@ class Rule:
         for match in self.shape.finditer(window.data, 1 if window.cut_left else 0):
             if match.end() == len(window.data) and window.cut_right:
                 continue
+            if match.end() <= window.start:  # its own window has all that stands before it
+                continue
             found = self.check(window, match)
             if found is not None:
                 yield found if isinstance(found, tuple) else found.span()

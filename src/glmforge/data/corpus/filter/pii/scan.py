@@ -2,14 +2,15 @@
 
 Three signs give it away: an "@" with a name before it and a dotted name behind it; a run of enough digits, perhaps
 grouped; a colon inside of what may be an IPv6 or a hardware address. Dates, decimal fractions and digits that follow
-a small letter (hexadecimal numbers, names), the bulk of digits in ordinary text, are let go here, and hints about a
-run and its neighbours spare it most of the rules.
+a small letter (hexadecimal numbers, names; but for the beginning of an IBAN in small letters), the bulk of digits in
+ordinary text, are let go here, and hints about a run and its neighbours spare it most of the rules.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
+from glmforge.data.corpus.filter.pii.checksums import IBAN_LENGTHS
 
 EMAIL, NUMBER, ADDRESS = range(3)
 """Kinds of candidates."""
@@ -49,6 +50,11 @@ MAX_GAP = 12
 MAX_GROUP = 32
 """Digits in a row beyond which nothing is personal data; the longest IBAN has 31."""
 
+IBAN_COUNTRIES = np.zeros((26, 26), np.bool_)
+"""By the two letters."""
+for _country in IBAN_LENGTHS:
+    IBAN_COUNTRIES[ord(_country[0]) - 65, ord(_country[1]) - 65] = True
+
 MAX_LOCAL, MAX_DOMAIN = 64, 253
 """Bytes of an address's parts, RFC 5321."""
 
@@ -71,6 +77,11 @@ def find_candidates(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDAr
             if sign == _DIGIT:
                 kind = NUMBER
                 if i > begin and MEMBERS[text[i - 1]] & (_WORD | _UPPER) == _WORD:
+                    if _begins_small_iban(text, begin, i, stop):
+                        if n == len(out):
+                            out = np.concatenate((out, np.empty_like(out)))
+                        out[n] = row, i, i + 2, NUMBER, MAX_GROUP, BEHIND_CAPITAL
+                        n += 1
                     while i < stop and SIGNS[text[i]] == _DIGIT:
                         i += 1
                     continue
@@ -87,6 +98,19 @@ def find_candidates(text: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDAr
                 n += 1
             i = last if kind != EMAIL else i + 1
     return out[:n]
+
+
+@compiled
+def _begins_small_iban(text: NDArray[np.uint8], begin: int, i: int, stop: int) -> bool:
+    """Whether a country and two digits begin a word and a letter or digit follows; its second letter is small."""
+    if i - 2 < begin or i + 4 >= stop or not (97 <= text[i - 1] <= 122 and 97 <= text[i - 2] | 0x20 <= 122):
+        return False
+    if i - 3 >= begin and MEMBERS[text[i - 3]] & _WORD:
+        return False
+    if SIGNS[text[i + 1]] != _DIGIT or not IBAN_COUNTRIES[(text[i - 2] | 0x20) - 97, text[i - 1] - 97]:
+        return False
+    behind = i + 3 if text[i + 2] == 32 or text[i + 2] == 45 else i + 2
+    return bool(MEMBERS[text[behind]] & _WORD > 0)
 
 
 @compiled

@@ -18,7 +18,7 @@ def _percent(question: str, answer: str) -> bool:
     p = int(found[1] or found[2])
     rest = numbers(question.replace(found[0], " ", 1))
     part, whole = rest[0], number(answer)
-    if re.search(r"which number|that number|哪个数|这个数", question) is None:
+    if re.search(r"[Ww]hich number|that number|哪个数|这个数", question) is None:
         part, whole = whole, part
     return 100 * part == p * whole
 
@@ -70,6 +70,8 @@ def _power_mod(question: str, answer: str) -> bool:
 
 def _two_remainders(question: str, answer: str) -> bool:
     r, m, s, n = map(int, numbers(question))
+    if "除以" in question:
+        r, m, s, n = m, r, n, s
     return next(x for x in range(m * n) if x % m == r and x % n == s) == int(answer)
 
 

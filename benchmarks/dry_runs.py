@@ -1,0 +1,192 @@
+"""What a dry run of every shipped configuration finds and costs: peak of the fullest rank, seconds and gigabytes.
+
+    python benchmarks/dry_runs.py                 # all of them, about ten minutes on two idle cores
+    python benchmarks/dry_runs.py --only air      # those whose name has "air"; nothing is written
+
+Every file of configs/ and every packaged run, on as many GPUs as it is for; of the phases those that differ in anything
+a dry run sees, with the settings that the file's comments give for them. Each is the real command in a process of its
+own. What is measured of it: the wall time; the processor seconds of all its processes, sampled five times a second; and
+the most memory that they had resident together, once as the sum (what processes share counted in each) and once with
+what is shared divided among them.
+
+It fails, with one line for each, if a run takes more than 30 s, more than 1.5 GB, or finds that the fullest rank needs
+more than 80 % of an 80 GB GPU. On a busy machine a run that takes longer passes if its processor seconds are within the
+limit: idle cores would take less.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from record import ROOT, write_result
+
+from glmforge.config import load_config
+from glmforge.config.phase import PhaseConfig
+
+MOST_SECONDS, MOST_BYTES, MOST_OF_GPU = 30, 1.5e9, 0.8
+GPU_BYTES = 80e9
+RECOMPUTED, SHARED = ("parallel.recompute=full",), ("parallel.cp=8",)
+
+LONG = ("repository_code", "synthetic_reasoning", "long_context_and_agents")
+ELSEWHERE = None
+"""Another file is for these phases of the run."""
+
+# File or packaged run -> GPUs, and the settings that its comments give for some of its phases.
+SHIPPED: dict[str, tuple[int, dict[str, tuple[str, ...] | None]]] = {
+    "demo": (1, {}),
+    "configs/demo.yaml": (1, {}),
+    "configs/curriculum_local.yaml": (1, {}),
+    "configs/small_1b.yaml": (1, {}),
+    "configs/scaled_down_64gpu.yaml": (64, {}),
+    "configs/pretrain_glm45_air_106b.yaml": (
+        1024,
+        {
+            "repository_code": RECOMPUTED,
+            "synthetic_reasoning": RECOMPUTED,
+            "long_context_and_agents": RECOMPUTED + SHARED,
+        },
+    ),
+    "configs/pretrain_glm45_355b.yaml": (8192, dict.fromkeys(LONG, ELSEWHERE)),
+    "configs/pretrain_glm45_355b_long.yaml": (8192, {"general": ELSEWHERE}),
+    "configs/pretrain_glm45_355b_guide.yaml": (8192, {"mid_training": SHARED}),
+    "configs/pretrain_glm46_355b.yaml": (8192, dict.fromkeys(LONG, RECOMPUTED)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="only files whose name has this; nothing is written")
+    only = parser.parse_args().only
+    found, failures = [], _not_listed()
+    for name, (world_size, settings) in SHIPPED.items():
+        if only not in name:
+            continue
+        for phase in _different(load_config(_where(name)).phases):
+            options = settings.get(phase, ())
+            if options is None:
+                continue
+            row = _measure(name, world_size, phase, options)
+            found.append(row)
+            failures += _failures(row)
+            print(_words(row), flush=True)
+    limits = {"seconds": MOST_SECONDS, "bytes": MOST_BYTES, "share_of_gpu": MOST_OF_GPU, "gpu_bytes": GPU_BYTES}
+    if not only:
+        code = ["src/glmforge/recipes/dry_run", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
+        write_result("dry_runs", {"limits": limits, "runs": found}, code=[*code, "configs", "src/glmforge/config"])
+    if failures:
+        sys.exit("\n".join(failures))
+
+
+def _not_listed() -> list[str]:
+    """Shipped files that this script does not know."""
+    shipped = [f"configs/{file.name}" for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    shipped += [file.stem for file in sorted((ROOT / "src/glmforge/config/presets/runs").glob("*.yaml"))]
+    return [f"{name}: not measured; put it into SHIPPED of {__file__}" for name in shipped if name not in SHIPPED]
+
+
+def _where(name: str) -> str:
+    return str(ROOT / name) if name.endswith(".yaml") else name
+
+
+def _different(phases: list[PhaseConfig]) -> list[str]:
+    """Names of the phases, of those that a dry run cannot tell apart the first."""
+    kinds = {
+        (phase.seq_len, phase.batch_size, phase.mtp_loss_weight > 0, phase.aux_loss_weight > 0): phase.name
+        for phase in reversed(phases)
+    }
+    return [phase.name for phase in phases if phase.name in kinds.values()]
+
+
+def _measure(name: str, world_size: int, phase: str, settings: tuple[str, ...]) -> dict[str, Any]:
+    options = ["--world-size", str(world_size), "--phase", phase, "--dry-run", "--json"]
+    command = [sys.executable, "-m", "glmforge", "plan", _where(name), *settings, *options]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        cost = _watch(process)
+        output, errors = process.communicate()
+    seconds = time.perf_counter() - started
+    if process.returncode:
+        sys.exit(f"{name}, phase {phase}: {errors.decode().strip()}")
+    told = json.loads(output)
+    return {
+        "file": name,
+        "phase": phase,
+        "settings": list(settings),
+        "world_size": world_size,
+        "places": len(told["classes"]),
+        "contents": len({(str(kind["held_bytes"]), len(kind["stages"])) for kind in told["classes"]}),
+        "peak_bytes": told["peak_bytes"],
+        "fullest_place": max(told["classes"], key=lambda kind: kind["peak_bytes"])["pp_rank"],
+        "share_of_gpu": round(told["peak_bytes"] / GPU_BYTES, 3),
+        "seconds": round(seconds, 1),
+        "load_average": round(os.getloadavg()[0], 1),
+        **cost,
+    }
+
+
+def _watch(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Processor seconds and most memory of all processes of a session, until its first one has ended."""
+    cpu: dict[int, float] = {}
+    most_resident = most_proportional = 0
+    while process.poll() is None:
+        resident = proportional = 0
+        for pid in _session(process.pid):
+            try:
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                memory = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
+            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                continue
+            cpu[pid] = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+            resident += 1024 * int(memory[memory.index("Rss:") + 1])
+            proportional += 1024 * int(memory[memory.index("Pss:") + 1])
+        most_resident, most_proportional = max(most_resident, resident), max(most_proportional, proportional)
+        time.sleep(0.2)
+    return {
+        "cpu_seconds": round(sum(cpu.values()), 1),
+        "resident_bytes": most_resident,
+        "proportional_bytes": most_proportional,
+    }
+
+
+def _session(leader: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if session == leader:
+                found.append(int(folder.name))
+    return found
+
+
+def _failures(row: dict[str, Any]) -> list[str]:
+    name = f"{row['file']}, phase {row['phase']}"
+    failures = []
+    if min(row["seconds"], row["cpu_seconds"]) > MOST_SECONDS:
+        failures.append(f"{name}: {row['seconds']} s, {row['cpu_seconds']} of the processor; at most {MOST_SECONDS}")
+    if row["resident_bytes"] > MOST_BYTES:
+        failures.append(f"{name}: {row['resident_bytes'] / 1e9:.2f} GB; at most {MOST_BYTES / 1e9} GB")
+    if row["share_of_gpu"] > MOST_OF_GPU:
+        failures.append(f"{name}: the fullest rank needs {row['share_of_gpu']:.0%} of a GPU; at most {MOST_OF_GPU:.0%}")
+    return failures
+
+
+def _words(row: dict[str, Any]) -> str:
+    return (
+        f"{' '.join([row['file'], *row['settings']])} {row['phase']}: {row['world_size']} GPUs, "
+        f"{row['contents']} contents, "
+        f"place {row['fullest_place']} needs {row['peak_bytes'] / 2**30:.1f} GiB = {row['share_of_gpu']:.0%}; "
+        f"{row['seconds']} s ({row['cpu_seconds']} of the processor, load {row['load_average']}), "
+        f"{row['resident_bytes'] / 1e9:.2f} GB ({row['proportional_bytes'] / 1e9:.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Small files from outside, read without trusting them: the one door for configurations, indexes and other JSON.
+
+What a stranger's file can do to a program that simply opens it: never end (a device, a FIFO), fill the memory, nest so
+deep that whoever walks the tree runs out of stack, hold numbers that no later step can carry (`NaN`, 5,000 digits) or
+text that cannot be printed. Here a file is opened without waiting, must be a regular one of bounded size, and JSON is
+bounded in depth, in the number of its values and in its numbers *before* anybody uses it. Whatever is wrong is raised
+as the caller's own kind of `GlmforgeError`, in one line that names the file.
+
+Large files (token shards, tensors) have readers of their own, which bound them by what their headers promise.
+"""
+
+import errno
+import io
+import json
+import math
+import os
+import reprlib
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from glmforge.errors import GlmforgeError
+
+MAX_BYTES = 1 << 20
+"""Most bytes of a file, unless the caller expects more: a hundred times a published `config.json`."""
+
+MAX_VALUES = 1_000_000
+"""Most values and collections in JSON: at up to 250 bytes each in memory."""
+
+MAX_DEPTH = 64
+"""Most levels of collections within each other."""
+
+MAX_DIGITS = 40
+"""Most digits of an integer: enough for 128 bits, which is what random generators keep."""
+
+Kind = Literal["file", "directory", "other"]
+
+_T = TypeVar("_T")
+
+
+def kind_of(path: Path, *, error: type[GlmforgeError]) -> Kind | None:
+    """What `path` leads to, None if to nothing; "other" is a device, a FIFO or a socket. Raises `error`.
+
+    Unlike `Path.exists` it answers for names that are no names as well: too long, with a null byte, in a circle.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as failure:
+        if failure.errno == errno.ENAMETOOLONG:
+            return None
+        raise error(f"{shown(path)}: cannot be read: {failure.strerror}") from None
+    except ValueError:  # a null byte, a character that no file system has
+        return None
+    return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
+
+
+def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file of at most `max_bytes`. Raises `error`; never waits for a writer."""
+    try:
+        with io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = io.BufferedReader(file).read(max_bytes + 1) if regular else b""
+    except OSError as failure:
+        raise error(f"{shown(path)}: cannot be read: {failure.strerror or failure}") from None
+    except ValueError:
+        raise error(f"{shown(path)}: cannot be read: no file can have this name") from None
+    if not regular:
+        raise error(f"{shown(path)}: cannot be read: is no regular file")
+    if len(content) > max_bytes:
+        raise error(f"{shown(path)}: cannot be read: has more than {max_bytes:,} bytes; is it the right file?")
+    return content
+
+
+def read_text(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> str:
+    """The text of a regular UTF-8 file of at most `max_bytes`. Raises `error`."""
+    try:
+        return read_bytes(path, error=error, max_bytes=max_bytes).decode("utf-8")
+    except UnicodeDecodeError as failure:
+        raise error(f"{shown(path)}: cannot be read: not UTF-8 text (byte {failure.start:,})") from None
+
+
+def read_json(
+    path: Path,
+    expected: type[_T],
+    *,
+    error: type[GlmforgeError],
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_VALUES,
+) -> _T:
+    """The value in a JSON file, of type `expected` (dict, list) at the top. Raises `error`; see `parse_json`."""
+    text = read_text(path, error=error, max_bytes=max_bytes)
+    return parse_json(text, expected, source=shown(path), error=error, max_values=max_values)
+
+
+def parse_json(
+    text: str, expected: type[_T], *, source: str, error: type[GlmforgeError], max_values: int = MAX_VALUES
+) -> _T:
+    """The value that JSON `text` holds, of type `expected` at the top; `source` is what errors call the text.
+
+    Raises `error` for text that is no JSON, `NaN`, infinite numbers and integers of more than `MAX_DIGITS` digits,
+    more than `MAX_DEPTH` levels or `max_values` values, and characters that cannot be written as UTF-8.
+    """
+    if text.count(",") + text.count("[") + text.count("{") > max_values:
+        raise error(f"{source}: not usable JSON: holds more than {max_values:,} values; is it the right file?")
+    try:
+        value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as failure:
+        raise error(f"{source}:{failure.lineno}: not valid JSON: {failure.msg} (column {failure.colno})") from None
+    except ValueError as failure:
+        raise error(f"{source}: not usable JSON: {failure}") from None
+    except RecursionError:
+        raise error(f"{source}: not usable JSON: {_TOO_DEEP}") from None
+    if _is_deeper_than(value, MAX_DEPTH):
+        raise error(f"{source}: not usable JSON: {_TOO_DEEP}")
+    if "\\u" in text:  # half a surrogate pair can be written as an escape only
+        _check_text(value, source, error)
+    if not isinstance(value, expected):
+        raise error(
+            f"{source}: must hold one JSON {_NAMES.get(expected, expected.__name__)}, not {reprlib.repr(value)}"
+        )
+    return value
+
+
+def shown(name: object) -> str:
+    """A path, key or other name from outside as errors show it: in one line, whatever characters it has."""
+    text = str(name)
+    if not text.isprintable():
+        text = ascii(text)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
+
+
+_SHOWN = 400  # characters; long enough for any path that somebody types
+_NAMES: dict[type, str] = {dict: "object", list: "list", str: "string"}
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+
+
+def _integer(digits: str) -> int:
+    if (num_digits := len(digits.lstrip("-"))) > MAX_DIGITS:
+        raise ValueError(f"an integer of {num_digits:,} digits; at most {MAX_DIGITS} can be read")
+    return int(digits)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {reprlib.repr(text)} is too large")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_deeper_than(value: object, levels: int) -> bool:
+    """Level by level, for a function that calls itself would be what deep nesting breaks."""
+    level = [value]
+    for _ in range(levels):
+        level = [item for node in level if isinstance(node, dict | list) for item in _items(node)]
+        level = [item for item in level if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _items(node: dict[str, object] | list[object]) -> list[object]:
+    return list(node.values()) if isinstance(node, dict) else node
+
+
+def _check_text(value: object, source: str, error: Callable[[str], GlmforgeError]) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise error(f"{source}: not usable JSON: holds half of a surrogate pair, which is no character") from None

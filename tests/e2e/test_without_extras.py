@@ -1,0 +1,134 @@
+"""Every command in an installation without extras: it works, or says in one line which extra to install."""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from glmforge.cli import app
+from glmforge.config import dump_config
+from glmforge.extras import extra_of, extras
+from helpers import core_only
+from helpers.tiny_data import TinyData
+
+# Command -> (its arguments, the extra that it asks for, or None where it must work). They run in this order in one
+# process; {run} is a short run, {data} its tokenizer and shards, {text} a file of text, {out} a directory to write to.
+COMMANDS: dict[str, tuple[str, str | None]] = {
+    "train": ("{run}.yaml", None),
+    "plan": ("{run}.yaml", None),
+    "chat": ("{run} --prompt def --max-new-tokens 2 --complete", None),
+    "export": ("{run} {out}/export", None),
+    "report": ("{run}", "observe"),
+    "control": ("{run} save", None),
+    "data run": ("{out}/pipeline.yaml", "data"),
+    "data extract": ("{text} --out {out}/extract", "data"),
+    "data clean": ("{text} --out {out}/clean", "data"),
+    "data dedup": ("{text} --out {out}/dedup", "data"),
+    "data decontaminate": ("{text} --against {text} --out {out}/safe", "data"),
+    "data analyze": ("{text} --out {out}/analysis", "data"),
+    "data sample": ("{text} --documents 1 --out {out}/sample", "data"),
+    "data augment": ("{text} --operation case --out {out}/augmented", "data"),
+    "data mix": ("--inputs {data}/train --tokenizer {data}/tokenizer --out {out}/mixture.yaml", None),
+    "data train-quality": ("--positive {text} --negative {text} --out {out}/quality.npz", "data"),
+    "data train-toxicity": ("--toxic {text} --harmless {text} --out {out}/toxicity.npz", "data"),
+    "data problems": ("--count 10 --out {out}/problems", "data"),
+    "data generate": ("--endpoint http://127.0.0.1:9 --model m --questions {text} --out {out}/r1", "data"),
+    "data tokenizer": ("{text} --vocab-size 300 --out {out}/tokenizer", None),
+    "data fertility": ("{text} --tokenizer {data}/tokenizer", None),
+    "data tokenize": ("{text} --tokenizer {data}/tokenizer --out {out}/shard", None),
+    "data pack": ("{data}/train --seq-len 32", None),
+    "model show": ("tiny", None),
+    "checkpoint show": ("{run}", None),
+    "checkpoint verify": ("{run}", None),
+    "checkpoint consolidate": ("{run}", None),
+    "checkpoint reset-optimizer": ("{run} {out}/reset", None),
+    "checkpoint diff": ("{run}/checkpoints/step-00000003 {run}/checkpoints/step-00000003", None),
+}
+ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
+REFUSES = {"control": "the run has ended"}
+"""Commands that need what no short test has, and how they say so when all that they import is there."""
+
+
+def commands() -> Iterator[str]:
+    """All commands there are, as they are typed."""
+
+    def walk(command: object, words: tuple[str, ...]) -> Iterator[str]:
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield " ".join(words)
+        for name, child in (inner or {}).items():
+            yield from walk(child, (*words, name))
+
+    return walk(typer.main.get_command(app), ())
+
+
+@pytest.fixture(scope="module")
+def outcomes(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """Command -> its status and what it wrote to stderr."""
+    out = tmp_path_factory.mktemp("without-extras")
+    run = out / "run"
+    config = tiny_data.run_config(run, phases=[{"name": "main", "steps": 3, "seq_len": 16, "batch_size": 2}])
+    run.with_suffix(".yaml").write_text(dump_config(config))
+    text = out / "text.txt"
+    text.write_text("def main():\n    return 1\n" * 50)
+    stages = [{"extract": {"inputs": [{"source": "a", "path": str(text)}]}}]
+    (out / "pipeline.yaml").write_text(json.dumps({"output": str(out / "corpus"), "stages": stages}))
+    places = {"run": run, "data": tiny_data.train.parent, "text": text, "out": out}
+    lines = [
+        [*name.split(), *(word.format(**places) for word in words.split())] for name, (words, _) in COMMANDS.items()
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "helpers.core_only"],
+        input=json.dumps(lines),
+        env=core_only.environment(out),
+        cwd=out,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return dict(zip(COMMANDS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def test_no_command_is_forgotten() -> None:
+    assert set(commands()) == set(COMMANDS) | set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command(outcomes: dict[str, dict[str, object]], name: str) -> None:
+    extra, outcome = COMMANDS[name][1], outcomes[name]
+    if extra is None:
+        assert outcome["status"] == 0 or REFUSES.get(name, "-") in str(outcome["stderr"]), outcome["stderr"]
+        return
+    assert outcome["status"] == 1, outcome["stderr"]
+    lines = str(outcome["stderr"]).strip().splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(rf"glmforge: .+ needs the package '\w+', which is not installed: pip install "
+                        rf"'glmforge\[{extra}\]'", lines[0])  # fmt: skip
+
+
+def test_what_is_hidden() -> None:
+    """The test would say nothing if it hid too little, or what the core needs."""
+    hidden = set(core_only.hidden_modules())
+    needed = core_only.reached("glmforge", frozenset())
+    assert {name.replace("-", "_") for name in extras() if name not in needed} <= hidden
+    assert {"pyarrow", "numba", "datatrove", "transformers", "matplotlib"} <= hidden
+    assert not hidden & {"torch", "numpy", "pydantic", "yaml", "typer", "rich", "tokenizers", "safetensors", "jinja2"}
+
+
+@pytest.mark.parametrize("module", sorted(extras()))
+def test_a_module_of_each_package_names_its_extra(module: str) -> None:
+    requirement = next(r for r in importlib.metadata.requires("glmforge") or [] if r.startswith(module))
+    assert f'extra == "{extra_of(module.replace("-", "_"))}"' in requirement
+
+
+def test_a_package_of_no_extra() -> None:
+    assert extra_of("no_such_module") is None
+    assert extra_of("pytest") is None
+    assert Path(core_only.__file__).is_file()

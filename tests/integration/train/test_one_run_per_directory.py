@@ -1,0 +1,95 @@
+"""Starts beside a run that works in the same directory: one works, the others say who it is and touch nothing."""
+
+import signal
+from pathlib import Path
+
+import psutil
+
+from glmforge.cluster import lease
+from glmforge.cluster.lease import Claim
+from glmforge.observe.sinks import read_jsonl
+from helpers.command import Commands, own_lines, write_config
+from helpers.tiny_data import TinyData
+
+
+def config_in(tiny_data: TinyData, tmp_path: Path, steps: int) -> str:
+    phases = [{"name": "main", "steps": steps, "seq_len": 32, "batch_size": 8}]
+    config = tiny_data.run_config(
+        tmp_path / "run", phases=phases, checkpoint={"every_steps": 5}, fault_tolerance={"lock_lease_s": 2.0}
+    )
+    return write_config(config)
+
+
+def assert_recorded_once(run: Path, steps: int) -> None:
+    assert [record["step"] for record in read_jsonl(run / "metrics.jsonl")] == list(range(1, steps + 1))
+    events = [record["event"] for record in read_jsonl(run / "events.jsonl")]
+    assert events.count("started") == events.count("finished") == 1
+
+
+def test_a_second_start_is_refused_and_the_first_goes_on(
+    tiny_data: TinyData, tmp_path: Path, commands: Commands
+) -> None:
+    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
+    first = commands.start("train", config)
+    first.wait_for_steps(run, 3)
+    others = [
+        commands.start("train", config, "optim.lr=1e-2"),
+        commands.start("train", config, ranks=2),
+        commands.start("checkpoint", "consolidate", str(run), "--local-dir", str(tmp_path / "none")),
+    ]
+    for other in others:
+        assert other.wait() == 1
+        lines = own_lines(other.output)
+        assert len(set(lines)) == 1, other.output
+        assert f"{run}: in use by 'glmforge train' on " in lines[0]
+        assert f"(process {first.process.pid})" in lines[0]
+        assert "last heartbeat 20" in lines[0]
+    assert len(own_lines(others[1].output)) == 2  # one line of each rank
+    first.interrupt()
+    assert first.wait() == 130
+    steps = [record["step"] for record in read_jsonl(run / "metrics.jsonl")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_of_starts_at_the_same_time_one_runs(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
+    config = config_in(tiny_data, tmp_path, 200)
+    starts = [commands.start("train", config, f"seed={seed}") for seed in (1, 2, 3)]
+    codes = sorted(start.wait() for start in starts)
+    assert codes == [0, 1, 1], [start.output for start in starts]
+    assert_recorded_once(tmp_path / "run", 200)
+
+
+def test_the_same_job_started_again_by_torchrun_is_not_locked_out(
+    tiny_data: TinyData, tmp_path: Path, commands: Commands
+) -> None:
+    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 60)
+    job = commands.start("train", config, ranks=2, restarts=2)
+    job.wait_for_steps(run, 8)
+    psutil.Process(job.workers()[0]).kill()  # rank 0, which holds the directory
+    assert job.wait() == 0, job.output[-3000:]
+    assert [record["step"] for record in read_jsonl(run / "metrics.jsonl")] == list(range(1, 61))
+
+
+def test_a_run_that_was_suspended_and_taken_over_stops_in_one_line(
+    tiny_data: TinyData, tmp_path: Path, commands: Commands
+) -> None:
+    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 400)
+    first = commands.start("train", config, "phases.0.steps=100000")
+    first.wait_for_steps(run, 12)
+    first.process.send_signal(signal.SIGSTOP)
+    first.wait_until(lambda: psutil.Process(first.process.pid).status() == psutil.STATUS_STOPPED)
+    (path,) = [path for path in (run / ".lock").iterdir() if path.name.isdecimal()]
+    claim = Claim.model_validate_json(path.read_bytes())
+    elsewhere = claim.holder.model_copy(update={"boot": "another", "host": "node-7"})
+    path.write_bytes(lease._encode(claim.model_copy(update={"holder": elsewhere})))
+    second = commands.start("train", config)
+    second.wait_until(lambda: "waiting up to 2 s for a sign of life" in " ".join(second.output.split()))
+    second.wait_until(lambda: any("resumed" in record["event"] for record in read_jsonl(run / "events.jsonl")))
+    first.process.send_signal(signal.SIGCONT)
+    assert first.wait() == 1
+    (line,) = own_lines(first.output)
+    assert f"{run}: taken over by 'glmforge train' on " in line
+    assert f"(process {second.process.pid})" in line
+    assert "Traceback" not in first.output
+    assert second.wait() == 0, second.output[-3000:]
+    assert_recorded_once(run, 400)
