@@ -122,7 +122,13 @@ def test_what_is_left_out_is_read_as_transformers_does_and_named(tmp_path: Path,
         del content[name]
     with caplog.at_level("WARNING", logger="glmforge"):
         config = load_model_config(write_json(tmp_path / "config.json", content))
-    assert [getattr(config, name) for name in left_out] == [False, False, 1, 1e4, TINY.hidden_size // TINY.num_attention_heads]
+    assert [getattr(config, name) for name in left_out] == [
+        False,
+        False,
+        1,
+        1e4,
+        TINY.hidden_size // TINY.num_attention_heads,
+    ]
     assert all(f"{name} = " in caplog.text for name in left_out)
 
 
