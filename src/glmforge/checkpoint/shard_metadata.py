@@ -6,7 +6,8 @@ which DCP would unpickle at loading, are refused. What is returned has been chec
 it, do not overlap and fill it; each is stored once, inside a file that is there, in no fewer bytes than it needs. So
 no tensor is larger than what the files hold.
 
-`verify` reads it too. A checkpoint of a model with 3,000 tensors cut into 64 parts each costs about 2 s of one core.
+`verify` reads it too. Parsing and checking take some 70 us for each stored part on one core of a busy machine, so about
+14 s for 3,000 tensors cut into 64 parts each.
 """
 
 import math
