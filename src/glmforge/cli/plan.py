@@ -32,7 +32,10 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Take one step of the real sharded model on tensors without memory.")
     ] = False,
-    phase: Annotated[str | None, typer.Option(help="The phase to look at; the first one if not given.")] = None,
+    phase: Annotated[
+        str | None,
+        typer.Option(help="The phase to look at, which alone the layout must serve; without it the first, and all."),
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Dry-run this rank alone.")] = None,
     imbalance: Annotated[
         float, typer.Option(help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
@@ -56,7 +59,7 @@ def plan(
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
-    from glmforge.plan.layout import select_phase
+    from glmforge.plan.layout import phases_not_served, select_phase
 
     loaded = load_config(config, overrides or [])
     console = Console()
@@ -70,8 +73,11 @@ def plan(
         if world_size is None and not dry_run:
             return
     world_size = world_size or 1
-    layout = resolve_layout(loaded, world_size)
-    loaded = select_phase(loaded, phase)
+    whole, loaded = loaded, select_phase(loaded, phase)
+    layout = resolve_layout(whole, world_size, phase=phase)
+    if phase is not None:
+        for reason in phases_not_served(whole, world_size, phase):
+            Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if not dry_run:
         _print_layout(loaded, layout, console, as_json=as_json)
         return

@@ -93,8 +93,11 @@ class Layout:
         return share // (self.micro_batch_size or share)
 
 
-def resolve_layout(config: RunConfig, world_size: int) -> Layout:
-    """The layout of `config` on `world_size` processes; `ConfigError` says which value to change to what."""
+def resolve_layout(config: RunConfig, world_size: int, *, phase: str | None = None) -> Layout:
+    """The layout of `config` on `world_size` processes; `ConfigError` says which value to change to what.
+
+    It must serve all phases, or only the one named `phase`.
+    """
     parallel = config.parallel
     layout = Layout(
         pp=parallel.pp,
@@ -109,13 +112,9 @@ def resolve_layout(config: RunConfig, world_size: int) -> Layout:
     _check_model(config.model, layout, parallel)
     if parallel.cpu_offload and world_size == 1:
         raise ConfigError("parallel.cpu_offload: is FSDP's and needs two processes; start more, or set it to false")
-    for index, phase in enumerate(config.phases):
-        _check_sequence(f"phases.{index}.seq_len", phase, layout)
-        for size in sorted({phase.batch_size, *(span.batch_size for span in phase.batch_spans)}, reverse=True):
-            key = f"phases.{index}.{'batch_size' if size == phase.batch_size else 'batch_ramp'}"
-            at_size = phase.model_copy(update={"batch_size": size, "batch_ramp": None})
-            _check_batch(key, at_size, layout)
-            _check_micro_batches(at_size, layout, parallel)
+    for index, checked in enumerate(config.phases):
+        if phase in (None, checked.name):
+            _check_phase(f"phases.{index}", checked, layout, parallel)
     return layout
 
 
@@ -208,6 +207,14 @@ def _check_model(model: ModelConfig, layout: Layout, parallel: ParallelConfig) -
             f"parallel.ep: {layout.ep} is laid over dp_shard x cp x tp = {within} ranks and does not divide them: "
             f"set it to {nearest_divisor(within, layout.ep)}"
         )
+
+
+def _check_phase(key: str, phase: PhaseConfig, layout: Layout, parallel: ParallelConfig) -> None:
+    _check_sequence(f"{key}.seq_len", phase, layout)
+    for size in sorted({phase.batch_size, *(span.batch_size for span in phase.batch_spans)}, reverse=True):
+        at_size = phase.model_copy(update={"batch_size": size, "batch_ramp": None})
+        _check_batch(f"{key}.{'batch_size' if size == phase.batch_size else 'batch_ramp'}", at_size, layout)
+        _check_micro_batches(at_size, layout, parallel)
 
 
 def _check_batch(key: str, phase: PhaseConfig, layout: Layout) -> None:

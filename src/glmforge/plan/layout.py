@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from glmforge.config.layout import Layout
+from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
@@ -101,6 +101,19 @@ def select_phase(config: RunConfig, name: str | None) -> RunConfig:
     if name is not None and name not in phases:
         raise ConfigError(f"--phase: no phase '{name}'; the configuration has {', '.join(phases)}")
     return config.model_copy(update={"phases": [phases[name] if name is not None else config.phases[0]]})
+
+
+def phases_not_served(config: RunConfig, world_size: int, phase: str) -> list[str]:
+    """Why the layout does not serve phases other than `phase`, one line for each of them that it does not."""
+    reasons = []
+    for other in config.phases:
+        if other.name == phase:
+            continue
+        try:
+            resolve_layout(config, world_size, phase=other.name)
+        except ConfigError as error:
+            reasons.append(f"phase {other.name} needs another layout: {error}")
+    return reasons
 
 
 def layout_as_json(config: RunConfig, layout: Layout) -> dict[str, object]:

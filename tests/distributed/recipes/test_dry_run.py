@@ -105,23 +105,31 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
 
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
+    ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
+    ("looped_bfs", {"reshard_after_forward": True}, 5),
+    ("zbv", {}, 9),
+]
+"""Schedule, other settings, micro-batches."""
+
+MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("1f1b", {"reshard_after_forward": True}, 7),
     ("1f1b", {}, 4),
     ("gpipe", {}, 7),
     ("gpipe", {"reshard_after_forward": True}, 5),
-    ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
     ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
-    ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),  # more stages than torch keeps gathered at once
+    ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
     ("looped_bfs", {}, 6),
-    ("looped_bfs", {"reshard_after_forward": True}, 5),
     ("interleaved_zero_bubble", {}, 8),
-    ("zbv", {}, 9),
+    # Run whole: torch gathers weights again with more than three stages; whole and split backward passes of a stage.
+    ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),
     ("dualpipev", {}, 11),
 ]
-"""Schedule, other settings, micro-batches."""
 
 
-@pytest.mark.parametrize(("schedule", "settings", "number"), SCHEDULES)
+@pytest.mark.parametrize(
+    ("schedule", "settings", "number"),
+    [*SCHEDULES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_SCHEDULES)],
+)
 def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
     schedule: str, settings: dict[str, Any], number: int
 ) -> None:

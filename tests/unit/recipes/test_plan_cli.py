@@ -86,6 +86,19 @@ def test_another_phase_can_be_looked_at(tiny: str) -> None:
         select_phase(load_config(tiny), "third")
 
 
+def test_a_named_phase_alone_must_be_served(tiny: str) -> None:
+    """The first phase's 64 tokens do not divide by 2 x cp = 128, the second's do; both are told apart by name."""
+    arguments = ["plan", tiny, "parallel.cp=64", "phases.0.seq_len=64", "--world-size", "128", "--json"]
+    served = CliRunner().invoke(app, [*arguments, "--phase", "second"], catch_exceptions=False)
+    assert served.exit_code == 0
+    assert json.loads(served.stdout)["axes"]["cp"] == 64
+    assert "phase first needs another layout: phases.0.seq_len: 64 tokens do not divide" in served.stderr
+    with pytest.raises(ConfigError, match=r"phases\.0\.seq_len: 64 tokens do not divide"):
+        CliRunner().invoke(app, [*arguments, "--phase", "first"], catch_exceptions=False)
+    with pytest.raises(ConfigError, match=r"phases\.0\.seq_len: 64 tokens do not divide"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 @pytest.mark.parametrize(
     ("overrides", "options", "message"),
     [

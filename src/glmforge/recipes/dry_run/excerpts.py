@@ -97,7 +97,7 @@ class _OneStage:
 
 
 _NOT_COMPOSED = ("dualpipev",)
-"""A stage has whole and split backward passes: composed of them, a step was off by up to 1.3 %, so all of it is run."""
+"""A stage has whole and split backward passes: composed of them, a step was off by up to 1.1 %, so all of it is run."""
 
 
 class _SeveralStages:

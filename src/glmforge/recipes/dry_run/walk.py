@@ -88,7 +88,7 @@ def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
         return None if is_reduced or forwards == _MOST_OPEN else replace(following, open_forwards=forwards + 1)
     if kind == "BACKWARD_WEIGHT":
         return replace(following, open_inputs=inputs - 1) if inputs else None
-    if not forwards:
+    if not forwards or (kind == "BACKWARD_INPUT" and inputs == _MOST_OPEN):
         return None
     left = inputs + 1 if kind == "BACKWARD_INPUT" else inputs
     return replace(following, open_forwards=forwards - 1, open_inputs=left)
