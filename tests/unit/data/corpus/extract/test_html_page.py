@@ -152,9 +152,9 @@ def test_comments_are_the_text_of_a_page_that_has_no_other(page):
 
 
 def test_a_page_of_which_hardly_anything_would_be_left_is_looked_at_without_believing_its_names():
-    steps = "".join(f'<div class="promo-item"><p>Step {i}: {PROSE}</p></div>' for i in range(8))
-    teaser = '<div class="intro"><p>Our newsletter brings you more of this every week, free of charge.</p></div>'
-    assert text_of(teaser + steps).count("Step") == 8
+    steps = "".join(f'<div class="promo-item"><p>Step {i}: {PROSE}</p></div>' for i in range(24))
+    teaser = f'<div class="intro"><p>{"Our letter brings you more of this every week, free of charge. " * 3}</p></div>'
+    assert text_of(teaser + steps).count("Step") == 24
 
 
 def test_captions_are_text_where_there_is_nothing_else():
