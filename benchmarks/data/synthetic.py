@@ -24,9 +24,9 @@ for after all other packages in a directory that is named:
 import argparse
 import importlib.metadata
 import json
+import lzma
 import math
 import os
-import platform
 import re
 import resource
 import statistics
@@ -42,7 +42,11 @@ from typing import Any
 import zstandard
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_synthetic.json"
+sys.path.append(str(ROOT / "benchmarks"))
+
+from record import write_result
+
+CODE = ["src/glmforge/data/corpus/synthesise", "src/glmforge/data/corpus/engine"]
 SETS = ("gsm8k-train.jsonl", "gsm8k-test.jsonl", "math-test.jsonl", "math_500.jsonl")
 _WORDS = re.compile(r"[\u3400-\u9fff]|[a-z0-9]+")
 RUN = 13
@@ -144,7 +148,25 @@ def diversity(out: Path, data: Path) -> dict[str, Any]:
                 for level in sorted({record["level"] for record in mine})
             },
         }
+    sample = english[::step][: len(gsm8k)]
+    assistants = [[m for m in record["messages"] if m["role"] == "assistant"] for record in all_records]
     return {
+        "number_blanked_forms_per_1000": {
+            f"{len(gsm8k)} English questions of all families": forms(sample),
+            **{
+                family: forms([r["question"] for r in all_records if r["family"] == family][:1000])
+                for family in sorted({record["family"] for record in all_records})
+            },
+            f"{len(gsm8k)} questions of GSM8K": forms(gsm8k),
+        },
+        "compression_ratio_xz": {"ours": xz_ratio(sample), "GSM8K": xz_ratio(gsm8k)},
+        "share_with_reasoning": sum(
+            all(turn.get("reasoning_content", "").strip() for turn in turns) for turns in assistants
+        )
+        / len(assistants),
+        "replies_of_the_bare_answer": sum(
+            bool(re.fullmatch(r"\$?\\boxed\{[^\n]*\}\$?", turns[-1]["content"].strip())) for turns in assistants
+        ),
         "templates": len({(record["family"], record["template"]) for record in all_records}),
         "questions_different_without_numbers": len(patterns),
         "compression_ratio": {
@@ -153,6 +175,17 @@ def diversity(out: Path, data: Path) -> dict[str, Any]:
         },
         "families": families,
     }
+
+
+def forms(texts: list[str]) -> int:
+    """Different questions once numbers are blanked, per 1,000 questions."""
+    return round(1000 * len({re.sub(r"\d+(?:[.,:]\d+)*", "0", text.lower()) for text in texts}) / len(texts))
+
+
+def xz_ratio(texts: list[str]) -> float:
+    """Size over compressed size (xz, preset 9)."""
+    data = "\n".join(texts).encode()
+    return round(len(data) / len(lzma.compress(data, preset=9)), 2)
 
 
 def ratio(texts: list[str]) -> float:
@@ -211,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--peer", type=Path, help="site-packages that have reasoning-gym")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of 100,000 problems")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--make", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -223,7 +257,7 @@ def main() -> None:
     missing = [name for name in SETS if not (arguments.data / "eval" / name).is_file()]
     if missing:
         sys.exit(f"{arguments.data / 'eval' / missing[0]}: not there: name the directory with --data")
-    count, repeats = (4000, 1) if arguments.quick else (100_000, 3)
+    count, repeats = (4000, 1) if arguments.quick else (100_000, arguments.repeats)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         run_make(2000, directory / "warm", arguments.data, 1)
@@ -258,18 +292,10 @@ def main() -> None:
         "diversity": spread,
         "made_and_verified_in_memory": ours,
         "reasoning_gym": peer,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "packages": {
-            name: importlib.metadata.version(name) for name in ("numpy", "pyarrow", "numba", "orjson", "xxhash")
-        },
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip(),
     }
-    text = json.dumps(result, indent=2) + "\n"
     if not arguments.quick:
-        RESULTS.write_text(text)
-    print(text)
+        write_result("data_synthetic", result, code=CODE, libraries=("pyarrow", "numba", "orjson", "xxhash"))
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
-from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import CheckpointError
 from glmforge.files import kind_of, shown
 from glmforge.model.transformer import GlmMoe

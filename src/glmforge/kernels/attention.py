@@ -31,7 +31,8 @@ from torch.nn.attention.varlen import varlen_attn
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.target import kernel_device
 
-BLOCK_QUERIES = 32
+BLOCK_QUERIES, BLOCK_QUERIES_BF16 = 32, 64
+"""Smaller blocks compute less of what the mask hides; bfloat16 matmuls are so short that their number weighs more."""
 MAX_LENGTH_IN_BLOCKS = 1024
 """Above this the saved probabilities (H * L^2 / 2 per document and layer) weigh more than the time they save."""
 QUERIES_UNDER_A_MASK = 256
@@ -153,10 +154,12 @@ class _BlockAttention(torch.autograd.Function):
         k, v = _scaled_keys_and_values(k_TGP, v_TGP, num_keys)
         o_THP = torch.empty_like(q_THP, memory_format=torch.contiguous_format)
         q_BGRLP, o_BGRLP = (_by_head(x, num_kv_heads, num_queries) for x in (q_THP, o_THP))
-        future_CC = torch.ones(BLOCK_QUERIES, BLOCK_QUERIES, dtype=torch.bool, device=k.device).triu(1)
+        blocks = _blocks(num_queries, q_THP.dtype)
+        longest = max(end - start for start, end in blocks)
+        future_CC = torch.ones(longest, longest, dtype=torch.bool, device=k.device).triu(1)
         past = num_keys - num_queries
         queries, probs = [], []
-        for start, end in _blocks(num_queries):
+        for start, end in blocks:
             queries.append(_rows(q_BGRLP, start, end))
             scores = torch.bmm(queries[-1], k[:, : past + end].transpose(1, 2))
             diagonal = scores.unflatten(1, (-1, end - start))[..., past + start :]
@@ -173,7 +176,7 @@ class _BlockAttention(torch.autograd.Function):
         k_TGP, v_TGP, *saved = ctx.saved_tensors
         _, num_kv_heads, head_dim = k_TGP.shape
         k, v = _scaled_keys_and_values(k_TGP, v_TGP, ctx.num_keys)
-        blocks = _blocks(ctx.num_queries)
+        blocks = _blocks(ctx.num_queries, k_TGP.dtype)
         past = ctx.num_keys - ctx.num_queries
         queries, probs = saved[: len(blocks)], saved[len(blocks) :]
         grad_q_THP = torch.empty_like(grad_THP, memory_format=torch.contiguous_format)
@@ -198,8 +201,9 @@ def _scaled_keys_and_values(k_TGP: Tensor, v_TGP: Tensor, num_keys: int) -> tupl
     return k * k.shape[-1] ** -0.5, v
 
 
-def _blocks(length: int) -> list[tuple[int, int]]:
-    return [(start, min(start + BLOCK_QUERIES, length)) for start in range(0, length, BLOCK_QUERIES)]
+def _blocks(length: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+    size = BLOCK_QUERIES_BF16 if dtype == torch.bfloat16 else BLOCK_QUERIES
+    return [(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _by_head(x_THP: Tensor, num_kv_heads: int, length: int) -> Tensor:

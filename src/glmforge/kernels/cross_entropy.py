@@ -30,6 +30,9 @@ IGNORE_INDEX = -100
 CHUNK_TOKENS = {"cpu": 1024, "cuda": 4096}
 """Enough that reading and writing the weight's gradient once per chunk is a small part of the matmul that makes it."""
 
+CPU_ROWS_AT_ONCE = 64
+"""Of a chunk, between the matmuls: their float32 logits stay in the cache."""
+
 
 @dataclass(frozen=True)
 class VocabularyShard:
@@ -99,7 +102,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     ) -> Tensor:
         loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
         gradients = _Gradients(h_TD, weight_VD) if with_gradients else None
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard):
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard, with_gradients):
             if shard is None or shard.start == 0:
                 loss += chunk.nll_C.sum()
                 if nll_T is not None:
@@ -131,7 +134,7 @@ class _TokenNLL(torch.autograd.Function):
         ctx.save_for_backward(h_TD, weight_VD, labels_T)
         ctx.chunk_tokens, ctx.shard = chunk_tokens, shard
         nll_T = torch.empty(len(labels_T), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard):
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard, with_gradients=False):
             nll_T[chunk.rows] = chunk.nll_C
         return nll_T
 
@@ -140,24 +143,22 @@ class _TokenNLL(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         h_TD, weight_VD, labels_T = ctx.saved_tensors
         gradients = _Gradients(h_TD, weight_VD)
-        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.shard):
+        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.shard, with_gradients=True):
             gradients.add(chunk, grad_T[chunk.rows])
         return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk's loss and softmax, both in float32 or better; the taker may overwrite `probs_CV`.
+    """One chunk's loss in float32 or better; `grad_CV` is softmax - onehot(label) in h's dtype, None without gradients.
 
-    `labels_C1` index the columns of `probs_CV`, 0 where the label lies in no column, and there `hit_C1` is False.
+    Rows whose label is ignored have no meaningful gradient: the taker multiplies by `valid_C1`.
     """
 
     rows: slice
-    labels_C1: Tensor
-    hit_C1: Tensor
     valid_C1: Tensor
     nll_C: Tensor
-    probs_CV: Tensor
+    grad_CV: Tensor | None
 
 
 def _softmax_dtype(h_TD: Tensor) -> torch.dtype:
@@ -165,26 +166,46 @@ def _softmax_dtype(h_TD: Tensor) -> torch.dtype:
 
 
 def _chunks(
-    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None, shard: VocabularyShard | None
+    h_TD: Tensor,
+    weight_VD: Tensor,
+    labels_T: Tensor,
+    chunk_tokens: int | None,
+    shard: VocabularyShard | None,
+    with_gradients: bool,
 ) -> Iterator[_Chunk]:
-    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(kernel_device(h_TD.device), CHUNK_TOKENS["cuda"])
+    device = kernel_device(h_TD.device)
+    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
+    # Collectives, and launching kernels, want few large pieces; a CPU's cache wants small ones.
+    at_once = CPU_ROWS_AT_ONCE if device == "cpu" and shard is None else chunk_tokens
     for start in range(0, len(labels_T), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
-        logits_CV = torch.mm(h_TD[rows], weight_VD.t()).to(_softmax_dtype(h_TD))
+        logits_CV = torch.mm(h_TD[rows], weight_VD.t())
         valid_C1 = (labels_T[rows] != IGNORE_INDEX).unsqueeze(1)
-        if shard is None:
-            labels_C1 = labels_T[rows].unsqueeze(1).where(valid_C1, 0)
-            hit_C1 = torch.ones_like(valid_C1)
-            logsumexp_C, probs_CV = _softmax(logits_CV)
-            label_logits_C = logits_CV.gather(1, labels_C1).squeeze(1)
-        else:
-            local_C1 = labels_T[rows].unsqueeze(1) - shard.start
-            hit_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < weight_VD.shape[0])
-            labels_C1 = local_C1.where(hit_C1, 0)
-            label_logits_C = logits_CV.gather(1, labels_C1).where(hit_C1, 0).squeeze(1)
-            logsumexp_C, probs_CV, label_logits_C = _sharded_softmax(logits_CV, label_logits_C, shard)
-        nll_C = (logsumexp_C - label_logits_C) * valid_C1.squeeze(1)
-        yield _Chunk(rows, labels_C1, hit_C1, valid_C1, nll_C, probs_CV)
+        pieces = zip(logits_CV.split(at_once), labels_T[rows].split(at_once), strict=True)
+        nll = [_loss_and_gradient(logits, labels, shard, with_gradients) for logits, labels in pieces]
+        yield _Chunk(rows, valid_C1, torch.cat(nll), logits_CV if with_gradients else None)
+
+
+def _loss_and_gradient(
+    logits_CV: Tensor, labels_C: Tensor, shard: VocabularyShard | None, with_gradients: bool
+) -> Tensor:
+    """nll_C of some rows, 0 where the label is ignored; `with_gradients` overwrites the logits by those of the loss."""
+    valid_C1 = (labels_C != IGNORE_INDEX).unsqueeze(1)
+    exact_CV = logits_CV.to(_softmax_dtype(logits_CV))
+    if shard is None:
+        labels_C1 = labels_C.unsqueeze(1).where(valid_C1, 0)
+        hit_C1 = torch.ones_like(valid_C1)
+        logsumexp_C, probs_CV = _softmax(exact_CV)
+        label_logits_C = exact_CV.gather(1, labels_C1).squeeze(1)
+    else:
+        local_C1 = labels_C.unsqueeze(1) - shard.start
+        hit_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])
+        labels_C1 = local_C1.where(hit_C1, 0)
+        label_logits_C = exact_CV.gather(1, labels_C1).where(hit_C1, 0).squeeze(1)
+        logsumexp_C, probs_CV, label_logits_C = _sharded_softmax(exact_CV, label_logits_C, shard)
+    if with_gradients:
+        logits_CV.copy_(probs_CV.scatter_add_(1, labels_C1, -hit_C1.to(probs_CV.dtype)))
+    return (logsumexp_C - label_logits_C) * valid_C1.squeeze(1)
 
 
 def _softmax(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,14 +235,13 @@ class _Gradients:
         self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
 
     def add(self, chunk: _Chunk, upstream_C: Tensor | None = None) -> None:
-        """Overwrites the chunk's probabilities.
+        """d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored.
 
-        d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored. The factor is applied to the
-        D wide rows on either side of the logits, not to the V wide logits.
+        The factor is applied to the D wide rows on either side of the logits, not to the V wide logits.
         """
+        grad_CV = chunk.grad_CV
+        assert grad_CV is not None
         factor_C1 = chunk.valid_C1 if upstream_C is None else upstream_C.unsqueeze(1) * chunk.valid_C1
-        ones_C1 = chunk.hit_C1.to(chunk.probs_CV.dtype)
-        grad_CV = chunk.probs_CV.scatter_add_(1, chunk.labels_C1, -ones_C1).to(self.h_TD.dtype)
         scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
         torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])
         self.h_grad_TD[chunk.rows] *= factor_C1

@@ -54,8 +54,22 @@ def newton_schulz(matrices_NAB: Tensor, steps: Coefficients) -> Tensor:
         return newton_schulz(matrices_NAB.mT, steps).mT
     norm_N11 = torch.linalg.vector_norm(matrices_NAB, dim=(-2, -1), keepdim=True)
     x_NAB: Tensor = matrices_NAB / norm_N11.clamp(min=_SMALLEST_NORM)
+    if len(x_NAB) == 1 and x_NAB.dtype == torch.bfloat16:
+        return _of_one(x_NAB[0], steps)[None]
     for a, b, c in steps:
         gram_NAA = x_NAB @ x_NAB.mT
         polynomial_NAA = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
         x_NAB = torch.baddbmm(x_NAB, polynomial_NAA, x_NAB, beta=a)
     return x_NAB
+
+
+def _of_one(x_AB: Tensor, steps: Coefficients) -> Tensor:
+    """The same for a batch of one: on a CPU a batched bf16 product copies an operand that is a transposed view.
+
+    For the head of a small model ([8192, 160]) that takes half of the time. fp32 is as fast in a batch.
+    """
+    for a, b, c in steps:
+        gram_AA = x_AB @ x_AB.mT
+        polynomial_AA = torch.addmm(gram_AA, gram_AA, gram_AA, beta=b, alpha=c)
+        x_AB = torch.addmm(x_AB, polynomial_AA, x_AB, beta=a)
+    return x_AB

@@ -15,7 +15,8 @@ from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.stream.packing import ensure_packing
 from glmforge.data.tokens.shards import TokenShard, shard_paths
-from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World, is_first_of_node

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"preset": "tiny", "vocab_size": 640},
         "data": {
             "tokenizer": str(directory / "tokenizer"),
-            "sources": [{"name": "t", "path": str(directory / "text")}],
+            "sources": [{"name": "text", "path": str(directory / "text")}],
         },
         "phases": [{"name": "main", "steps": 40, "seq_len": 32, "batch_size": 4}],
         "optim": {"lr": 3e-3, "min_lr": 3e-4, "warmup_steps": 2},

@@ -19,7 +19,8 @@ from glmforge.data.tokens.blocks import Block, HeldOut
 from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
 from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
 from glmforge.data.tokens.tokenize import Progress, tokenize_corpus
-from glmforge.data.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import DataError
 from glmforge.observe.units import counted
 

@@ -31,7 +31,7 @@ from glmforge.data.chat.budget import MAX_INTEGER, current
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What compiling or rendering a template may raise besides Jinja's errors (RecursionError is a RuntimeError)."""
 
-MAX_TEMPLATE_CHARACTERS = 1 << 18
+MAX_TEMPLATE_CHARACTERS = 1 << 16
 
 _MAX_RANGE = 10_000
 _MAX_INDENT = 64
@@ -225,7 +225,8 @@ def _guarded(function: Callable[..., Any]) -> Any:
         budget.step()
         args = tuple(_listed(arg) for arg in args)
         for arg in (*args, *kwargs.values()):
-            budget.measure(arg)
+            if not isinstance(arg, Context | _Environment | nodes.EvalContext):
+                budget.measure(arg)
         result = function(*args, **kwargs)
         if not isinstance(result, Generator):
             budget.measure(result)

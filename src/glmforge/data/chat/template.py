@@ -49,6 +49,7 @@ def render(
     Raises:
         DataError: a role, a content or a tool call that the format has no place for.
     """
+    _check_shape(messages, tools)
     plain = [_with_parsed_arguments(message, index) for index, message in enumerate(messages)]
     try:
         with budget_for(plain, tools):
@@ -82,20 +83,33 @@ def _in_words(error: Exception) -> str:
     return shown(message or type(error).__name__) + line
 
 
+def _check_shape(messages: object, tools: object) -> None:
+    """Conversations come from files: what is no list of messages is the file's fault."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(f"conversation: {shown(repr(messages)[:100])} is no list of messages with role and content")
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise DataError(f"conversation: tools are {shown(repr(tools)[:100])}, which is no list of JSON schemas")
+
+
 def _with_parsed_arguments(message: Message, index: int) -> dict[str, Any]:
     plain = dict(message)
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_parse_call(call, index) for call in plain["tool_calls"]]
+    calls = plain.get("tool_calls")
+    if calls:
+        if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+            raise DataError(f"message {index}: tool_calls are {shown(repr(calls)[:100])}, which is no list of calls")
+        plain["tool_calls"] = [_parse_call(call, index) for call in calls]
     return plain
 
 
 def _parse_call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
-    function = dict(call.get("function", call))
+    given = call.get("function", call)
+    if not isinstance(given, Mapping):
+        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is no function")
+    function = dict(given)
     if isinstance(function.get("arguments"), str):
         try:
             function["arguments"] = json.loads(function["arguments"])
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"message {index}: arguments of tool call '{function.get('name')}' are not JSON: {error}"
-            ) from error
+        except (ValueError, RecursionError) as error:
+            name = shown(function.get("name"))
+            raise DataError(f"message {index}: arguments of tool call '{name}' are not JSON: {error}") from error
     return {"function": function}

@@ -66,6 +66,14 @@ class PackedRows:
             raise IndexError(f"{self.packing.path}: row {index} of {self.num_rows}")
         first, last = self.packing.offsets_R[index : index + 2].tolist()
         starts, lengths = self.packing.starts_P[first:last].tolist(), self.packing.lengths_P[first:last].tolist()
+        if not (0 <= first < last <= self.packing.counts.num_pieces and 0 < sum(lengths) <= self.seq_len):
+            raise self.packing.damaged()
+        if (
+            min(lengths) <= 0
+            or min(starts) < 0
+            or max(map(sum, zip(starts, lengths, strict=True))) > self.shard.num_tokens
+        ):
+            raise self.packing.damaged()
         return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
 
     def _label_after(self, stop: int) -> int:
@@ -86,7 +94,10 @@ def open_packing(
     path, identity = _locate(shard, seq_len, packing_dir)
     if not path.exists():
         _build(shard, seq_len, identity, path)
-    return PackedRows(shard, PackingFile.of(path, identity), document_mask)
+    packing = PackingFile.of(path, identity)
+    if (packing.counts.seq_len, packing.counts.num_tokens) != (seq_len, shard.num_tokens):
+        raise packing.damaged()
+    return PackedRows(shard, packing, document_mask)
 
 
 def ensure_packing(

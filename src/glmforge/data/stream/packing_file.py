@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.errors import DataError
+from glmforge.files import kind_of
 
 HEADER_BYTES = 256
 _MAGIC, _VERSION = b"GLMFPACK", 1
@@ -118,7 +119,11 @@ class PackingFile:
     def verify(self) -> None:
         """Read all of it and raise a DataError if a byte has changed."""
         if hashlib.sha256(self._contents).digest() != self._checksum:
-            raise DataError(f"{self.path}: damaged, its checksum is not the one it was stored with: {_BUILD_AGAIN}")
+            raise self.damaged()
+
+    def damaged(self) -> DataError:
+        """The error for a packing whose rows cannot be."""
+        return DataError(f"{self.path}: damaged, its checksum is not the one it was stored with: {_BUILD_AGAIN}")
 
 
 def packing_arrays(contents: NDArray[np.uint8], counts: PackingCounts) -> tuple[NDArray[Any], ...]:
@@ -147,6 +152,8 @@ def _read_header(path: Path, header: bytes) -> tuple[bytes, bytes, PackingCounts
 
 def _map(path: Path) -> memoryview:
     try:
+        if kind_of(path, error=DataError) != "file":
+            raise DataError(f"{path}: no such file: it is built when a run needs it")
         with path.open("rb") as file:
             size = path.stat().st_size
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")

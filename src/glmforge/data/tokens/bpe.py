@@ -29,7 +29,8 @@ from glmforge.data.files import refuse_existing, write_whole
 from glmforge.data.tokens.blocks import BLOCK_CHARACTERS, Block, block_of_texts
 from glmforge.data.tokens.characters import SPLIT_PATTERN
 from glmforge.data.tokens.special import CONTROL_TOKENS, END_OF_TEXT, SPECIAL_TOKENS
-from glmforge.data.tokens.tokenizer import CONFIG_FILE, PADDED_SIZE_KEY, TOKENIZER_FILE, Tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.tokenizer_file import CONFIG_FILE, PADDED_SIZE_KEY, TOKENIZER_FILE
 from glmforge.errors import DataError
 
 if TYPE_CHECKING:

@@ -19,6 +19,11 @@ shard without it can be read, and is then checked by looking at its ids.
 Nothing is read before it is asked for, and nothing is copied: a shard of any size costs no memory. The index
 is searched by bisection in the map itself, because its int64 arrays lie unaligned and numpy's searchsorted
 would copy all of them at every call.
+
+What the index says is not believed. Opening checks the header, the sizes and both ends of each array; a shard of a
+billion documents has an index of 20 GB, which is not read for that. An entry that is used is checked then, against
+the size of the shard and its neighbours, for a comparison each: what is out of range or out of order is an error that
+names the file. Only `verify`, which reads all, finds an entry that is wrong and yet possible.
 """
 
 import hashlib
@@ -26,7 +31,7 @@ import json
 import mmap
 import struct
 from bisect import bisect_left, bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +40,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
+from glmforge.files import kind_of, read_json, shown
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -84,10 +90,15 @@ class ShardInfo:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path}: not the description of a token shard ({error}): {_WRITE_AGAIN}") from error
+        """Raises `DataError`: not such a description, by any field."""
+        content = read_json(path, dict, error=DataError)
+        kinds = {field.name: int if field.type is int else str for field in fields(cls)}
+        for name in {**kinds, **content}:
+            value = content.get(name)
+            if name not in kinds or type(value) is not kinds[name] or (isinstance(value, int) and value < 0):
+                problem = f"{shown(name)} is {shown(repr(value)[:100])}" if name in content else f"{name} is missing"
+                raise DataError(f"{path}: not the description of a token shard ({problem}): {_WRITE_AGAIN}")
+        return cls(**content)
 
 
 def shard_paths(prefix: str | Path) -> tuple[Path, Path, Path]:
@@ -113,7 +124,7 @@ class TokenShard:
         self.prefix = Path(prefix)
         self._bin_path, self._idx_path, json_path = shard_paths(prefix)
         self._check_existence()
-        self.info = ShardInfo.load(json_path) if json_path.exists() else None
+        self.info = ShardInfo.load(json_path) if kind_of(json_path, error=DataError) is not None else None
         index = _map(self._idx_path)
         dtype, num_sequences, num_borders = self._read_header(index)
         self._lengths = np.frombuffer(index, "<i4", num_sequences, HEADER.size)
@@ -123,6 +134,8 @@ class TokenShard:
         self._tokens = np.frombuffer(_map(self._bin_path), dtype)
         self.num_tokens = len(self._tokens)
         self.num_documents = num_borders - 1
+        if self.num_tokens == 0:
+            raise DataError(f"{self.prefix}: holds no tokens: {_WRITE_AGAIN}")
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         """A reading process gets the name and maps the files itself."""
@@ -138,23 +151,39 @@ class TokenShard:
         """Ids of one document; a view."""
         if not 0 <= index < self.num_documents:
             raise IndexError(f"{self.prefix}: document {index} of {self.num_documents}")
-        return self.tokens(self._document_start(index), self._document_start(index + 1))
+        start, stop = self._document_start(index), self._document_start(index + 1)
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise self._damaged_index()
+        return self.tokens(start, stop)
 
     def document_at(self, token: int) -> int:
         """Index of the document that token `token` of all documents belongs to."""
         if not 0 <= token < self.num_tokens:
             raise IndexError(f"{self.prefix}: token {token} of {self.num_tokens}")
         sequence = bisect_right(self._pointers, token * self._tokens.itemsize) - 1
-        return bisect_right(self._borders, sequence) - 1
+        document = bisect_right(self._borders, sequence) - 1
+        self._check_sequences(max(sequence, 0), sequence + 1)
+        if not (sequence >= 0 and 0 <= document < self.num_documents and self._is_inside(token, document)):
+            raise self._damaged_index()
+        return document
 
     def document_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
         """Lengths of the pieces into which document borders cut tokens [start, stop); they fill it."""
         itemsize = self._tokens.itemsize
         first = bisect_right(self._pointers, start * itemsize)  # sequences that begin inside (start, stop)
         last = bisect_left(self._pointers, stop * itemsize, lo=first)
-        documents = self._borders[bisect_left(self._borders, first) : bisect_left(self._borders, last)]
-        inner = self._pointers[documents] // itemsize
+        self._check_sequences(max(first - 1, 0), last)
+        low, high = bisect_left(self._borders, first), bisect_left(self._borders, last)
+        around = self._borders[max(low - 1, 0) : high + 1]
+        if around[0] < 0 or (np.diff(around) < 0).any():
+            raise self._damaged_index()
+        documents = self._borders[low:high]
+        if len(documents) and not 0 <= documents.min() <= documents.max() < len(self._pointers):
+            raise self._damaged_index()
+        inner, beside = np.divmod(self._pointers[documents], itemsize)
         lengths: NDArray[np.int64] = np.diff(inner, prepend=start, append=stop)
+        if beside.any() or (lengths < 0).any():
+            raise self._damaged_index()
         return lengths[lengths > 0]  # a shard from elsewhere may hold empty documents
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -170,10 +199,7 @@ class TokenShard:
 
     def verify(self) -> None:
         """Read the whole shard and raise a DataError if anything in it is damaged."""
-        ends = np.cumsum(self._lengths, dtype=np.int64) * self._tokens.itemsize
-        gaps = np.flatnonzero(self._pointers[1:] != ends[:-1])
-        if len(gaps) or self._pointers[0] != 0 or np.any(np.diff(self._borders) < 0):
-            raise DataError(f"{self._idx_path}: sequences do not lie back to back: {_WRITE_AGAIN}")
+        self._verify_index()
         if self.info is not None:
             with self._bin_path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -192,7 +218,43 @@ class TokenShard:
         sequence = int(self._borders[index])
         if sequence == len(self._pointers):
             return self.num_tokens
-        return int(self._pointers[sequence]) // self._tokens.itemsize
+        if not 0 <= sequence < len(self._pointers):
+            raise self._damaged_index()
+        start, beside = divmod(int(self._pointers[sequence]), self._tokens.itemsize)
+        if beside or not 0 <= start <= self.num_tokens:
+            raise self._damaged_index()
+        return start
+
+    def _check_sequences(self, first: int, last: int) -> None:
+        """Raise unless the sequences [first, last) lie back to back, up to the next one or the end."""
+        pointers = self._pointers[first : last + 1]
+        ends = pointers[: last - first] + self._lengths[first:last].astype(np.int64) * self._tokens.itemsize
+        behind = [] if last < len(self._pointers) else [self.num_tokens * self._tokens.itemsize]
+        following = np.append(pointers[1:], behind)
+        if (ends != following).any() or (pointers < 0).any():
+            raise self._damaged_index()
+
+    def _is_inside(self, token: int, document: int) -> bool:
+        return self._document_start(document) <= token < self._document_start(document + 1)
+
+    def _damaged_index(self) -> DataError:
+        return DataError(f"{self._idx_path}: sequences do not lie back to back: it is damaged: {_WRITE_AGAIN}")
+
+    def _verify_index(self) -> None:
+        """In blocks, for the index may be larger than memory."""
+        end = last_border = 0
+        for start in range(0, len(self._lengths), _VERIFY_CHUNK_TOKENS):
+            lengths = self._lengths[start : start + _VERIFY_CHUNK_TOKENS].astype(np.int64)
+            ends = end + np.cumsum(lengths) * self._tokens.itemsize
+            pointers = self._pointers[start : start + _VERIFY_CHUNK_TOKENS]
+            if (lengths < 0).any() or pointers[0] != end or (pointers[1:] != ends[:-1]).any():
+                raise self._damaged_index()
+            end = int(ends[-1])
+        for start in range(0, len(self._borders), _VERIFY_CHUNK_TOKENS):
+            borders = np.diff(self._borders[start : start + _VERIFY_CHUNK_TOKENS], prepend=last_border)
+            if (borders < 0).any():
+                raise self._damaged_index()
+            last_border += int(borders.sum())
 
     def _check_existence(self) -> None:
         missing = [path for path in (self._bin_path, self._idx_path) if not path.is_file()]
@@ -216,6 +278,8 @@ class TokenShard:
         return INTEGER_TYPES[code], num_sequences, num_borders
 
     def _check_sizes(self, dtype: np.dtype[Any]) -> None:
+        if self._pointers[0] != 0 or self._lengths[-1] < 0 or self._pointers[-1] < 0:
+            raise self._damaged_index()
         if self._borders[0] != 0 or self._borders[-1] != len(self._lengths):
             raise DataError(f"{self._idx_path}: its documents do not cover its sequences: {_WRITE_AGAIN}")
         num_bytes = int(self._pointers[-1]) + int(self._lengths[-1]) * dtype.itemsize
@@ -256,7 +320,10 @@ def check_ids(tokens: NDArray[Any], vocab_size: int, prefix: Path, start: int = 
 
 def _map(path: Path) -> memoryview:
     """The file's bytes, mapped read-only. An empty file, which cannot be mapped, is no bytes."""
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): make it readable, or copy it again") from error

@@ -26,21 +26,22 @@ from numpy.typing import NDArray
 from glmforge.data.chat.template import CHAT_TEMPLATE, Message, render
 from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
+from glmforge.data.tokens.tokenizer_file import (
+    PADDED_SIZE_KEY,
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    parse_tokenizer_json,
+    read_chat_template,
+    read_padded_size,
+    read_tokenizer_json,
+)
 from glmforge.errors import DataError
+from glmforge.files import kind_of, shown
 
 if TYPE_CHECKING:
     from glmforge.data.tokens.fast_encoder import FastEncoder
 
 _log = logging.getLogger(__name__)
-
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
-CHAT_TEMPLATE_FILE = "chat_template.jinja"
-TOKENIZER_FILES = (TOKENIZER_FILE, CONFIG_FILE, CHAT_TEMPLATE_FILE)
-"""What a directory with a tokenizer may hold, ours or one that transformers has written."""
-
-PADDED_SIZE_KEY = "padded_vocab_size"
-"""In tokenizer_config.json: rows of the embedding that a model with this tokenizer is to have."""
 
 FAST_FROM_BYTES = 2 << 20
 """From how much text on the compiled encoder is worth its loading, about a second."""
@@ -58,8 +59,9 @@ class Tokenizer:
     def __init__(
         self, tokenizer_json: str, chat_template: str = CHAT_TEMPLATE, padded_vocab_size: int | None = None
     ) -> None:
-        self._full = _parse(tokenizer_json)
-        self._plain_json = json.dumps(json.loads(tokenizer_json) | {"added_tokens": [], "post_processor": None})
+        content = parse_tokenizer_json(tokenizer_json)
+        self._full = _parse(json.dumps(content))
+        self._plain_json = json.dumps(content | {"added_tokens": []})
         self._plain = _parse(self._plain_json)
         self._num_bytes_encoded = 0
         self.fingerprint = hashlib.sha256(tokenizer_json.encode()).hexdigest()
@@ -82,12 +84,17 @@ class Tokenizer:
         """
         path = Path(directory) / TOKENIZER_FILE
         fix = "make one with 'glmforge data tokenizer', or give the directory of a GLM checkpoint"
+        if kind_of(path, error=DataError) is None:
+            raise DataError(f"{shown(path)}: no such file: {fix}")
+        text = read_tokenizer_json(path)
         try:
-            return cls(path.read_text(encoding="utf-8"), _read_chat_template(path.parent), _read_size(path.parent))
-        except (FileNotFoundError, NotADirectoryError) as error:
+            template, size = read_chat_template(path.parent), read_padded_size(path.parent)
+        except FileNotFoundError as error:
             raise DataError(f"{error.filename}: no such file: {fix}") from error
-        except ValueError as error:  # broken UTF-8, broken JSON, or what the constructor refuses
-            raise DataError(f"{path}: not a GLM tokenizer: {error}: {fix}") from error
+        try:
+            return cls(text, template, size)
+        except DataError as error:
+            raise DataError(f"{path}: not a GLM tokenizer: {shown(error)}: {fix}") from error
 
     @property
     def vocab_size(self) -> int:
@@ -217,20 +224,3 @@ def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing narrower
         raise DataError(str(error)) from error
-
-
-def _read_chat_template(directory: Path) -> str:
-    """From tokenizer_config.json, or chat_template.jinja where transformers has written one."""
-    jinja_file = directory / CHAT_TEMPLATE_FILE
-    if jinja_file.is_file():
-        return jinja_file.read_text(encoding="utf-8")
-    config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
-    return str(config.get("chat_template", CHAT_TEMPLATE))
-
-
-def _read_size(directory: Path) -> int | None:
-    config = directory / CONFIG_FILE
-    size = json.loads(config.read_text(encoding="utf-8")).get(PADDED_SIZE_KEY) if config.is_file() else None
-    if size is not None and not isinstance(size, int):
-        raise DataError(f"{PADDED_SIZE_KEY} {size!r} in {CONFIG_FILE} is no number of rows")
-    return size

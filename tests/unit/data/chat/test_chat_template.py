@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glmforge.data.chat.template import render
 from glmforge.errors import DataError
@@ -147,3 +149,78 @@ def test_what_the_format_cannot_say_is_an_error(message, complaint):
 def test_template_is_sandboxed():
     with pytest.raises(DataError, match="unsafe"):
         render([USER], template="{{ ''.__class__.__mro__ }}")
+
+
+# What chat templates of other models use; the sandbox must mean the same by it as Jinja does.
+FEATURES = [
+    "{% for m in messages[::-1] %}{{ loop.index0 }}/{{ loop.length }}{{ '' if loop.last else ',' }}{% endfor %}",
+    "{% for m in messages if m.role != 'system' %}{{ loop.index }}{{ m.role }}{% else %}none{% endfor %}",
+    "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m['content'] }}{% break %}"
+    "{% endfor %}",
+    "{% set ns = namespace(last=-1, n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
+    "{{ ns.n * 2 - 1 }}",
+    "{% macro show(m, sep='|') %}{{ m.role }}{{ sep }}{{ m.content }}{% endmacro %}{% for m in messages %}"
+    "{{ show(m) }}{{ show(m, sep=':') }}{% endfor %}",
+    "{{ messages|map(attribute='role')|join(', ') }} {{ messages|map(attribute='role')|map('upper')|list }}",
+    "{{ messages|selectattr('role', 'equalto', 'user')|list|length }} {{ messages|rejectattr('x', 'defined')|list }}",
+    "{{ (messages|first).content }} {{ (messages|last).content.split(' ')[-1].lstrip('\\n').upper() }}",
+    "{% set text %}a{{ messages[0].role }}b{% endset %}{{ text|trim|replace('a', 'xyz') }}{{ text.replace('b', '') }}",
+    "{{ 'a' ~ 1 ~ none ~ [1, 'b'] ~ {'k': 1.5} }} {{ 7 // 2 }} {{ 7 % 4 }} {{ 2 ** 10 }} {{ 1 / 4 }} {{ -3|abs }}",
+    "{{ tools|tojson(indent=2) }}{{ tools|tojson(ensure_ascii=True) }}{{ {'ä': 1}|tojson }}",
+    "{% for k, v in {'b': 1, 'a': 2}.items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in {'b': 1, 'a': 2}|dictsort %}"
+    "{{ k }}{% endfor %}",
+    "{{ 'x' in 'xyz' and not ('q' in ['a']) }}{{ missing is defined }}{{ messages is string }}",
+    "{{ messages[0].get('nothing', 'default') }}{{ nothing|default('d') }}{{ ''|default('d', true) }}",
+    "{{ 'a\\nb\\n\\nc'|indent(4) }}{{ 'a\\nb'|indent(2, true) }}",
+    "{{ ['b', 'a']|sort|join }}{{ [3, 1]|max }}{{ range(1, 9, 3)|list }}{{ none is none }}",
+    "{{ messages[0].content[1:-1] }}{{ messages[1:]|length }}{{ 'abc'|reverse }}{{ '3'|int + '1.5'|float }}",
+    "{% filter upper %}a{{ messages[0].role }}{% endfilter %}{% for a in 'ab' %}{{ loop.cycle('x', 'y') }}{% endfor %}",
+    "{% call(x) wrap('a') %}{{ x }}!{% endcall %}{% macro wrap(y) %}<{{ caller(y) }}>{% endmacro %}",
+]
+
+
+@pytest.mark.parametrize("template", FEATURES)
+def test_the_sandbox_means_by_a_template_what_jinja_does(template):
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda x, ensure_ascii=False, indent=None: json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent
+    )
+    messages = [SYSTEM, USER, assistant("An answer,\nwith lines")]
+    if "wrap" in template:
+        macro = template.index("{% macro")
+        template = template[macro:] + template[:macro]
+    expected = environment.from_string(template).render(messages=messages, tools=TOOLS)
+    assert render(messages, TOOLS, template=template) == expected
+
+
+def test_a_long_conversation_stays_within_its_budget():
+    """A thousand turns with tools, and a message of five million characters."""
+    turns = [USER, assistant("A", tool_calls=[CALL]), {"role": "tool", "content": "R"}] * 1000
+    assert len(render([*turns, {"role": "user", "content": "x" * 5_000_000}], TOOLS)) > 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{{ 'a' * 10**10 }}", "makes far more text"),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "goes on without end"),
+        ("{% include 'x' %}", "line 1: it uses Include"),
+        ("{{ messages.__class__.__mro__ }}", "unsafe"),
+        ("{{ lipsum(5) }}", "'lipsum' is undefined"),
+        ("{{ 'a'.format(1) }}", "calls '"),
+        ("{% if", "line 1"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("x" * 70_000, "longer than the 65,536 characters"),
+    ],
+)
+def test_a_template_that_asks_for_too_much_is_refused(template, complaint):
+    with pytest.raises(DataError, match=complaint):
+        render([USER], template=template)
+
+
+@pytest.mark.parametrize(
+    "messages", [None, 3, "text", ["text"], [{"role": "assistant", "tool_calls": 3}], [USER, None]]
+)
+def test_what_is_no_conversation_is_refused(messages):
+    with pytest.raises(DataError, match="no list of"):
+        render(messages)

@@ -158,7 +158,7 @@ def _edit_json(path, **changes):
         (lambda p: p("bin").unlink(), r"shard.bin: missing"),
         (lambda p: p("idx").unlink(), r"shard.idx: missing"),
         (lambda p: (p("bin").unlink(), p("idx").unlink()), r"shard: no token shard"),
-        (lambda p: p("json").write_text("{"), r"shard.json: not the description"),
+        (lambda p: p("json").write_text("{"), r"shard.json:1: not valid JSON"),
         (lambda p: p("json").write_text('{"a": 1}'), r"shard.json: not the description"),
         (lambda p: _edit_json(p("json"), num_tokens=13), r"json tells of 13 tokens, .idx of 12"),
     ],
@@ -263,3 +263,30 @@ def _replace_shard(prefix, num_documents, length):
     with ShardWriter(prefix, 100, overwrite=True) as writer:
         writer.add(np.zeros(num_documents * length, np.int32), np.full(num_documents, length))
         writer.finish("f", "", 1)
+
+
+@pytest.mark.parametrize(
+    ("array", "entry", "value"),
+    [("pointers", 1, 3), ("pointers", 1, -8), ("pointers", 1, 1 << 60), ("borders", 1, -1), ("borders", 1, 1 << 40)],
+)
+def test_a_damaged_entry_of_the_index_is_an_error_where_it_is_used(make_shard, array, entry, value):
+    """Opening reads no more than the ends of each array; whoever comes across the entry is told."""
+    prefix = make_shard(DOCUMENTS).prefix
+    path, num = prefix.with_suffix(".idx"), len(DOCUMENTS)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<q", content, 34 + (4 if array == "pointers" else 12) * num + 8 * entry, value)
+    path.write_bytes(content)
+    shard, sound = TokenShard(prefix), make_shard(DOCUMENTS, name="sound")
+    for use in (lambda: shard.document(0), lambda: shard.document(1), shard.verify):
+        with pytest.raises(DataError, match=r"shard\.idx: .* is damaged"):
+            use()
+    found = set()
+    for start in range(shard.num_tokens):
+        for use in ("document_at", "document_lengths"):
+            arguments = (start,) if use == "document_at" else (start, shard.num_tokens)
+            try:
+                found.add(str(getattr(shard, use)(*arguments)) == str(getattr(sound, use)(*arguments)))
+            except DataError:
+                found.add("refused")
+    assert "refused" in found
+    assert False not in found  # nowhere a wrong answer

@@ -110,9 +110,16 @@ def test_lines_of_other_languages_end_in_their_own_way(language: str, line: str)
     assert failed_rules(C4(per_language=False).process(batch_of([text], language))) != [set()]
 
 
-def test_chinese_lines_of_two_words_are_too_short() -> None:
-    assert kept(["四个字。"], "zh") == ""
-    assert kept(["这是六个字。"], "zh") == "这是六个字。"
+def test_japanese_lines_of_two_words_are_too_short_and_chinese_ones_if_wanted() -> None:
+    assert kept(["四個字。"], "ja") == ""
+    assert kept(["這是六個字。"], "ja") == "這是六個字。"
+    outcome = C4(chinese_lines=True, min_sentences=0).process(batch_of(["四个字。\n这是六个字。"], "zh"))
+    assert outcome.batch.texts == ["这是六个字。"]
+
+
+def test_chinese_lines_stay_but_those_of_phrases() -> None:
+    lines = ["床前明月光", "A. 三", "", "设A={1,2,3}，求子集的个数", "please enable javascript to see this page"]
+    assert kept(lines, "zh") == "\n".join(lines[:-1])
 
 
 def test_thai_needs_three_long_lines_instead_of_sentences() -> None:

@@ -154,7 +154,7 @@ def test_limits_of_languages_are_complete() -> None:
         assert list(limits.top_n_grams) == [2, 3, 4]
         assert list(limits.repeated_n_grams) == [5, 6, 7, 8, 9, 10]
         assert 0 <= limits.min_mean_word_length < limits.max_mean_word_length
-        assert 0.5 < limits.min_alphabetic_words < 1
+        assert 0.5 <= limits.min_alphabetic_words < 1
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,26 @@ def test_every_template_exists_in_both_languages(family, language):
     assert seen == set(FAMILIES[family])
 
 
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "tools"])
+def test_every_reply_shows_how_the_answer_comes(family):
+    for level in LEVELS:
+        for index in range(20):
+            *_, assistant = make_problem(3, family, level, index).messages
+            assert assistant["reasoning_content"].strip()
+            assert len(assistant["content"].splitlines()) >= 2
+
+
+def test_level_five_of_several_stages_asks_for_the_beginning():
+    found = [make_problem(0, "word_problems", 5, index, ("en",)) for index in range(300)]
+    composed = [problem for problem in found if problem.template in {"bakery", "trip", "wages", "tank", "library"}]
+    assert len(composed) >= 20
+    for problem in composed:
+        record = problem.record()
+        first = re.split(r"(?<=[.])\s", record["question"])[0]
+        assert not re.search(r"\d", first)
+        assert why_wrong(record | {"answer": str(int(record["answer"]) + 1)})
+
+
 @given(st.integers(0, 2**62), st.sampled_from(SLOTS), st.integers(0, 2**40))
 @settings(max_examples=80, deadline=None)
 def test_any_key_makes_the_same_right_problem_again(seed, slot, index):
@@ -66,7 +86,8 @@ def test_a_problem_is_pinned():
     assert problem.draft.answer == PINNED_ANSWER
 
 
-PINNED_QUESTION, PINNED_ANSWER = "Find the number that the box stands for: $\\square - 13 = 1$", "14"
+PINNED_QUESTION = "What has to stand in place of the box so that $\\square - 13 = 1$ is true?"
+PINNED_ANSWER = "14"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,6 +11,9 @@ A passage of which e words were edited keeps all but 4 e of its 4-grams (Jokinen
 are not aligned, which keeps the cost of a clean text at that of looking its 4-grams up.
 """
 
+# mypy: disable-error-code="assignment"
+# To a type checker, a number of an array and one that counts are of different types.
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +126,7 @@ def _align(places, words, starts, text_end, passage_words, word_offsets, edits):
     """The places of one document at which a passage stands with few enough edits, one of overlapping ones each."""
     out = np.empty((len(places), 7), np.int64)
     count = 0
-    longest = 0
+    longest = np.int64(0)
     for place in range(len(places)):
         longest = max(longest, word_offsets[places[place, 1] + 1] - word_offsets[places[place, 1]])
     costs, begins = np.empty(longest + 1, np.int64), np.empty(longest + 1, np.int64)

@@ -20,7 +20,7 @@ from resiliparse.parse.html.node import ElementNode, Node
 
 from glmforge.data.corpus.extract.html.mathml import mathml_to_tex
 
-_SIGNS: Final = re.compile(r"<math[\s>]|math/tex|katex|mwe-math|class=[\"']?(?:latex|tex)\b", re.IGNORECASE)
+_SIGNS: Final = ("<math", 'type="math/tex', "mwe-math", 'class="latex', 'class="tex"')
 _DRAWN: Final = (
     ".MathJax_Preview, .MathJax, .MathJax_Display, .MathJax_SVG, .MathJax_SVG_Display, .MathJax_CHTML, .mjx-chtml"
 )
@@ -29,9 +29,9 @@ _PICTURES: Final = "img.latex, img.tex, img.mwe-math-fallback-image-inline, img.
 _STYLE: Final = re.compile(r"^\{\\(?:displaystyle|textstyle)\s*(.*)\}$", re.DOTALL)
 
 
-def has_formulas(page: str) -> bool:
-    """Whether a look at its elements is worth while."""
-    return _SIGNS.search(page) is not None
+def has_formulas(serialised: str) -> bool:
+    """Whether a document that lexbor has written out holds any."""
+    return any(sign in serialised for sign in _SIGNS)
 
 
 def write_formulas_as_tex(tree: HTMLTree) -> None:

@@ -31,16 +31,17 @@ class Page(NamedTuple):
 
 def read_page(data: bytes, charset: str | None = None, *, recall_first: bool = False) -> Page:
     """The main text of a page; `charset` is what the server said. `recall_first`: see `find_main`."""
-    characters = decode(data, charset)
-    tree = HTMLTree.parse(characters)
+    tree = HTMLTree.parse(decode(data, charset))
     document = tree.document
     assert document is not None
-    if has_formulas(characters):
+    serialised = document.html
+    if has_formulas(serialised):
         write_formulas_as_tex(tree)
+        serialised = document.html
     root = document.document_element
     language = str((root.getattr("lang") if root is not None else None) or "").strip().lower()
     title = " ".join((tree.title or "").split())[:_MAX_TITLE]
-    return Page(main_text(document.html, recall_first), title, language.replace("_", "-").partition("-")[0] or None)
+    return Page(main_text(serialised, recall_first), title, language.replace("_", "-").partition("-")[0] or None)
 
 
 def decode(data: bytes, charset: str | None = None) -> str:

@@ -11,6 +11,8 @@ The published rules are for English. For documents identified as another languag
 - In scripts without spaces two characters are taken for a word when a line's words are counted.
 - Thai, Lao, Khmer and Burmese, whose lines need not end in a sign, are judged by mC4's rule instead of those of
   punctuation and sentences: three lines of 200 characters (Xue et al. 2021, arXiv:2010.11934).
+- Chinese keeps all its lines but those of phrases, and needs no number of sentences: answers to choose from, verses and
+  short replies end in no full stop, and five sentences are a long text. `chinese_lines: true` applies the rules.
 
 The phrases remain English; `boilerplate` has other languages' ones.
 """
@@ -25,7 +27,7 @@ from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.block import Outcome
 from glmforge.data.corpus.filter.rules import line_rule_kernels as kernels
 from glmforge.data.corpus.filter.rules import phrase_kernels as phrases
-from glmforge.data.corpus.filter.rules.language_limits import UNTERMINATED_LANGUAGES
+from glmforge.data.corpus.filter.rules.language_limits import UNTERMINATED_LANGUAGES, WHOLE_LINE_LANGUAGES
 from glmforge.data.corpus.filter.rules.languages import ENGLISH, PROGRAMS
 from glmforge.data.corpus.filter.rules.prose import ProseBlock
 from glmforge.data.corpus.words.characters import character_table
@@ -53,6 +55,7 @@ class C4(ProseBlock):
     lorem_ipsum: bool = Field(default=True, description="remove documents with the phrase")
     curly_bracket: bool = Field(default=True, description="remove documents with { in a line that is kept")
     min_sentences: int = Field(default=5, ge=0, description="of what is left")
+    chinese_lines: bool = Field(default=False, description="apply the rules of lines, sentences, brackets to Chinese")
 
     def process(self, batch: DocumentBatch) -> Outcome:
         options = np.zeros(kernels.NUM_OPTIONS, np.int64)
@@ -85,6 +88,8 @@ class C4(ProseBlock):
         def mode(language: str) -> int:
             if language in UNTERMINATED_LANGUAGES:
                 return kernels.UNTERMINATED
+            if language in WHOLE_LINE_LANGUAGES and not self.chinese_lines:
+                return kernels.WHOLE
             return {PROGRAMS: kernels.UNTOUCHED, ENGLISH: kernels.PUBLISHED}.get(language, kernels.ANY_SCRIPT)
 
         return languages.pick(mode).astype(np.int64)

@@ -81,7 +81,7 @@ class GopherQuality(ProseBlock):
             self.min_alphabetic_words, lambda limits: limits.min_alphabetic_words, self.min_alphabetic_words
         )
         rules = {
-            "too few words": counts[REAL_WORDS] < self.min_words,
+            "too few words": counts[REAL_WORDS] < self._least(languages, "min_words"),
             "too many words": above(counts[REAL_WORDS], self.max_words),
             "words too short": length < shortest,
             "words too long": above(length, longest),
@@ -99,12 +99,25 @@ class GopherQuality(ProseBlock):
     def _has_stop_words(self, batch: DocumentBatch, languages: DocumentLanguages) -> NDArray[np.bool_]:
         words, rows = words_of_batch(batch)
         spaced = [() if name in UNSPACED_LANGUAGES else self._stop_words(name) for name in languages.names]
+        least = self._least(languages, "min_stop_words").astype(np.int64)
         fine = has_stop_words(words, rows, languages.codes, spaced, self.min_stop_words)
         for code, name in enumerate(languages.names):
             if name in UNSPACED_LANGUAGES and self._stop_words(name):
                 documents = np.flatnonzero(languages.codes == code)
-                fine[documents] = has_substrings(batch, documents, self._stop_words(name), self.min_stop_words)
+                fine[documents] = has_substrings(
+                    batch, documents, self._stop_words(name), int(least[documents[0]]) if len(documents) else 0
+                )
         return fine
+
+    def _least(self, languages: DocumentLanguages, option: str) -> NDArray[np.float64]:
+        """`[n]`: the language's own number where it has one and the option is no lower; else the option's."""
+        given = int(getattr(self, option))
+
+        def least(limits: LanguageLimits) -> float:
+            own = getattr(limits, option)
+            return given if own is None else min(given, own)
+
+        return languages.limits(given, least, given)
 
     def _stop_words(self, language: str) -> tuple[str, ...]:
         if language in self.stop_words:

@@ -12,8 +12,9 @@ hundredth of a document's characters may be in repeated lines. C4's rules were n
 replaced the one of terminal punctuation, since Thai, for one, has none.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 FINEWEB2_DUPLICATE_CHARACTERS = 0.1
 
@@ -24,12 +25,17 @@ UNTERMINATED_LANGUAGES = frozenset({"km", "lo", "my", "th"})
 """Lines and sentences end in white space; FineWeb-2 has a punctuation limit of 0 for these."""
 
 
+WHOLE_LINE_LANGUAGES = frozenset({"yue", "zh"})
+"""Languages whose lines C4's rules of punctuation, words and sentences do not remove."""
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageLimits:
     """Limits for one language; the blocks' options of the same names say what they are.
 
     Attributes:
         stop_words: the commonest words.
+        min_words, min_stop_words: the options' values stand where None.
         top_n_grams, repeated_n_grams: length -> greatest share of characters.
     """
 
@@ -42,6 +48,8 @@ class LanguageLimits:
     top_n_grams: dict[int, float]
     repeated_n_grams: dict[int, float]
     stop_words: tuple[str, ...]
+    min_words: int | None = None
+    min_stop_words: int | None = None
 
 
 ENGLISH_STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -171,4 +179,20 @@ def language_limits() -> dict[str, LanguageLimits]:
             repeated_n_grams=repeated,
             stop_words=words,
         )
-    return limits
+    return limits | {
+        language: replace(limits[language], **_CHINESE) for language in WHOLE_LINE_LANGUAGES & limits.keys()
+    }
+
+
+_CHINESE: dict[str, Any] = {
+    "min_alphabetic_words": 0.5,
+    "min_ended_lines": 0.0,
+    "max_new_lines": 0.6,
+    "top_n_grams": {2: 0.3, 3: 0.4, 4: 0.4},
+    "min_words": 20,
+    "min_stop_words": 1,
+}
+"""What differs from FineWeb-2 in Chinese. Its limits come from an encyclopedia and jieba's words, and remove
+examination questions, dialogues and poems: our words are pairs of characters, so that punctuation marks and numbers are
+a larger share of all words, and a pair that a verse repeats a larger share of its characters; a couplet of forty
+characters has twenty words. Verses have a line feed after every two to four words and seldom a full stop."""

@@ -18,8 +18,8 @@ from glmforge.data.corpus.words.bytes_kernels import TOP_BITS, character_at, cop
 from glmforge.data.corpus.words.characters import BREAK, CLASS, HAN, LEADING, TERMINAL
 from glmforge.data.corpus.words.sentence_kernels import num_sentences
 
-PUBLISHED, ANY_SCRIPT, UNTERMINATED, UNTOUCHED = range(4)
-"""Modes of a document: rules for English, for other languages, for those without full stops; none."""
+PUBLISHED, ANY_SCRIPT, UNTERMINATED, UNTOUCHED, WHOLE = range(5)
+"""Modes of a document: rules for English, for other languages, for those without full stops; none; phrases alone."""
 
 TERMINAL_PUNCTUATION, MIN_WORDS, MAX_WORD_LENGTH, REMOVE_CITATIONS, PHRASES, MIN_SENTENCES, NUM_OPTIONS = range(7)
 """Places of the options."""
@@ -120,7 +120,7 @@ def _keep_line(
     text: Any, start: int, stop: int, out: Any, position: int, mode: int, options: Any, table: Any, row: Any
 ) -> tuple[int, int]:
     """Write a line to `out` if it is kept; (end of what is written, `position` if nothing; bits of the phrases)."""
-    wants_end = options[TERMINAL_PUNCTUATION] and mode != UNTERMINATED
+    wants_end = options[TERMINAL_PUNCTUATION] and mode != UNTERMINATED and mode != WHOLE
     cites = options[REMOVE_CITATIONS] and text[stop - 1] == _CLOSE
     if wants_end and not cites and not _ends_well(text, start, stop, mode, table):
         row[NO_TERMINAL] += 1
@@ -129,7 +129,7 @@ def _keep_line(
     if longest and stop - start > longest and _has_long_word(text, start, stop, longest, table):
         row[LONG_WORD] += 1
         return position, 0
-    enough_words = _has_words(text, start, stop, options[MIN_WORDS], mode, table)
+    enough_words = mode == WHOLE or _has_words(text, start, stop, options[MIN_WORDS], mode, table)
     found, has_bracket = find_phrases(text, start, stop)
     if has_bracket and options[REMOVE_CITATIONS]:
         end, marks = copy_without_citations(text, start, stop, out, position)
@@ -144,7 +144,7 @@ def _keep_line(
     if not enough_words:
         row[FEW_WORDS] += 1
         return position, 0
-    found &= options[PHRASES]
+    found &= options[PHRASES] & ~CURLY_BRACKET_RULE if mode == WHOLE else options[PHRASES]
     if found & LOREM_IPSUM_RULE:
         return position, LOREM_IPSUM_RULE
     if found & JAVASCRIPT_RULE:
@@ -164,12 +164,12 @@ def _keep_lines(
 ) -> tuple[int, int, int]:
     """Write the kept lines of a text to `out`; (start and end of what is written, why the document fails)."""
     position, kept, sentences, long_lines, failure = first, 0, 0, 0, 0
-    wanted = options[MIN_SENTENCES] if mode != UNTERMINATED else 0
+    wanted = options[MIN_SENTENCES] if mode != UNTERMINATED and mode != WHOLE else 0
     while start < stop:
         line_stop, following = _line_end(text, start, stop, table)
         line_start, line_stop = stripped(text, start, line_stop, table)
         start = following
-        if line_start == line_stop and (options[TERMINAL_PUNCTUATION] or options[MIN_WORDS]):
+        if line_start == line_stop and mode != WHOLE and (options[TERMINAL_PUNCTUATION] or options[MIN_WORDS]):
             continue
         begin = position
         if kept:

@@ -126,6 +126,8 @@ def divisors(draw: Draw, level: int, zh: bool) -> Draft:
     factors = factorisation(n)
     product = " \\times ".join(f"{p}^{e}" if e > 1 else str(p) for p, e in factors)
     steps = [f"${n} = {product}$"]
+    ask: tuple[str, ...]
+    ask_zh: tuple[str, ...]
     kind = draw.below(3)
     if kind == 0:
         count = 1
