@@ -54,7 +54,7 @@ from glmforge.data.corpus.extract.records import Context
 from glmforge.data.corpus.extract.stage import read_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write_result  # noqa: E402
+from record import write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("src/glmforge/data/corpus/extract", "src/glmforge/data/corpus/batch.py")
