@@ -109,7 +109,7 @@ class Deadly(Extract):
     def steps(self, context: StageContext) -> list[Step]:
         (step,) = super().steps(context)
         assert isinstance(step, ReadFiles)
-        return [_Deadly(step.tasks, step.max_document_bytes)]
+        return [_Deadly(step.tasks, step.limits)]
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,11 @@ def test_the_demo_passes_it_on_and_waits(tiny_data: TinyData, tmp_path: Path, co
     run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom glmforge.errors import GlmforgeError\n"
-        "from glmforge.recipes.demo.training import train_to_the_end\n"
-        "try:\n    train_to_the_end(Path(sys.argv[1]))\n"
+        "import math\nimport sys\nfrom pathlib import Path\n"
+        "from glmforge.config import load_config\nfrom glmforge.errors import GlmforgeError\n"
+        "from glmforge.recipes.demo.training import Watched, train_to_the_end\n"
+        "watched = Watched(load_config(sys.argv[1]), Path(sys.argv[1]), num_threads=1)\n"
+        "try:\n    train_to_the_end(watched, math.inf, may_stop=False)\n"
         "except GlmforgeError as error:\n    print(f'glmforge: {error}')\n    sys.exit(error.exit_code)\n"
     )
     demo = commands.start_python(str(script), config)

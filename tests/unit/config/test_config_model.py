@@ -93,7 +93,7 @@ def test_preset_names() -> None:
         ({"pad_token_id": 512}, "512 lies outside the vocabulary"),
         ({"eos_token_id": [0, -1]}, "-1 lies outside the vocabulary"),
         ({"hidden_act": "gelu"}, "should be 'silu'"),
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers.*less than or equal to 1000"),
+        ({"num_hidden_layers": 2**31}, "less than or equal to 1000"),
         ({"hidden_size": 2**24, "n_routed_experts": 2**24}, "makes a matrix of .* elements"),
         ({"rope_theta": float("inf")}, "finite number"),
         ({"num_hidden_layers": True}, "valid integer"),

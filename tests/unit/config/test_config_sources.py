@@ -122,7 +122,7 @@ def test_what_is_left_out_is_read_as_transformers_does_and_named(tmp_path: Path,
         del content[name]
     with caplog.at_level("WARNING", logger="glmforge"):
         config = load_model_config(write_json(tmp_path / "config.json", content))
-    assert [getattr(config, name) for name in left_out] == [False, False, 1, 1e4, 48 // 4]
+    assert [getattr(config, name) for name in left_out] == [False, False, 1, 1e4, TINY.hidden_size // TINY.num_attention_heads]
     assert all(f"{name} = " in caplog.text for name in left_out)
 
 
@@ -141,7 +141,7 @@ def test_the_defaults_are_those_of_transformers() -> None:
         ({"eos_token_id": [], "pad_token_id": None}, {"eos_token_id": [], "pad_token_id": None}),
         ({"eos_token_id": 3, "pad_token_id": 4}, {"eos_token_id": [3], "pad_token_id": 4}),
         ({"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
-        ({"head_dim": None}, {"head_dim": 12}),
+        ({"head_dim": None}, {"head_dim": TINY.hidden_size // TINY.num_attention_heads}),
         ({"rope_parameters": None}, {}),
         ({"rope_scaling": {"type": "default"}}, {}),
         ({"attention_dropout": 0.1}, {}),

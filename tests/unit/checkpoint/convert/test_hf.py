@@ -318,7 +318,7 @@ def test_a_directory_is_replaced_only_if_it_is_an_export_and_on_request(tmp_path
         with pytest.raises(CheckpointError, match="work: exists"):
             export_hf(state, config, tmp_path / "work", overwrite=overwrite)
     export_hf(state, config, tmp_path / "hf")
-    with pytest.raises(CheckpointError, match="hf: exists; remove it"):
+    with pytest.raises(CheckpointError, match="hf: exists; choose another directory"):
         export_hf(state, config, tmp_path / "hf")
     export_hf(state, config, tmp_path / "hf", dtype=torch.float32, overwrite=True)
     assert_equal(dict(import_hf(tmp_path / "hf")[1]), state)

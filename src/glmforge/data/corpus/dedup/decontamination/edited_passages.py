@@ -11,6 +11,9 @@ A passage of which e words were edited keeps all but 4 e of its 4-grams (Jokinen
 are not aligned, which keeps the cost of a clean text at that of looking its 4-grams up.
 """
 
+# mypy: disable-error-code="assignment"
+# To a type checker, a number of an array and one that counts are of different types.
+
 from dataclasses import dataclass
 
 import numpy as np
