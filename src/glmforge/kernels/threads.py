@@ -3,8 +3,7 @@
 On a CPU every operator is shared by a team of OpenMP threads that meet at its end. Whoever comes first waits by
 spinning, which is fastest on idle cores; where other processes want them too, a thread spins away the very core that
 its teammate needs. libgomp, which PyTorch is built with, spins for some milliseconds by default; `limit_spinning` cuts
-that to the 20 microseconds or so that pass between two operators. On two cores with a load of ten, a step of the demo
-with two threads then took 2.7 s instead of 8 to 13 (`docs/lab-notes.md`).
+that to the microseconds that pass between two operators. What it brings on busy cores is in `docs/lab-notes.md`.
 
 Nothing here imports torch: the environment has to be set before it is.
 """
