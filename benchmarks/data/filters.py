@@ -26,13 +26,10 @@ spaCy and its like are no dependency. To have them take part, make an environmen
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import io
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tarfile
 import time
@@ -43,6 +40,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import orjson
@@ -55,6 +54,7 @@ from datatrove.pipeline.filters import (
     GopherRepetitionFilter,
 )
 from datatrove.utils.word_tokenizers import WordTokenizer, load_word_tokenizer
+from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
 from glmforge.data.corpus.batch import BATCH_BYTES, DocumentBatch
@@ -69,7 +69,8 @@ from glmforge.data.corpus.filter.rules.shared_counts import forget
 from glmforge.data.corpus.words.split import sentence_spans, split_words, words_of
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_filters.json"
+CODE = ("src/glmforge/data/corpus/filter/rules", "src/glmforge/data/corpus/words")
+PACKAGES = ("numba", "pyarrow", "datatrove", "spacy", "jieba", "sudachipy", "pythainlp", "resiliparse")
 NUM_DOCUMENTS = 20_000
 BLOCKS: dict[str, Callable[..., Block]] = {
     "gopher_quality": GopherQuality,
@@ -404,22 +405,6 @@ def _datatrove(name: str, tokeniser: Any, samples: list[Sample]) -> None:
         judge.filter(Document(text=sample.text, id=""))
 
 
-def provenance() -> dict[str, Any]:
-    packages = ("numpy", "numba", "pyarrow", "datatrove", "spacy", "jieba", "sudachipy", "pythainlp", "resiliparse")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    dirty = bool(subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip())
-    cpu = next(line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
-    return {"python": sys.version.split()[0], "versions": versions, "cpu": cpu, "system": platform.platform(),
-            "commit": commit, "uncommitted_changes": dirty}  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -427,7 +412,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     samples = load_samples(arguments.data, NUM_DOCUMENTS // 10 if arguments.quick else NUM_DOCUMENTS)
-    result = {**provenance(), "sources": dict(Counter(sample.source for sample in samples)), "warnings": WARNINGS}
+    result: dict[str, Any] = {"sources": dict(Counter(sample.source for sample in samples)), "warnings": WARNINGS}
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: speed(samples[::2], arguments.rounds, arguments.data),
         "stock_words": lambda: stock_words(samples, arguments.data),
@@ -435,8 +420,8 @@ def main() -> None:
     }
     for name, part in parts.items():
         result[name] = part()
-        if not arguments.quick:
-            RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if not arguments.quick:
+        write_result("data_filters", result, code=CODE, libraries=PACKAGES)
 
 
 if __name__ == "__main__":
