@@ -7,7 +7,8 @@ Three questions:
 
 1. Same words. datatrove's filter classes take our splitter as their tokeniser (their parameter `language` accepts
    one) and judge 20,000 real documents; so do our blocks. Once with the published limits for all documents
-   ("published"), once with FineWeb-2's limits for those in other languages ("per_language").
+   ("published"), once with our limits for those in other languages ("per_language"): FineWeb-2's, less strict for
+   Chinese.
 2. Stock words. datatrove's filters with the tokeniser that it assigns to a language (spaCy, jieba, Sudachi,
    PyThaiNLP) against our blocks with our words, on fewer documents, since that takes seconds per hundred.
 3. Speed. CPU time of this process around the calls, arms taking turns, least and median of the rounds. Compilation
@@ -180,7 +181,7 @@ class OurWords(WordTokenizer):
 
 
 def datatrove_filter(name: str, tokeniser: Any, language: str | None) -> Any:
-    """datatrove's filter with its own defaults, or with FineWeb-2's limits for `language`."""
+    """datatrove's filter with its own defaults, or with the limits that ours has for `language`."""
     limits = language_limits().get(language or "")
     if name == "c4":
         return C4QualityFilter(language=tokeniser)
@@ -188,12 +189,14 @@ def datatrove_filter(name: str, tokeniser: Any, language: str | None) -> Any:
         classes = {"gopher_quality": GopherQualityFilter, "gopher_repetition": GopherRepetitionFilter}
         return classes.get(name, FineWebQualityFilter)(language=tokeniser)
     if name == "gopher_quality":
+        leasts = {"min_doc_words": limits.min_words, "min_stop_words": limits.min_stop_words}
         return GopherQualityFilter(
             min_avg_word_length=limits.min_mean_word_length,
             max_avg_word_length=limits.max_mean_word_length,
             max_non_alpha_words_ratio=limits.min_alphabetic_words,
             stop_words=list(limits.stop_words),
             language=tokeniser,
+            **{name: least for name, least in leasts.items() if least is not None},
         )
     if name == "gopher_repetition":
         return GopherRepetitionFilter(
@@ -267,7 +270,9 @@ def same_words(samples: list[Sample]) -> dict[str, Any]:
                 "causes_of_differences": dict(causes),
             }
             print(arm, name, tables[arm][name], flush=True)
-    return tables
+    causes_of_all = sum((Counter(row["causes_of_differences"]) for table in tables.values()
+                         for row in table.values() if isinstance(row, dict)), Counter())  # fmt: skip
+    return tables | {"differences": causes_of_all.total(), "causes_of_differences": dict(causes_of_all)}
 
 
 def stock_words(samples: list[Sample], data: Path) -> dict[str, Any]:
@@ -305,6 +310,12 @@ def stock_words(samples: list[Sample], data: Path) -> dict[str, Any]:
             }
         table[language] = row
         print(language, row, flush=True)
+    rows = [row for row in table.values() if isinstance(row, dict)]
+    documents = sum(row["documents"] for row in rows)
+    table["all"] = {"documents": documents} | {
+        name: {"same_decision_percent": round(100 * sum(row[name]["same_decision"] for row in rows) / documents, 2)}
+        for name in BLOCKS
+    }
     return table
 
 
