@@ -7,8 +7,7 @@ helper, this module run as a program, to which it sends one page after the other
 page has taken its seconds of CPU time (a timer whose signal nobody handles, so that the load of the machine does not
 count) or asks for too much memory; the page is given up, by name, and the next one gets a new helper.
 
-A helper costs about a second to start, and serves all tasks of its worker. Handing over takes about 1 % of the time
-of reading.
+A helper is started once and serves all tasks of its worker.
 """
 
 import atexit
@@ -28,7 +27,7 @@ from resiliparse.parse.html.exception import HTMLParserException
 from glmforge.data.corpus.extract.html.page import Page, read_page
 
 PAGE_SECONDS: Final = 10.0
-"""CPU time that a page may take if nothing else is said. 64 MB of ordinary HTML take about one second."""
+"""CPU time that a page may take if nothing else is said."""
 
 PAGE_MEMORY: Final = 4 << 30
 """Bytes of address space that a helper may ask for beyond what it has before its first page."""
