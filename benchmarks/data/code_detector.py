@@ -25,7 +25,6 @@ import gzip
 import io
 import itertools
 import json
-import platform
 import random
 import site
 import sys
@@ -33,15 +32,18 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import xxhash
 import zstandard
+from record import write_result
 
 from glmforge.data.corpus.filter.code.features import FEATURES, batch_features
 from glmforge.data.corpus.filter.code.programming_language import language_of_content, language_of_path
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "data_code_detector.json"
+CODE = ["src/glmforge/data/corpus/filter/code"]
 WEIGHTS = HERE.parents[1] / "src/glmforge/data/corpus/filter/code/weights.py"
 MAX_FILES = 400  # of a language on either side
 PENALTY = 1e-3
@@ -225,15 +227,12 @@ def main() -> None:
         "trained on half of": sorted(path.name for path in arguments.code),
         "fresh": sorted(path.name for path in arguments.fresh),
     }
-    result |= {"numpy": np.__version__, "python": platform.python_version(), "machine": platform.machine()}
     print(json.dumps(result, indent=1))
     if arguments.write:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
         lines = [f'    "{name}": {weight:.3f},' for name, weight in zip(FEATURES, weights, strict=True)]
         doc = '"""Weights of the detector of programs, as `benchmarks/data/code_detector.py` fitted them."""'
         WEIGHTS.write_text("\n".join([doc, "", f"BIAS = {bias:.3f}", "WEIGHTS = {", *lines, "}", ""]))
-        print(f"wrote {RESULTS} and {WEIGHTS}", file=sys.stderr)
+        print(f"wrote {write_result('data_code_detector', result, code=CODE)} and {WEIGHTS}", file=sys.stderr)
 
 
 if __name__ == "__main__":

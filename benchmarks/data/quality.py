@@ -24,11 +24,7 @@ masking at 100 MB/CPU-s, eight times datatrove's formatter, which knows e-mail a
 import argparse
 import csv
 import gzip
-import importlib.metadata
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,8 +33,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import zstandard
+from record import write_result
 
 from glmforge.data.corpus.batch import DocumentBatch
 from glmforge.data.corpus.filter.linear.classifier import Features, train_classifier
@@ -49,8 +48,9 @@ from glmforge.data.corpus.filter.quality.block import Quality
 from glmforge.data.corpus.filter.toxicity.block import Toxicity
 from glmforge.errors import DataError
 
-RESULTS = Path(__file__).parents[1] / "results" / "data_quality.json"
-PACKAGES = ("numpy", "numba", "hyperscan", "fasttext-wheel", "scikit-learn", "datatrove")
+FILTERS = "src/glmforge/data/corpus/filter"
+CODE = [f"{FILTERS}/{part}" for part in ("linear", "pii", "quality", "toxicity")]
+PACKAGES = ("numba", "hyperscan", "fasttext-wheel", "scikit-learn", "datatrove")
 PASSAGE_WORDS = 120
 Task = tuple[list[str], np.ndarray, np.ndarray]
 """Texts, labels, and which are held out."""
@@ -252,30 +252,6 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"min": round(min(values), 3), "median": round(float(np.median(values)), 3), "max": round(max(values), 3)}
 
 
-def environment() -> dict[str, Any]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    root = Path(__file__).parents[2]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    model = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return {
-        "python": sys.version.split()[0],
-        "versions": versions,
-        "commit": commit.stdout.strip() + " and changes",
-        "machine": f"{model[0]}, {os.cpu_count()} cores, {platform.system()}",
-        "load": round(os.getloadavg()[0], 1),
-        "warning": "other work ran on the same cores: rates vary by a quarter and more between repeats",
-    }
-
-
 def main() -> None:
     """Measure all, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -291,15 +267,14 @@ def main() -> None:
         "replies": replies(options.data),
     }
     missing: list[str] = []
-    result = {"environment": environment(), "documents": len(documents), "MB": float(batch.text_lengths.sum()) / 1e6}
+    result = {"documents": len(documents), "MB": float(batch.text_lengths.sum()) / 1e6}
     result["rates"] = rates(batch, options.data / "safety/ldnoobw", options.repeats, missing)
     result["pii_found"] = dict(sorted(PII().process(batch).counts.items()))
     result["word_hits"] = dict(Toxicity(lists=options.data / "safety/ldnoobw").process(batch).counts)
     result["quality_heuristic"] = dict(Quality().process(batch).counts)
     result["classifiers"] = classifiers(tasks, batch.texts[:1500], options.repeats, missing)
     result["peers_missing"] = missing
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{RESULTS}: written; missing: {missing}")
+    print(f"{write_result('data_quality', result, code=CODE, libraries=PACKAGES)}: written; missing: {missing}")
 
 
 if __name__ == "__main__":
