@@ -307,7 +307,7 @@ def test_what_one_rank_cannot_do_is_refused_on_all_and_leaves_nothing_behind(tmp
     lacking, misshaped, taken, disk = messages
     assert lacking == "the model to export lacks lm_head.weight, which its configuration asks for"
     assert misshaped.endswith("model.norm.weight is [25] and has to be [24]")
-    assert "exists; remove it or choose another directory" in taken
+    assert "exists; choose another directory, or replace an earlier export with --force" in taken
     assert disk.startswith(f"{tmp_path}/hf was not written: rank 1: ")
     assert "File too large" in disk
 

@@ -65,7 +65,7 @@ def test_records_left_out_are_told(run, corpus, tokenizer_dir):
     with pytest.raises(DataError, match=r"corpus.jsonl, line 61: not JSON"):
         run("tokenize", corpus, *options)
     result = run("tokenize", corpus, *options, "--on-error", "skip")
-    assert "left out 1 records that cannot be read" in result.output
+    assert "left out 1 record that cannot be read" in result.output
     assert "line 61: not JSON" in result.output
 
 
