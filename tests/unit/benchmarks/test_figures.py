@@ -13,6 +13,10 @@ def test_every_marked_figure_is_that_of_its_result():
     assert figures.differing() == []
 
 
+def test_every_measured_figure_is_marked_or_named_as_given():
+    assert figures.without_source() == []
+
+
 def test_every_result_says_what_it_measured_and_how():
     silent = [name for name in figures.results() if not figures._load(name).get("measured", {}).get("command")]
     assert silent == []
