@@ -21,7 +21,7 @@ stock at the share of alphabetic words, which depends on how finely punctuation 
 
 spaCy and its like are no dependency. To have them take part, make an environment of their own:
 
-    python -m venv /some/dir && /some/dir/bin/pip install spacy jieba sudachipy sudachidict-core pythainlp
+    python -m venv /some/dir && /some/dir/bin/pip install spacy jieba sudachipy sudachidict-core pythainlp python-crfsuite
     printf '%s\\n' SITE_PACKAGES_OF_GLMFORGE PATH_TO/src > /some/dir/lib/python3.11/site-packages/glmforge.pth
     /some/dir/bin/python benchmarks/data/filters.py
 """
@@ -285,6 +285,7 @@ def stock_words(samples: list[Sample], data: Path) -> dict[str, Any]:
     for language, code in STOCK_CODES.items():
         try:
             load_word_tokenizer(code).word_tokenize("a")
+            load_word_tokenizer(code).sent_tokenize("a")
         except ImportError as error:
             table[language] = f"not run: {error}".splitlines()[0]
             continue
