@@ -21,7 +21,8 @@ stock at the share of alphabetic words, which depends on how finely punctuation 
 
 spaCy and its like are no dependency. To have them take part, make an environment of their own:
 
-    python -m venv /some/dir && /some/dir/bin/pip install spacy jieba sudachipy sudachidict-core pythainlp python-crfsuite
+    python -m venv /some/dir
+    /some/dir/bin/pip install spacy jieba sudachipy sudachidict-core pythainlp python-crfsuite
     printf '%s\\n' SITE_PACKAGES_OF_GLMFORGE PATH_TO/src > /some/dir/lib/python3.11/site-packages/glmforge.pth
     /some/dir/bin/python benchmarks/data/filters.py
 """
