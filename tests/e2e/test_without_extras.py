@@ -20,6 +20,7 @@ from helpers.tiny_data import TinyData
 # Command -> (its arguments, the extra that it asks for, or None where it must work). They run in this order in one
 # process; {run} is a short run, {data} its tokenizer and shards, {text} a file of text, {out} a directory to write to.
 COMMANDS: dict[str, tuple[str, str | None]] = {
+    "init": ("{out}/new.yaml --tokenizer {data}/tokenizer --data {data}/train --model tiny", None),
     "train": ("{run}.yaml", None),
     "plan": ("{run}.yaml", None),
     "chat": ("{run} --prompt def --max-new-tokens 2 --complete", None),
