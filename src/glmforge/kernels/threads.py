@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 SPIN_COUNT = "1000"
 """What libgomp itself takes once a process has more threads than cores; it cannot see other processes' threads."""
-_WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> bool:
@@ -25,7 +25,7 @@ def limit_spinning(environment: MutableMapping[str, str] = os.environ) -> bool:
 
     To be called before torch is imported; processes that this one starts inherit it.
     """
-    if any(name in environment for name in _WAIT_SETTINGS):
+    if any(name in environment for name in WAIT_SETTINGS):
         return False
     environment["GOMP_SPINCOUNT"] = SPIN_COUNT
     environment["KMP_BLOCKTIME"] = "0"  # milliseconds; for a PyTorch built with Intel's OpenMP

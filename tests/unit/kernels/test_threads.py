@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from glmforge.kernels.threads import SPIN_COUNT, limit_spinning, usable_cores, warn_if_crowded
+from glmforge.kernels.threads import SPIN_COUNT, WAIT_SETTINGS, limit_spinning, usable_cores, warn_if_crowded
 
 
 def test_spinning_is_limited():
@@ -36,7 +36,7 @@ sys.argv = ["glmforge", "train", "no-such-run-anywhere"]
 assert "torch" not in sys.modules
 glmforge.cli.main()
 """
-    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environment = {k: v for k, v in os.environ.items() if k not in WAIT_SETTINGS}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert f"at the import of torch: {SPIN_COUNT}" in answer.stdout, answer
 
