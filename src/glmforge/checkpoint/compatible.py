@@ -22,6 +22,7 @@ from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.config.treatment import treatment
 from glmforge.errors import CheckpointError
+from glmforge.files import shown
 
 
 class Verdict(Enum):
@@ -133,6 +134,10 @@ def judge(
 ) -> list[tuple[Difference, Verdict]]:
     """Every difference between two configurations with its verdict; see `check_compatible`."""
     stored, current = _with_defaults(stored), _with_defaults(current)
+    if not _is_named_list(stored.get("phases", [])):
+        raise CheckpointError(
+            "the checkpoint's configuration is damaged: its phases are no list of phases with names; take another one"
+        )
     begun = {name for name, count in samples_consumed.items() if count}
     keeps_states = fresh_optimizer or _same_treatment(stored, current)
     judged = []
@@ -187,7 +192,9 @@ def _differences_of(path: tuple[str, ...], was: object, now: object) -> Iterator
 
 
 def _is_named_list(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, Mapping) and "name" in item for item in value)
+    return isinstance(value, list) and all(
+        isinstance(item, Mapping) and isinstance(item.get("name"), str) for item in value
+    )
 
 
 def _by_name(items: Any) -> dict[str, Mapping[str, Any]]:
@@ -264,4 +271,4 @@ def _word(value: object) -> str:
         return "not there"
     if isinstance(value, Mapping):
         return "there"
-    return "null" if value is None else f"{value}"
+    return "null" if value is None else shown(value)

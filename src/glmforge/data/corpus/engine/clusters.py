@@ -74,6 +74,11 @@ class SlurmExecutor(Executor):
                 task_done(task)
             if waiting and not queued:
                 return self._deaths(planned, waiting, len(tasks), log_dir)
+            if waiting and _could_not_be_launched(self._job):
+                raise DataError(
+                    f"{planned.step.name}: Slurm could not launch job {self._job} on its node and holds it: see slurmd's "
+                    "log there, then run the same command again"
+                )
             if waiting:
                 time.sleep(POLL_SECONDS)
         self._job = None
@@ -139,6 +144,12 @@ def _is_queued(job: str) -> bool:
     if answer.returncode:
         return "Invalid job id" not in answer.stderr
     return bool(answer.stdout.strip())
+
+
+def _could_not_be_launched(job: str) -> bool:
+    """Whether Slurm holds an array job whose start failed on the node: it would wait for an administrator for ever."""
+    answer = subprocess.run(["squeue", "--noheader", "--jobs", job, "--format", "%r"], capture_output=True, text=True)
+    return "launch failed requeued held" in answer.stdout
 
 
 _DIED = {"COMPLETED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}
