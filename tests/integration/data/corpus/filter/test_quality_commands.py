@@ -111,7 +111,7 @@ def test_records_that_cannot_be_read_stop_the_training_or_are_left_out(seeds: Pa
     assert not (tmp_path / "q.npz").exists()
     status, output = invoke(seeds, tmp_path / "q.npz", *more, "--on-error", "skip")
     assert status == 0, output
-    assert "left out 1 records that cannot be read" in output
+    assert "left out 1 record that cannot be read" in output
     assert "--on-error" not in output, "it is given already"
 
 
