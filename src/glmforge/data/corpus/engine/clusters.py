@@ -76,8 +76,8 @@ class SlurmExecutor(Executor):
                 return self._deaths(planned, waiting, len(tasks), log_dir)
             if waiting and _could_not_be_launched(self._job):
                 raise DataError(
-                    f"{planned.step.name}: Slurm could not launch job {self._job} on its node and holds it: see there the "
-                    "log of slurmd, then run the same command again"
+                    f"{planned.step.name}: Slurm could not launch job {self._job} on its node and holds it; see there "
+                    "the log of slurmd, then run the same command again"
                 )
             if waiting:
                 time.sleep(POLL_SECONDS)
