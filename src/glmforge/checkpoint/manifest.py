@@ -25,7 +25,7 @@ from glmforge.checkpoint.durable import drop_from_memory, fsync_file, write_dura
 from glmforge.checkpoint.wording import describe_invalid, list_some
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
-from glmforge.files import read_bytes
+from glmforge.files import read_bytes, shown
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
@@ -92,7 +92,7 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file}: is not a manifest ({describe_invalid(error)[1]}); it is damaged") from error
     if manifest.format_version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{file}: format {manifest.format_version}, this glmforge reads {FORMAT_VERSION}: use a newer one"
+            f"{file}: format {shown(manifest.format_version)}, this glmforge reads {FORMAT_VERSION}: use a newer one"
         )
     return manifest
 
@@ -140,7 +140,7 @@ def _find_problem(file: Path, expected: FileRecord, said_by: str, checksums: boo
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except FileNotFoundError:
-        return f"{file}: missing"
+        return f"{shown(file)}: missing"
     except OSError as error:
-        return f"{file}: cannot be read ({error.strerror})"
+        return f"{shown(file)}: cannot be read ({error.strerror})"
     return None if digest == expected.sha256 else f"{file}: SHA-256 differs from {said_by}: it is damaged"

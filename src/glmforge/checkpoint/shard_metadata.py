@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from glmforge.checkpoint.inert_pickle import MAX_BYTES, InertPickleError, Made, Name, Pairs, parse
 from glmforge.errors import CheckpointError
+from glmforge.files import shown
 
 METADATA_FILE = ".metadata"
 
@@ -75,7 +76,7 @@ def read_shard_metadata(directory: Path, *, complete: bool = True) -> Metadata:
             _check_places(metadata, directory)
         return metadata
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{shown(error.filename or file)}: cannot be read ({error.strerror})") from error
     except InertPickleError as error:
         raise CheckpointError(
             f"{file}: no metadata of a checkpoint of tensors ({error}); nothing of it was run: take a checkpoint from "
@@ -197,6 +198,8 @@ def _check_places(metadata: Metadata, directory: Path) -> None:
             place = places.get(MetadataIndex(name, chunk.offsets))
             if place is None:
                 raise InertPickleError(f"a part of {name} is stored nowhere")
+            if not place.relative_path.isprintable():
+                raise InertPickleError(f"a part of {name} lies in a file of no possible name")
             if place.relative_path not in sizes:
                 sizes[place.relative_path] = (directory / place.relative_path).stat().st_size
             needed = math.prod(chunk.sizes) * tensor.properties.dtype.itemsize

@@ -130,7 +130,8 @@ def show_checkpoint(path: Path) -> None:
 
 def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:
     samples = ", ".join(f"{phase} {count:,}" for phase, count in meta.samples_consumed.items())
-    model = meta.config.get("model", {})
+    model = meta.config.get("model")
+    model = model if isinstance(model, dict) else {}
     return [
         ("step", f"{meta.step:,}"),
         ("phase", meta.phase),

@@ -25,6 +25,10 @@ class BatchSpan(NamedTuple):
         return self.first_sample + self.batch_size * self.num_steps
 
 
+MAX_RAMP_SIZES = 10_000
+"""Most batch sizes of a ramp: every step of a schedule looks through them."""
+
+
 class BatchRamp(Strict):
     """Batches that grow in equal steps: start, start + increment, ... up to the phase's batch_size."""
 
@@ -145,6 +149,8 @@ class PhaseConfig(Strict):
         ramp = self.batch_ramp
         if ramp is None:
             return self
+        if (self.batch_size - ramp.start) // ramp.increment > MAX_RAMP_SIZES:
+            refuse("batch_ramp.increment", f"{ramp.increment} makes over {MAX_RAMP_SIZES:,} sizes; take a larger one")
         if ramp.start >= self.batch_size or (self.batch_size - ramp.start) % ramp.increment:
             refuse(
                 "batch_ramp.start",

@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from glmforge.config.optim import OptimConfig, ParameterRule
+from glmforge.files import shown
 
 Method = Literal["muon", "adamw", "lamb"]
 
@@ -77,7 +78,10 @@ def wrong_rule(config: OptimConfig, shapes: Mapping[str, Sequence[int]]) -> tupl
         if not matched:
             near = difflib.get_close_matches(rule.match, _kinds(shapes), n=3, cutoff=0.5)
             nearest = ", ".join(f"'{name}'" for name in near or _kinds(shapes)[:3])
-            return f"rules.{index}.match", f"'{rule.match}' matches no parameter of the model; nearest: {nearest}"
+            return (
+                f"rules.{index}.match",
+                f"{shown(repr(rule.match))} matches no parameter of the model; nearest: {nearest}",
+            )
         if not taken:
             return (
                 f"rules.{index}.match",

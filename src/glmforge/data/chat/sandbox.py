@@ -15,6 +15,7 @@ Whatever else a template does wrong, it does as any Python code: `TEMPLATE_FAULT
 
 import functools
 import json
+import math
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -72,6 +73,8 @@ def compile_template(source: str) -> Template:
     for node in tree.find_all(nodes.Node):
         if type(node) not in _NODES or (isinstance(node, nodes.For) and node.recursive):
             raise SecurityError(f"line {node.lineno}: it uses {type(node).__name__}, which chat templates do not")
+        if isinstance(node, nodes.Const) and isinstance(node.value, float) and not math.isfinite(node.value):
+            raise SecurityError(f"line {node.lineno}: it has a number that is too large")
     counted = _Counting(len(source)).visit(tree)
     return Template.from_code(environment, environment.compile(counted), environment.make_globals(None), None)
 

@@ -222,5 +222,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # the library raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and its panics are no `Exception`
         raise DataError(str(error)) from error
