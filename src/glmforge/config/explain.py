@@ -58,7 +58,12 @@ def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
         lines[place] = f"{lines[place]}; {mistake._replace(place='')}" if place in lines else str(mistake)
     if len(found) > _MAX_MISTAKES:
         lines["more"] = f"{found[0].place}: and more like these; the first {_MAX_MISTAKES} are shown"
-    return "\n".join(lines.values())
+    return "\n".join(map(_printable, lines.values()))
+
+
+def _printable(line: str) -> str:
+    """`line` with escapes for what would break it or move the cursor: names come from the file as they are."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:

@@ -26,8 +26,12 @@ from glmforge.extras import needed_for
 if TYPE_CHECKING:
     from glmforge.data.corpus.engine.executors import RaySettings, SlurmSettings
 
+_log = logging.getLogger(__name__)
+
 POLL_SECONDS = 1.0
 """How often a cluster's progress is looked at."""
+MAX_LAUNCHES = 3
+"""Of jobs whose start failed on a node, as on one that is overloaded."""
 
 
 @dataclass
@@ -62,6 +66,7 @@ class SlurmExecutor(Executor):
     def __init__(self, settings: "SlurmSettings") -> None:
         self._settings = settings
         self._job: str | None = None
+        self._failed_launches = 0
 
     def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
         with _quiet_datatrove():
@@ -75,14 +80,23 @@ class SlurmExecutor(Executor):
             if waiting and not queued:
                 return self._deaths(planned, waiting, len(tasks), log_dir)
             if waiting and _could_not_be_launched(self._job):
-                raise DataError(
-                    f"{planned.step.name}: Slurm could not launch job {self._job} on its node and holds it; see there "
-                    "the log of slurmd, then run the same command again"
-                )
+                self._launch_again(planned)
+                return {}
             if waiting:
                 time.sleep(POLL_SECONDS)
         self._job = None
         return {}
+
+    def _launch_again(self, planned: PlannedStep) -> None:
+        """Give up a job that a node could not launch; what it has not done is submitted as another one, some times."""
+        assert self._job is not None
+        job, self._job = self._job, None
+        subprocess.run(["scancel", job], check=False)
+        self._failed_launches += 1
+        told = f"{planned.step.name}: Slurm could not launch job {job} on its node"
+        if self._failed_launches >= MAX_LAUNCHES:
+            raise DataError(f"{told}, as {MAX_LAUNCHES - 1} others: see the log of slurmd there, then run this again")
+        _log.warning("%s; it is submitted again", told)
 
     def _deaths(self, planned: PlannedStep, waiting: set[int], num_tasks: int, log_dir: Path) -> dict[int, str]:
         """The tasks whose processes were killed, unless Slurm itself ended them: a limit of time is no fault of a file.
