@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,8 @@ def local(tmp_path: Path) -> dict[str, bytes]:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A Slurm cluster that this process's commands and their jobs find."""
-    (tmp_path / "slurm").mkdir()
-    with slurm_cluster(tmp_path / "slurm") as running:
+    # A short path: Slurm's sockets lie below it, and the kernel takes 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as directory, slurm_cluster(Path(directory)) as running:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("SLURM_CONF", running.environment["SLURM_CONF"])
