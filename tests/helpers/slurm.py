@@ -12,13 +12,11 @@ on Debian it is installed if it is missing.
 What a requeued job waits for before it starts again (two minutes) is skipped.
 """
 
-import fcntl
 import os
 import secrets
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -156,14 +154,6 @@ def install_slurm_or_skip() -> None:
 
 
 @contextmanager
-def _only_one() -> Iterator[None]:
-    """One cluster at a time on this machine: nodes of two that start jobs together fail to launch them."""
-    with (Path(tempfile.gettempdir()) / "glmforge-slurm-tests.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
 def slurm_cluster(directory: Path) -> Iterator[Cluster]:
     """A cluster in `directory`, which must be empty, within the block."""
     install_slurm_or_skip()
@@ -173,7 +163,7 @@ def slurm_cluster(directory: Path) -> Iterator[Cluster]:
     files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={munge / file}" for option, file in files.items()]
     try:
-        with _only_one(), ExitStack() as daemons:
+        with ExitStack() as daemons:
             # --force: the path to its socket may be closed to others, who are not to use it.
             daemons.enter_context(_daemon(cluster, "munged", "--foreground", "--force", *options))
             _wait_until(lambda: (munge / "socket").exists(), cluster)
