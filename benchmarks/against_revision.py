@@ -120,7 +120,7 @@ def revision_name(revision: str) -> str:
 
 def write_run(folder: Path, dtype: str) -> Path:
     """A run's file, with a tokenizer and a shard made of some of Python's own modules."""
-    from glmforge.data.corpus.document import Document
+    from glmforge.data.documents.document import Document
     from glmforge.data.tokens.bpe import train_tokenizer
     from glmforge.data.tokens.tokenize import tokenize_corpus
 

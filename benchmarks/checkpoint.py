@@ -40,8 +40,8 @@ from record import write_result
 from torch import Tensor
 
 from glmforge.checkpoint import CheckpointMeta, save_checkpoint
-from glmforge.checkpoint.saver import CheckpointSaver
-from glmforge.checkpoint.staging import Staging
+from glmforge.checkpoint.policy.saver import CheckpointSaver
+from glmforge.checkpoint.policy.staging import Staging
 from glmforge.config.checkpoint import CheckpointConfig
 
 LOAD = "matrix products by the training thread from the call of save until at least 3 x the copy's own time, >= 0.5 s"

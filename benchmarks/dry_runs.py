@@ -76,7 +76,7 @@ def main() -> None:
             print(_words(row), flush=True)
     limits = {"seconds": MOST_SECONDS, "bytes": MOST_BYTES, "share_of_gpu": MOST_OF_GPU, "gpu_bytes": GPU_BYTES}
     if not only:
-        code = ["src/glmforge/recipes/dry_run", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
+        code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
         write_result("dry_runs", {"limits": limits, "runs": found}, code=[*code, "configs", "src/glmforge/config"])
     if failures:
         sys.exit("\n".join(failures))

@@ -39,16 +39,16 @@ import numpy as np
 from record import RESULTS, write_result
 
 import glmforge
-from glmforge.data.corpus.document import split_held_out
-from glmforge.data.corpus.standard_library import standard_library_documents
+from glmforge.data.documents.document import split_held_out
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.sinks import read_jsonl
-from glmforge.train.trainer import Hook, StepOutcome, Trainer
+from glmforge.recipes.demo.standard_library import standard_library_documents
+from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 OUT = RESULTS / "optimizer_quality.json"
-CODE = ("src/glmforge/optim", "src/glmforge/model", "src/glmforge/train/step.py", "configs/demo.yaml")
+CODE = ("src/glmforge/optim", "src/glmforge/model", "src/glmforge/training/step.py", "configs/demo.yaml")
 VOCAB_SIZE = 2048
 SEQ_LEN, NUM_ROWS = 256, 8
 MODEL = {
@@ -176,7 +176,7 @@ def train(run: Run, directory: Path) -> None:
     config_file.write_text(json.dumps(run.config(directory)))
     config, recorder = glmforge.load_config(config_file), Recorder()
     shutil.rmtree(config.output_dir, ignore_errors=True)  # of a study that was killed; its record is gone
-    glmforge.train(config, hooks=[recorder])
+    glmforge.training(config, hooks=[recorder])
     evaluations = read_jsonl(RunDirectory(config.output_dir).evaluation)
     held_out = [[record["step"], record["nll"]] for record in evaluations]
     result = asdict(run) | recorder.result() | {"held_out": held_out, "seconds": time.monotonic() - started}

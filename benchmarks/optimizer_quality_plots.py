@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from glmforge.observe.canvas import MUTED, SERIES, STYLE, to_svg
+from glmforge.report.canvas import MUTED, SERIES, STYLE, to_svg
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 # Those of the run report's page (observe/style.html)

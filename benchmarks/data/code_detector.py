@@ -39,12 +39,12 @@ import xxhash
 import zstandard
 from record import write_result
 
-from glmforge.data.corpus.filter.code.features import FEATURES, batch_features
-from glmforge.data.corpus.filter.code.programming_language import language_of_content, language_of_path
+from glmforge_corpus.filter.code.features import FEATURES, batch_features
+from glmforge_corpus.filter.code.programming_language import language_of_content, language_of_path
 
 HERE = Path(__file__).resolve().parent
-CODE = ["src/glmforge/data/corpus/filter/code"]
-WEIGHTS = HERE.parents[1] / "src/glmforge/data/corpus/filter/code/weights.py"
+CODE = ["src/glmforge_corpus/filter/code"]
+WEIGHTS = HERE.parents[1] / "src/glmforge_corpus/filter/code/weights.py"
 MAX_FILES = 400  # of a language on either side
 PENALTY = 1e-3
 NOT_CODE = {"csv", "svg", "jupyter", "tex", "graphviz"}

@@ -41,9 +41,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from record import write_result
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.dedup.decontamination.contamination import Contamination
-from glmforge.data.corpus.dedup.decontamination.evaluation_sets import PROGRAM_FIELDS, EvaluationSet, Item
+from glmforge.data.documents.batch import DocumentBatch
+from glmforge_corpus.decontaminate.contamination import Contamination
+from glmforge_corpus.decontaminate.evaluation_sets import PROGRAM_FIELDS, EvaluationSet, Item
 
 ROOT = Path(__file__).parents[2]
 SETS = {
@@ -84,7 +84,7 @@ def main() -> None:
     write_result(
         "data_decontamination",
         result,
-        code=["src/glmforge/data/corpus/dedup/decontamination", "src/glmforge/data/corpus/words/unspaced.py"],
+        code=["src/glmforge_corpus/decontaminate", "src/glmforge_corpus/words/unspaced.py"],
         libraries=["numba", "numpy", "pyarrow"],
         out=args.out,
     )

@@ -35,8 +35,8 @@ import numpy as np
 from record import write_result
 from tokenizer_text import DATA, all_texts, mixed_texts
 
-from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
-from glmforge.data.corpus.read import read_documents
+from glmforge.data.documents.batch import BatchWriter, DocumentBatch
+from glmforge.data.documents.read import read_documents
 from glmforge.data.tokens.blocks import block_of_texts
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.fast_encoder import FastEncoder

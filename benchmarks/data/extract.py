@@ -46,18 +46,18 @@ from pyarrow import parquet
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.extract.html.page import decode, read_page
-from glmforge.data.corpus.extract.inputs import Input, list_files
-from glmforge.data.corpus.extract.normalise import Normalise
-from glmforge.data.corpus.extract.records import Context
-from glmforge.data.corpus.extract.stage import read_file
+from glmforge.data.documents.batch import DocumentBatch
+from glmforge_corpus.extract.html.page import decode, read_page
+from glmforge_corpus.extract.inputs import Input, list_files
+from glmforge_corpus.extract.normalise import Normalise
+from glmforge_corpus.extract.records import Context
+from glmforge_corpus.extract.stage import read_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write_result
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("src/glmforge/data/corpus/extract", "src/glmforge/data/corpus/batch.py")
+CODE = ("src/glmforge_corpus/extract", "src/glmforge/data/documents/batch.py")
 PACKAGES = ("trafilatura", "resiliparse", "fastwarc", "numba", "pyarrow", "orjson", "ftfy", "lxml")
 PARTS = {"developed": slice(0, 237), "looked_at": slice(237, 355), "unseen": slice(355, None), "all": slice(None)}
 WHITE_SPACE, INVISIBLE = re.compile(r"\s+"), re.compile("[\u00ad\u200b-\u200d\ufeff]")

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.filter.code.detector import detect_code
-from glmforge.data.corpus.filter.language.block import Language
-from glmforge.data.corpus.filter.pii.block import PII
-from glmforge.data.corpus.filter.rules.c4 import C4
-from glmforge.data.corpus.filter.rules.fineweb import FineWeb
-from glmforge.data.corpus.filter.rules.gopher import GopherQuality, GopherRepetition
+from glmforge.data.documents.batch import DocumentBatch
+from glmforge_corpus.filter.code.detector import detect_code
+from glmforge_corpus.filter.language.block import Language
+from glmforge_corpus.filter.pii.block import PII
+from glmforge_corpus.filter.rules.c4 import C4
+from glmforge_corpus.filter.rules.fineweb import FineWeb
+from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -199,7 +199,7 @@ def main() -> None:
         return
     if arguments.before:
         result["before"] = json.loads(arguments.before.read_bytes())
-    print(write_result("data_filter_errors", result, code=["src/glmforge/data/corpus/filter"]).read_text())
+    print(write_result("data_filter_errors", result, code=["src/glmforge_corpus/filter"]).read_text())
 
 
 if __name__ == "__main__":

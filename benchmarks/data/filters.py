@@ -59,19 +59,19 @@ from datatrove.utils.word_tokenizers import WordTokenizer, load_word_tokenizer
 from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
-from glmforge.data.corpus.batch import BATCH_BYTES, DocumentBatch
-from glmforge.data.corpus.block import Block
-from glmforge.data.corpus.engine.clean import run_blocks
-from glmforge.data.corpus.engine.statistics import Statistics
-from glmforge.data.corpus.filter.rules.c4 import C4
-from glmforge.data.corpus.filter.rules.fineweb import FineWeb
-from glmforge.data.corpus.filter.rules.gopher import GopherQuality, GopherRepetition
-from glmforge.data.corpus.filter.rules.language_limits import language_limits
-from glmforge.data.corpus.filter.rules.shared_counts import forget
-from glmforge.data.corpus.words.split import sentence_spans, split_words, words_of
+from glmforge.data.documents.batch import BATCH_BYTES, DocumentBatch
+from glmforge_corpus.block import Block
+from glmforge_corpus.filter.rules.c4 import C4
+from glmforge_corpus.filter.rules.fineweb import FineWeb
+from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
+from glmforge_corpus.filter.rules.language_limits import language_limits
+from glmforge_corpus.filter.rules.shared_counts import forget
+from glmforge_corpus.pipeline.clean import run_blocks
+from glmforge_corpus.pipeline.statistics import Statistics
+from glmforge_corpus.words.split import sentence_spans, split_words, words_of
 
 ROOT = Path(__file__).parents[2]
-CODE = ("src/glmforge/data/corpus/filter/rules", "src/glmforge/data/corpus/words")
+CODE = ("src/glmforge_corpus/filter/rules", "src/glmforge_corpus/words")
 PACKAGES = ("numba", "pyarrow", "datatrove", "spacy", "jieba", "sudachipy", "pythainlp", "resiliparse")
 NUM_DOCUMENTS = 20_000
 BLOCKS: dict[str, Callable[..., Block]] = {
@@ -332,7 +332,7 @@ def clean(blocks: list[Block], batches: list[DocumentBatch]) -> int:
 
 def other_blocks(data: Path) -> tuple[list[Block], list[str]]:
     """The blocks of other rules that this version has, with their defaults, and the names of those it has not."""
-    registry = import_module("glmforge.data.corpus.engine.registry")
+    registry = import_module("glmforge_corpus.pipeline.registry")
     blocks, absent = [], []
     for name in OTHER_BLOCKS:
         options = {"lists": data / "safety" / "ldnoobw"} if name == "toxicity" else {}

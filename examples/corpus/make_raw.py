@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from glmforge.data.corpus.docstrings import docstring_conversations
-from glmforge.data.corpus.document import Document
-from glmforge.data.corpus.standard_library import standard_library_documents
+from glmforge.data.documents.document import Document
+from glmforge.recipes.demo.docstrings import docstring_conversations
+from glmforge.recipes.demo.standard_library import standard_library_documents
 
 PAGES, NOISE, REPOSITORY = 150, 10, 60
 

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from glmforge.data.chat.shard import tokenize_conversations
-from glmforge.data.corpus.docstrings import docstring_conversations
-from glmforge.data.corpus.document import split_held_out
-from glmforge.data.corpus.standard_library import standard_library_documents
+from glmforge.data.documents.document import split_held_out
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.tokenize import tokenize_corpus
+from glmforge.recipes.demo.docstrings import docstring_conversations
+from glmforge.recipes.demo.standard_library import standard_library_documents
 
 VOCAB_SIZE = 4096
 HELD_OUT = 0.05

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """The command line; Ctrl-C while it is still being imported is one line, too."""
     try:
-        from glmforge.cli import main as run
+        from glmforge.cli.app import main as run
 
         run()
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cli import main
+from glmforge.cli.app import main
 from glmforge.config import RunConfig, dump_config
 from glmforge.data.tokens.bpe import train_tokenizer
 from helpers.tiny_data import TinyData

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from glmforge.cli import main
+from glmforge.cli.app import main
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.demo import Demo, DemoOptions
 

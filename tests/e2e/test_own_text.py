@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cli import main
+from glmforge.cli.app import main
 from glmforge.config import load_config
-from glmforge.data.corpus.standard_library import standard_library_documents
+from glmforge.recipes.demo.standard_library import standard_library_documents
 
 README = Path(__file__).parents[2] / "README.md"
 MAX_STEPS = 4  # of the hundreds that five minutes hold: what is tested is that the commands join up

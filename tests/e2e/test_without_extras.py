@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from glmforge.cli import app
+from glmforge.cli.app import app
 from glmforge.config import dump_config
 from glmforge.extras import extra_of, extras
 from helpers import core_only

@@ -16,10 +16,10 @@ from fuzz.trees import json_mutator
 from glmforge.checkpoint import StoredTensors, load_checkpoint, save_checkpoint, verify_checkpoint
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.diff import compare_checkpoints
-from glmforge.checkpoint.manifest import MANIFEST_FILE, read_manifest, record_file, write_manifest
-from glmforge.checkpoint.meta import read_meta
+from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest, record_file, write_manifest
+from glmforge.checkpoint.format.meta import read_meta
+from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.pretrained import open_checkpoint
-from glmforge.checkpoint.store import checkpoint_path
 from glmforge.cli.checkpoint_contents import show_checkpoint
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError

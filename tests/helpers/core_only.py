@@ -80,7 +80,7 @@ def _normal(name: str) -> str:
 
 
 def _carry_out(arguments: list[str]) -> dict[str, Any]:
-    from glmforge.cli import main
+    from glmforge.cli.app import main
 
     sys.argv = ["glmforge", *arguments]
     status, errors = 0, io.StringIO()

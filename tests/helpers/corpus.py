@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from glmforge.data.corpus.batch import DocumentBatch, read_batches
-from glmforge.data.corpus.block import Block, Outcome
-from glmforge.data.corpus.engine.stage import Stage, StageContext, Step, TaskOutput
-from glmforge.data.corpus.extract import stage
-from glmforge.data.corpus.extract.inputs import SourceFile
-from glmforge.data.corpus.extract.records import Context
-from glmforge.data.corpus.extract.stage import Extract, ReadFiles, read_file
+from glmforge.data.documents.batch import DocumentBatch, read_batches
 from glmforge.errors import DataError
+from glmforge_corpus.block import Block, Outcome
+from glmforge_corpus.extract import stage
+from glmforge_corpus.extract.inputs import SourceFile
+from glmforge_corpus.extract.records import Context
+from glmforge_corpus.extract.stage import Extract, ReadFiles, read_file
+from glmforge_corpus.pipeline.stage import Stage, StageContext, Step, TaskOutput
 
 
 def batch_of(texts, source="test", **columns) -> DocumentBatch:

@@ -21,8 +21,8 @@ from glmforge.parallel.build import build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import World, join_world
-from glmforge.train.objective import NextTokenObjective
-from glmforge.train.step import train_step
+from glmforge.training.objective import NextTokenObjective
+from glmforge.training.step import train_step
 from helpers.models import run_config
 
 NUM_ROWS, SEQ_LEN = 8, 64

@@ -11,9 +11,9 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
-from glmforge.train.state import TrainState
-from glmforge.train.step import StepResult
-from glmforge.train.trainer import Hook, StepOutcome
+from glmforge.training.state import TrainState
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, StepOutcome
 from helpers.layouts import uneven_config
 
 

@@ -170,7 +170,7 @@ def _train(config_path: Path, overrides: list[str], steps: Path, stop_after: int
 
 def make_note_hook(steps: Path, stop_after: int | None) -> Any:
     """A hook that notes each step's samples, a digest of their tokens and the loss."""
-    from glmforge.train.trainer import Hook, StepOutcome, Trainer
+    from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
     class NoteHook(Hook):
         name = "notes"

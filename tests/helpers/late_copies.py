@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from glmforge.checkpoint import staging
-from glmforge.checkpoint.staging import StagedCopy
+from glmforge.checkpoint.policy import staging
+from glmforge.checkpoint.policy.staging import StagedCopy
 
 _TIMEOUT_S = 60.0
 

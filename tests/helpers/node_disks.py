@@ -5,8 +5,8 @@ from pathlib import Path, PurePosixPath
 
 import torch.distributed as dist
 
-from glmforge.checkpoint.consolidate import Consolidated, consolidate
 from glmforge.checkpoint.hosts import Advance, Host, Transfers
+from glmforge.checkpoint.node_local.consolidate import Consolidated, consolidate
 from glmforge.checkpoint.save import save_local
 from helpers.checkpoints import make_meta, make_tensors
 from helpers.distributed import run_ranks

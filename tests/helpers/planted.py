@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
-from glmforge.checkpoint.manifest import read_manifest, record_file, write_manifest
+from glmforge.checkpoint.format.manifest import read_manifest, record_file, write_manifest
 
 
 class Planted:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.corpus.batch import DocumentBatch
-from glmforge.data.corpus.block import Block, Outcome
-from glmforge.data.corpus.words.split import sentence_spans, words_of
+from glmforge.data.documents.batch import DocumentBatch
+from glmforge_corpus.block import Block, Outcome
+from glmforge_corpus.words.split import sentence_spans, words_of
 
 VOCABULARY = [
     *("the", "be", "to", "of", "and", "that", "have", "with", "a", "house", "river", "stands", "near", "small"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.config.schema import RunConfig
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from helpers.models import tiny_config

@@ -29,7 +29,7 @@ def test_nothing_heavy_is_imported_early(statement: str) -> None:
 @pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["plan", str(CONFIGS / "small_1b.yaml")]])
 def test_commands_that_do_not_compute_import_nothing_heavy(command: list[str]) -> None:
     """Which is what lets them answer in well under a second."""
-    statement = f"from glmforge.cli import app; app({command}, standalone_mode=False)"
+    statement = f"from glmforge.cli.app import app; app({command}, standalone_mode=False)"
     assert not loaded_modules(statement) & HEAVY
 
 
@@ -39,7 +39,7 @@ def test_the_whole_interface(tiny_data: TinyData, tmp_path) -> None:
 
     config = glmforge.load_config(dump_config(made), ["optim.lr=2e-3", "optim.warmup_steps=1"])
     assert config.optim.lr == 2e-3
-    assert glmforge.train(config).step == 2
+    assert glmforge.training(config).step == 2
     model = glmforge.load_pretrained(config.output_dir, dtype=torch.bfloat16)
     ids_BS = torch.tensor([[1, 2, 3]])
     assert model.logits(ids_BS).shape == (1, 3, 512)
@@ -68,9 +68,9 @@ def test_a_preset_has_no_tokenizer() -> None:
 
 
 def test_train_is_a_package_and_a_function() -> None:
-    import glmforge.train.trainer
+    import glmforge.training.trainer
 
-    assert callable(glmforge.train)
-    assert glmforge.train.trainer.Trainer
+    assert callable(glmforge.training)
+    assert glmforge.training.trainer.Trainer
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         glmforge.trian  # noqa: B018

@@ -96,10 +96,10 @@ def test_dcps_reader_has_one_subclass_which_reads_by_itself() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(r"\bFileSystemReader\b|dcp_to_torch|torch_save_to_dcp", path.read_text(encoding="utf-8"))
     ]
-    assert users == ["glmforge/checkpoint/read.py"]
+    assert users == ["glmforge/checkpoint/format/read.py"]
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    from glmforge.checkpoint.read import CachingReader
+    from glmforge.checkpoint.format.read import CachingReader
 
     for name in ("read_metadata", "read_data"):
         assert getattr(CachingReader, name) is not getattr(FileSystemReader, name)

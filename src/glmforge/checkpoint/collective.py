@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from glmforge.checkpoint.wording import describe_os_error
+from glmforge.checkpoint.format.wording import describe_os_error
 from glmforge.cluster.lease import LeaseLostError
 from glmforge.errors import CheckpointError
 

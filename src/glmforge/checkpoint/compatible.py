@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from glmforge.checkpoint.wording import list_some
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.parameters import parameter_shapes
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.compatible import ABSENT, FREE, Difference, find_differences, rule_of
-from glmforge.checkpoint.meta import CheckpointMeta, read_meta
-from glmforge.checkpoint.read import StoredTensors
+from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta
+from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.save import RNG_PREFIX
 
 _CHUNK = 1 << 22  # elements that are compared at once: 32 MiB of float64 for each side

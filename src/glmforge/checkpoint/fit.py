@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from glmforge.checkpoint.collective import gather_distinct
 from glmforge.checkpoint.compatible import check_compatible
-from glmforge.checkpoint.meta import CheckpointMeta
-from glmforge.checkpoint.wording import list_some
+from glmforge.checkpoint.format.meta import CheckpointMeta
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.errors import CheckpointError
 
 

@@ -21,8 +21,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn, TypeVar
 
-from glmforge.checkpoint.durable import fsync_directory
-from glmforge.checkpoint.wording import describe_os_error
+from glmforge.checkpoint.format.durable import fsync_directory
+from glmforge.checkpoint.format.wording import describe_os_error
 from glmforge.errors import CheckpointError
 
 T = TypeVar("T")

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from glmforge.checkpoint.collective import rank, run_each, run_on_rank_zero, run_together, world_size
 from glmforge.checkpoint.fit import check_fit, specs_of_all_ranks
-from glmforge.checkpoint.local import LocalStep, find_local_problems, is_one_place, own_share, survey
-from glmforge.checkpoint.manifest import find_problems, summarize_problems
-from glmforge.checkpoint.meta import CheckpointMeta, read_meta
-from glmforge.checkpoint.read import CachingReader, read_into, stored_tensors
-from glmforge.checkpoint.save import RNG_PREFIX, promote, rng_name
-from glmforge.checkpoint.store import (
+from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
+from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta
+from glmforge.checkpoint.format.read import CachingReader, read_into, stored_tensors
+from glmforge.checkpoint.format.store import (
     checkpoint_path,
     delete_checkpoint,
     list_checkpoints,
@@ -33,6 +31,8 @@ from glmforge.checkpoint.store import (
     warn_broken,
     was_ever_whole,
 )
+from glmforge.checkpoint.node_local.local import LocalStep, find_local_problems, is_one_place, own_share, survey
+from glmforge.checkpoint.save import RNG_PREFIX, promote, rng_name
 from glmforge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)

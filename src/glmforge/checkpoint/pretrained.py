@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert import import_hf
-from glmforge.checkpoint.meta import META_FILE, read_meta, stored_config
-from glmforge.checkpoint.read import StoredTensors
-from glmforge.checkpoint.store import latest_checkpoint, list_checkpoints
+from glmforge.checkpoint.format.meta import META_FILE, read_meta, stored_config
+from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.format.store import latest_checkpoint, list_checkpoints
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.presets import preset_names

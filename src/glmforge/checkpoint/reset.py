@@ -15,15 +15,13 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
-from glmforge.checkpoint.durable import write_durably
 from glmforge.checkpoint.fit import TensorSpec, check_fit
-from glmforge.checkpoint.manifest import record_file, write_manifest
-from glmforge.checkpoint.meta import META_FILE, CheckpointMeta, read_meta, stored_config
-from glmforge.checkpoint.pretrained import MODEL_PREFIX
-from glmforge.checkpoint.read import CachingReader, StoredTensors, stored_tensors
-from glmforge.checkpoint.save import RNG_PREFIX
-from glmforge.checkpoint.shards import write_shards
-from glmforge.checkpoint.store import (
+from glmforge.checkpoint.format.durable import write_durably
+from glmforge.checkpoint.format.manifest import record_file, write_manifest
+from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
+from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
+from glmforge.checkpoint.format.shards import write_shards
+from glmforge.checkpoint.format.store import (
     checkpoint_path,
     latest_checkpoint,
     list_checkpoints,
@@ -31,8 +29,10 @@ from glmforge.checkpoint.store import (
     publish,
     step_of,
 )
-from glmforge.checkpoint.wording import describe_os_error, list_some
-from glmforge.checkpoint.writers import BalancedSavePlanner
+from glmforge.checkpoint.format.wording import describe_os_error, list_some
+from glmforge.checkpoint.format.writers import BalancedSavePlanner
+from glmforge.checkpoint.pretrained import MODEL_PREFIX
+from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.lease import Lease
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError

@@ -29,7 +29,7 @@ def chat(
 
         glmforge chat runs/demo --complete -p "def main():" --temperature 0
     """
-    from glmforge.serve.chat import ChatModel, Conversation
+    from glmforge.deploy.chat import ChatModel, Conversation
 
     if prompt is not None and not (prompt if complete else prompt.strip()):
         raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")

@@ -26,8 +26,8 @@ def local_steps(path: Path) -> list[Path]:
 
 def local_problems(step: Path) -> list[str]:
     """What differs from what the ranks recorded of their files; all are read."""
-    from glmforge.checkpoint.parts_of_ranks import find_part_problems, read_parts
-    from glmforge.checkpoint.verify import find_local_metadata_problems
+    from glmforge.checkpoint.format.verify import find_local_metadata_problems
+    from glmforge.checkpoint.node_local.parts_of_ranks import find_part_problems, read_parts
 
     parts, problems = read_parts(step)
     problems += [line for part in parts for line in find_part_problems(step, part, checksums=True)]
@@ -36,7 +36,7 @@ def local_problems(step: Path) -> list[str]:
 
 def show_local(path: Path) -> None:
     """What lies on this node; a rank that is missing here may be on another one."""
-    from glmforge.checkpoint.parts_of_ranks import find_part_problems, missing_ranks, read_parts
+    from glmforge.checkpoint.node_local.parts_of_ranks import find_part_problems, missing_ranks, read_parts
     from glmforge.observe.units import format_bytes
 
     table = Table("checkpoint", "tier", "ranks here", "ranks missing", "size", "state")
@@ -91,7 +91,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 def show_run(path: Path) -> None:
     """All checkpoints of a run and whether they are whole."""
     from glmforge.checkpoint import read_meta
-    from glmforge.checkpoint.manifest import find_problems, read_manifest
+    from glmforge.checkpoint.format.manifest import find_problems, read_manifest
     from glmforge.observe.units import format_bytes
 
     table = Table("checkpoint", "tier", "tokens", "phase", "saved (UTC)", "size", "state")
@@ -113,7 +113,7 @@ def show_run(path: Path) -> None:
 def show_checkpoint(path: Path) -> None:
     """What a checkpoint says of itself, and its files."""
     from glmforge.checkpoint import read_meta
-    from glmforge.checkpoint.manifest import find_problems, read_manifest
+    from glmforge.checkpoint.format.manifest import find_problems, read_manifest
     from glmforge.observe.units import format_bytes
 
     console = Console(soft_wrap=True)

@@ -35,7 +35,7 @@ def export(
 
         glmforge export runs/demo runs/demo/export --force
     """
-    from glmforge.serve.export import export_run
+    from glmforge.deploy.export import export_run
 
     exported = export_run(
         source,

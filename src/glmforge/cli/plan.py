@@ -12,7 +12,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
     from glmforge.config.schema import RunConfig
-    from glmforge.recipes.dry_run.run import DryRun
+    from glmforge.dryrun.run import DryRun
 
 _GIB = 2**30
 
@@ -66,7 +66,7 @@ def plan(
     if not as_json and not dry_run:
         _print_phases(loaded, console)
     if schedule is not None:
-        from glmforge.observe.schedule_page import write_schedule
+        from glmforge.report.schedule_page import write_schedule
 
         written = write_schedule(loaded, schedule)
         Console(stderr=as_json).print(f"{written}", highlight=False, soft_wrap=True)
@@ -81,14 +81,14 @@ def plan(
     if not dry_run:
         _print_layout(loaded, layout, console, as_json=as_json)
         return
-    from glmforge.recipes.dry_run.run import dry_run as take
+    from glmforge.dryrun.run import dry_run as take
 
     errors = Console(stderr=True)
     found = take(
         loaded, world_size, rank=rank, imbalance=imbalance, progress=lambda line: errors.print(line, highlight=False)
     )
     if as_json:
-        from glmforge.recipes.dry_run.report import as_json as found_as_json
+        from glmforge.dryrun.report import as_json as found_as_json
 
         typer.echo(json.dumps(found_as_json(found), indent=2))
         return
@@ -97,8 +97,8 @@ def plan(
 
 
 def _print_phases(config: "RunConfig", console: Console) -> None:
-    from glmforge.observe.schedule import NUM_SIZES, phase_columns, phase_rows, plan_schedule
     from glmforge.observe.units import format_count
+    from glmforge.report.schedule import NUM_SIZES, phase_columns, phase_rows, plan_schedule
 
     planned = plan_schedule(config, look_at_data=False)
     columns, rows = phase_columns(), list(phase_rows(planned))
@@ -133,7 +133,7 @@ def _print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as
 
 
 def _print_dry_run(found: "DryRun", gpu_memory: float, console: Console) -> None:
-    from glmforge.recipes.dry_run import report
+    from glmforge.dryrun import report
 
     held = _table(*report.MEMORY_COLUMNS)
     for pp_rank, words, ranks, parameters, sizes, moment in report.memory_rows(found):

@@ -16,6 +16,6 @@ def report(
 
         glmforge report runs/demo
     """
-    from glmforge.observe.report import write_report
+    from glmforge.report.report import write_report
 
     typer.echo(f"{write_report(run, out)}")

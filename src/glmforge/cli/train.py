@@ -39,7 +39,7 @@ def _train(config: str, overrides: list[str]) -> None:
     from glmforge.observe.units import counted
     from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
-    from glmforge.train.trainer import Preempted
+    from glmforge.training.trainer import Preempted
 
     loaded = load_config(config, overrides)
     console = Console(stderr=True, quiet=not is_main_process(), soft_wrap=True)

@@ -2,7 +2,8 @@
 
 numba keeps what it compiled of a function for as long as the function's own file does not change. A loop that calls one
 of another file would go on with the old machine code when that other file changes. So what is kept lies in a directory
-that is named by the contents of all files with compiled loops: any change to one of them compiles all anew.
+that is named by the contents of all files with compiled loops, of this package and of the loop's own: any change to one
+of them compiles all anew.
 
 It is beside the package or, where that cannot be written, in the user's cache; NUMBA_CACHE_DIR, if set, names another
 place, such as a node's own disk on a cluster.
@@ -42,7 +43,7 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     if function is None:
         return lambda decorated: compiled(decorated, **options)
     settings: Any = numba.config
-    before, settings.CACHE_DIR = settings.CACHE_DIR, str(_directory())
+    before, settings.CACHE_DIR = settings.CACHE_DIR, str(_directory(_package_of(function)))
     try:
         return njit(cache=True, nogil=True, **options)(function)
     finally:
@@ -66,10 +67,18 @@ def readonly(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
+_PACKAGE = Path(__file__).parents[1]
+
+
+def _package_of(function: Callable[..., Any]) -> Path:
+    """The directory of the outermost package that `function` is defined in."""
+    depth = function.__module__.count(".")
+    return Path(function.__code__.co_filename).parents[max(depth - 1, 0)]
+
+
 @cache
-def _directory() -> Path:
-    package = Path(__file__).parent
-    name = f"compiled-{_version(package)}"
+def _directory(package: Path) -> Path:
+    name = f"compiled-{_version(_PACKAGE, package)}"
     places = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "glmforge"]
     if os.environ.get("NUMBA_CACHE_DIR"):
         places = [Path(os.environ["NUMBA_CACHE_DIR"])]
@@ -85,13 +94,14 @@ def _directory() -> Path:
     return places[-1] / name  # cannot be written: numba says so
 
 
-def _version(package: Path) -> str:
+def _version(*packages: Path) -> str:
     """A hash of all files with compiled loops."""
-    contents = ((path, path.read_bytes()) for path in sorted(package.rglob("*.py")))
     digest = hashlib.sha256(numba.__version__.encode())
-    for path, source in contents:
-        if _MARK in source:
-            digest.update(str(path.relative_to(package)).encode() + b"\0" + source)
+    for package in dict.fromkeys(packages):
+        for path in sorted(package.rglob("*.py")):
+            source = path.read_bytes()
+            if _MARK in source:
+                digest.update(str(path.relative_to(package)).encode() + b"\0" + source)
     return digest.hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from glmforge.checkpoint.convert import load_hf_into
-from glmforge.checkpoint.store import list_checkpoints
+from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
@@ -28,12 +28,12 @@ from glmforge.parallel.world import World, join_world, world_size_from_environme
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
-from glmforge.train.hooks import CheckpointHook, prepare_environment
-from glmforge.train.nodes import check_nodes
-from glmforge.train.objective import NextTokenObjective, ObjectiveFactory
-from glmforge.train.skipped import recall_skipped, remember_skipped
-from glmforge.train.state import TrainState
-from glmforge.train.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.hooks import CheckpointHook, prepare_environment
+from glmforge.training.nodes import check_nodes
+from glmforge.training.objective import NextTokenObjective, ObjectiveFactory
+from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.state import TrainState
+from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
 

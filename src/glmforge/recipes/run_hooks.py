@@ -9,7 +9,7 @@ from functools import partial
 from glmforge.config.schema import RunConfig
 from glmforge.evaluate.bits_per_byte import evaluate_held_out
 from glmforge.recipes.run_data import RunData
-from glmforge.train.hooks import (
+from glmforge.training.hooks import (
     AnomalyHook,
     CheckpointHook,
     CommunicationHook,
@@ -25,7 +25,7 @@ from glmforge.train.hooks import (
     StragglerHook,
     WatchdogHook,
 )
-from glmforge.train.trainer import Hook
+from glmforge.training.trainer import Hook
 
 
 def run_hooks(config: RunConfig, data: RunData, checkpoints: CheckpointHook) -> list[Hook]:

@@ -168,7 +168,7 @@ def fail_to_read(path: Path) -> str:
     """The error of a rank whose own reading works, when another's does not."""
     tensors = blank(state_of_rank(make_world(LAYOUTS["fsdp"])))
     if dist.get_rank() == 2:
-        from glmforge.checkpoint.read import CachingReader
+        from glmforge.checkpoint.format.read import CachingReader
 
         def refuse(*_: object) -> NoReturn:
             raise OSError(5, "input/output error")

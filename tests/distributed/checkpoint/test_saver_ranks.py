@@ -15,9 +15,9 @@ from torch.distributed.tensor.placement_types import Shard
 
 import glmforge.checkpoint.save as save_module
 from glmforge.checkpoint import list_checkpoints, load_latest, verify_checkpoint
-from glmforge.checkpoint.parts_of_ranks import read_parts
-from glmforge.checkpoint.saver import CheckpointSaver
-from glmforge.checkpoint.store import step_of
+from glmforge.checkpoint.format.store import step_of
+from glmforge.checkpoint.node_local.parts_of_ranks import read_parts
+from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import make_meta

@@ -18,8 +18,8 @@ from glmforge.model.moe import Experts
 from glmforge.parallel.build import build_model
 from glmforge.parallel.fsdp import _expert_placement
 from glmforge.parallel.world import World, join_world
-from glmforge.train.objective import NextTokenObjective
-from glmforge.train.step import accumulate_gradients
+from glmforge.training.objective import NextTokenObjective
+from glmforge.training.step import accumulate_gradients
 from helpers.distributed import run_ranks
 from helpers.equivalence import batches, whole_state
 from helpers.models import run_config, tiny_config

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoint
-from glmforge.checkpoint import consolidate as room
-from glmforge.checkpoint.consolidate import Consolidated
+from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.hosts import SshHost, Transfers
-from glmforge.checkpoint.store import checkpoint_path
+from glmforge.checkpoint.node_local import consolidate as room
+from glmforge.checkpoint.node_local.consolidate import Consolidated
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_tensors
 from helpers.distributed import run_ranks

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from typer.testing import CliRunner
 
 import glmforge
-from glmforge.cli import app
+from glmforge.cli.app import app
 from glmforge.config import dump_config
 from glmforge.errors import GlmforgeError
 from glmforge.recipes.pretrain import train
@@ -76,8 +76,8 @@ def test_no_command_runs_it(planted: tuple[Path, Path], trained: Path, tiny_data
 
 def test_consolidate_does_not_run_it(planted: tuple[Path, Path], tmp_path: Path) -> None:
     """The ranks' parts, with records that fit, on a node's own disk."""
-    from glmforge.checkpoint.manifest import read_manifest
-    from glmforge.checkpoint.parts_of_ranks import Part, write_part
+    from glmforge.checkpoint.format.manifest import read_manifest
+    from glmforge.checkpoint.node_local.parts_of_ranks import Part, write_part
 
     checkpoint, marker = planted
     local = tmp_path / "disk" / "run" / checkpoint.name

@@ -7,8 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from glmforge.cli import main
-from glmforge.cli.data import app, tokens
+from glmforge.cli.app import main
+from glmforge.cli.data import tokens
+from glmforge.cli.data.app import app
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError

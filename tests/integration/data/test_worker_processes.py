@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.stream import loader
 from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.stream.loader import Loader

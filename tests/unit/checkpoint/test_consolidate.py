@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from glmforge.checkpoint import consolidate as room
 from glmforge.checkpoint import load_checkpoint, read_meta, verify_checkpoint
+from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.hosts import Host, SshHost, Transfers, make_host, parse_hosts, read_hostfile
-from glmforge.checkpoint.store import checkpoint_path
+from glmforge.checkpoint.node_local import consolidate as room
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from glmforge.checkpoint import latest_checkpoint, load_checkpoint, load_latest, verify_checkpoint
-from glmforge.checkpoint.store import checkpoint_path
+from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glmforge.checkpoint import latest_checkpoint, load_latest, save_checkpoint, verify_checkpoint
-from glmforge.checkpoint.saver import CheckpointSaver
+from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.config.checkpoint import CheckpointConfig
 from helpers.checkpoints import (
     assert_holds_step,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.checkpoint.inert_pickle import InertPickleError, Made, Name, Pairs, parse
+from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Name, Pairs, parse
 
 ALL_NAMES = type("All", (), {"__contains__": lambda self, name: True})()
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from glmforge.checkpoint.manifest import FileRecord
-from glmforge.checkpoint.parts_of_ranks import (
+from glmforge.checkpoint.format.manifest import FileRecord
+from glmforge.checkpoint.node_local.parts_of_ranks import (
     Part,
     find_part_problems,
     merged_records,

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from glmforge.checkpoint import latest_checkpoint, list_checkpoints, load_latest, read_meta, verify_checkpoint
-from glmforge.checkpoint import manifest as manifest_module
-from glmforge.checkpoint import saver as saver_module
-from glmforge.checkpoint.saver import CheckpointSaver
-from glmforge.checkpoint.store import step_of
+from glmforge.checkpoint.format import manifest as manifest_module
+from glmforge.checkpoint.format.store import step_of
+from glmforge.checkpoint.policy import saver as saver_module
+from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, make_tensors
@@ -118,7 +118,7 @@ def test_defects_are_raised_where_training_is(tmp_path, monkeypatch):
         raise TypeError("a defect")
 
     run = Run(tmp_path)
-    monkeypatch.setattr("glmforge.checkpoint.saver.save_checkpoint", fail)
+    monkeypatch.setattr("glmforge.checkpoint.policy.saver.save_checkpoint", fail)
     run.save(1)
     with pytest.raises(TypeError, match="a defect"):
         run.saver.wait()

@@ -11,7 +11,7 @@ from glmforge.checkpoint import (
     load_latest,
     save_checkpoint,
 )
-from glmforge.checkpoint.store import step_of
+from glmforge.checkpoint.format.store import step_of
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, make_tensors, save_steps
 
 HOST = socket.gethostname()
@@ -116,7 +116,7 @@ def test_a_deletion_that_was_cut_short_leaves_no_half_checkpoint(tmp_path, monke
     def power_failure(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("glmforge.checkpoint.store.shutil.rmtree", power_failure)
+    monkeypatch.setattr("glmforge.checkpoint.format.store.shutil.rmtree", power_failure)
     with pytest.raises(KeyboardInterrupt):
         apply_retention(tmp_path, keep_last=1)
     monkeypatch.undo()

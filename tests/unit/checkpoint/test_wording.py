@@ -1,6 +1,6 @@
 import pytest
 
-from glmforge.checkpoint.wording import describe_os_error, list_some
+from glmforge.checkpoint.format.wording import describe_os_error, list_some
 
 
 def test_list_some():

@@ -4,7 +4,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from glmforge.checkpoint.writers import deal_out
+from glmforge.checkpoint.format.writers import deal_out
 
 WHOLE = torch.Size((1000, 10))
 

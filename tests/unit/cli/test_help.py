@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from glmforge.cli import app
+from glmforge.cli.app import app
 
 runner = CliRunner()
 

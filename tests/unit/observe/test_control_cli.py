@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from glmforge.cli import app
+from glmforge.cli.app import app
 from glmforge.observe.control import REFUSED, TAKEN, ControlError, take_command
 from glmforge.observe.run import record_event
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from glmforge.cli import app
+from glmforge.cli.app import app
 from glmforge.config import load_config
+from glmforge.dryrun.run import dry_run
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import select_phase
-from glmforge.recipes.dry_run.run import dry_run
 
 GUIDE = Path(__file__).parents[3] / "configs" / "pretrain_glm45_355b_guide.yaml"
 TINY = """

@@ -28,7 +28,7 @@ from glmforge.checkpoint.convert.hf_directory import (
 from glmforge.checkpoint.convert.hf_names import Piece, disk_dtype, packed_shapes
 from glmforge.checkpoint.convert.parts import Parts
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
-from glmforge.checkpoint.store import make_partial, publish
+from glmforge.checkpoint.format.store import make_partial, publish
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
 

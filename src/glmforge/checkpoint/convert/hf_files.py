@@ -31,7 +31,7 @@ from glmforge.checkpoint.convert.hf_names import (
     whole_piece,
 )
 from glmforge.checkpoint.convert.safetensors_header import StoredTensor, read_header
-from glmforge.checkpoint.wording import list_some
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.config import ModelConfig, load_model_config
 from glmforge.errors import CheckpointError
 from glmforge.files import kind_of, read_json, shown

@@ -18,7 +18,7 @@ from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, check_types, different_duplicate, open_hf
 from glmforge.checkpoint.convert.hf_names import Shape, duplicates, mtp_prefixes, packed_shapes
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
-from glmforge.checkpoint.wording import list_some
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
 from glmforge.parallel.placement import local_chunk

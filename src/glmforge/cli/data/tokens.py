@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from glmforge.cli.data.progress import MEGABYTE, Show, work_progress
-from glmforge.data.corpus.read import Corpus, read_documents
+from glmforge.cli.data.options import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
+from glmforge.data.documents.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable, write_whole
 from glmforge.data.tokens.blocks import Block, HeldOut
 from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
@@ -23,15 +22,9 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import DataError
 from glmforge.observe.units import counted
+from glmforge.observe.work_progress import MEGABYTE, Show, work_progress
 
 _FIRST_LINE = 100 * MEGABYTE  # of text, or 100 million tokens, until a plain line tells how far a command is
-
-
-class OnError(StrEnum):
-    """What to do with a record that cannot be read."""
-
-    stop = "stop"
-    skip = "skip"
 
 
 CorpusArgument = Annotated[
@@ -45,9 +38,6 @@ OptionalCorpusArgument = Annotated[
     list[Path] | None,
     typer.Argument(help="Files and directories as 'glmforge data tokenize' reads them.", show_default="see --mixture"),
 ]
-TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
-OnErrorOption = Annotated[OnError, typer.Option(help="Stop at a record that cannot be read, or leave it out.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
 def tokenizer(
@@ -301,10 +291,3 @@ def _summary(info: ShardInfo, seconds: float) -> str:
         f"{counted(info.num_documents, 'document')}, {counted(info.num_tokens, 'token')}, "
         f"{info.bytes_per_token:.2f} bytes per token, {info.num_text_bytes / seconds / MEGABYTE:.1f} MB/s"
     )
-
-
-def print_skipped(console: Console, corpus: Corpus) -> None:
-    if corpus.num_skipped:
-        console.print(f"left out {counted(corpus.num_skipped, 'record')} that cannot be read, the first of them:")
-        for problem in corpus.problems:
-            console.print(f"  {problem}", soft_wrap=True, markup=False)

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.corpus.document import Document, is_held_out
-from glmforge.data.corpus.read import Corpus
+from glmforge.data.documents.document import Document, is_held_out
+from glmforge.data.documents.read import Corpus
 from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 
@@ -80,7 +80,7 @@ class RowGroup(NamedTuple):
         import pyarrow as pa
         from pyarrow import parquet
 
-        from glmforge.data.corpus.batch import DocumentBatch
+        from glmforge.data.documents.batch import DocumentBatch
 
         try:
             with arrow_input(self.path) as opened, parquet.ParquetFile(opened) as file:

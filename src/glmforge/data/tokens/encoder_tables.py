@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.bytes_kernels import equal_bytes, hash_bytes
 from glmforge.data.compiled import non_allocating
-from glmforge.data.corpus.words.bytes_kernels import equal_bytes, hash_bytes
 
 ID_BITS = 21
 MAX_VOCABULARY = (1 << ID_BITS) - 2

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.blocks import Block, blocks_of
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.spelling import unspell

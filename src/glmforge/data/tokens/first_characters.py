@@ -7,8 +7,8 @@ can happen to the bytes before; these are taken whole, at once.
 # mypy: disable-error-code="no-untyped-def,assignment,call-arg"
 # Compiled functions have no annotations: numba infers types, and numpy's describe scalars otherwise than it.
 
+from glmforge.data.bytes_kernels import character_at
 from glmforge.data.compiled import non_allocating
-from glmforge.data.corpus.words.bytes_kernels import character_at
 from glmforge.data.tokens.encoder_tables import NO_RANK, pair_rank
 
 

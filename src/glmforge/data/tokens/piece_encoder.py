@@ -12,8 +12,8 @@ results do not depend on what was cached.
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.bytes_kernels import load64
 from glmforge.data.compiled import non_allocating
-from glmforge.data.corpus.words.bytes_kernels import load64
 from glmforge.data.tokens.encoder_tables import ID_BITS
 from glmforge.data.tokens.piece_merges import LONG_PIECE, SCRATCH_PER_BYTE, merge_piece
 from glmforge.data.tokens.split import piece_end

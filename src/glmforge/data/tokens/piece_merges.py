@@ -10,8 +10,8 @@ without spaces is one piece) keep a heap.
 
 import numpy as np
 
+from glmforge.data.bytes_kernels import character_at
 from glmforge.data.compiled import non_allocating
-from glmforge.data.corpus.words.bytes_kernels import character_at
 from glmforge.data.tokens.encoder_tables import NO_RANK, find_spelling, pair_rank
 
 LONG_PIECE = 127

@@ -17,7 +17,7 @@ from glmforge.config.explain import explain
 from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.model import Strict
 from glmforge.config.tree import as_mapping, parse, to_value
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.blocks import Block, Selection, blocks_of
 from glmforge.errors import ConfigError, DataError
 

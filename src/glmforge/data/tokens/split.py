@@ -21,8 +21,8 @@ The text must be UTF-8; of other bytes it is only said that the scanner stays wi
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.bytes_kernels import character_at
 from glmforge.data.compiled import compiled, non_allocating
-from glmforge.data.corpus.words.bytes_kernels import character_at
 from glmforge.data.tokens.characters import LETTER, LINE_END, NUMBER, OTHER, SPACE
 
 

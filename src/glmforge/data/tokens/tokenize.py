@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.blocks import BLOCK_CHARACTERS, Block, Selection, Work, blocks_of
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import ShardInfo

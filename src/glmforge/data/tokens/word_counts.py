@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.bytes_kernels import copy_bytes, equal_bytes, hash_bytes
 from glmforge.data.compiled import non_allocating, readonly
-from glmforge.data.corpus.words.bytes_kernels import copy_bytes, equal_bytes, hash_bytes
 from glmforge.data.tokens.characters import character_classes
 from glmforge.data.tokens.split import piece_end
 

@@ -23,27 +23,27 @@ from glmforge.checkpoint import latest_checkpoint, read_meta
 from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig, dump_config, load_config
 from glmforge.data.chat.shard import tokenize_conversations
-from glmforge.data.corpus.docstrings import docstring_conversations
-from glmforge.data.corpus.document import Document, split_held_out
-from glmforge.data.corpus.read import read_documents
-from glmforge.data.corpus.standard_library import standard_library_documents
+from glmforge.data.documents.document import Document, split_held_out
+from glmforge.data.documents.read import read_documents
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.shards import ShardInfo, TokenShard
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.chat import ChatModel, Conversation
+from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
 from glmforge.kernels.threads import busy_cores, usable_cores
 from glmforge.observe.metrics import Record
-from glmforge.observe.report import Sample, write_report
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.sinks import read_jsonl
 from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 from glmforge.plan.parameters import count_parameters
 from glmforge.recipes.demo import pace
+from glmforge.recipes.demo.docstrings import docstring_conversations
+from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
 from glmforge.recipes.pretrain import measure_step_seconds
-from glmforge.serve.chat import ChatModel, Conversation
-from glmforge.serve.export import compare_with_transformers, export_run
+from glmforge.report.report import Sample, write_report
 
 MARKER = ".glmforge-demo"
 DEMO_LOCK = ".lock-demo"

@@ -1,6 +1,6 @@
 import numpy as np
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.fertility import fertility_page, fertility_table, measure_fertility, vocabulary_table
 
 TEXTS = ["the smith's hammer", "  Größe\n你好 ", "🙂", "begins where another ends"]

@@ -1,6 +1,6 @@
 import pytest
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens.sample import load_mixture, plan_sample, sampled_blocks
 from glmforge.errors import ConfigError, DataError
 

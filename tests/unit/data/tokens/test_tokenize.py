@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from glmforge.data.corpus.document import Document
+from glmforge.data.documents.document import Document
 from glmforge.data.tokens import tokenize
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenize import tokenize_corpus

@@ -1,0 +1,168 @@
+"""A stored part of a tensor: the archive that `torch.save` makes of it, read without unpickling anything.
+
+DCP stores each part as such an archive: a zip file without compression, whose `data.pkl` says of which type, shape and
+strides the tensor is, and whose `data/0` is its memory. `torch.load` would run the first (in a machine of its own that
+allows some two hundred classes and functions), read all of the second, unpack it if it claims to be packed, and take
+other formats that begin otherwise. Here the header is read as data and must say what `.metadata` says, and of the
+memory only the bytes that are asked for are read.
+"""
+
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Sequence
+from io import BufferedReader
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Name, Persistent, parse
+from glmforge.checkpoint.format.shard_metadata import DTYPES, numbers_of
+
+_STORAGES = {
+    Name("torch", f"{name}Storage"): dtype
+    for name, dtype in {
+        **{"Double": torch.float64, "Float": torch.float32, "BFloat16": torch.bfloat16, "Half": torch.float16},
+        **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8},
+        **{"Byte": torch.uint8, "Bool": torch.bool},
+    }.items()
+}
+_REBUILD = Name("torch._utils", "_rebuild_tensor_v2")
+_REBUILD_UNTYPED = Name("torch._utils", "_rebuild_tensor_v3")
+_UNTYPED = Name("torch.storage", "UntypedStorage")
+_HOOKS = Name("collections", "OrderedDict")
+_ALLOWED = frozenset((_REBUILD, _REBUILD_UNTYPED, _UNTYPED, _HOOKS, *_STORAGES, *DTYPES))
+
+_MAX_HEADER_BYTES = 1 << 14
+_LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of the name and of the extra field that follow
+
+
+class StoredPart(NamedTuple):
+    """Where the elements of a part lie. `first_byte` is that of its memory in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    first_element: int
+    first_byte: int
+
+    def read(self, file: BufferedReader, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """The elements [offsets, offsets + sizes) of the part. Raises `InertPickleError`."""
+        ends = zip(offsets, sizes, self.shape, strict=True)
+        if any(offset < 0 or size < 0 or offset + size > whole for offset, size, whole in ends):
+            raise InertPickleError("less is stored than is asked for")
+        if not math.prod(sizes):
+            return torch.empty(*sizes, dtype=self.dtype)
+        first = self.first_element + sum(n * stride for n, stride in zip(offsets, self.strides, strict=True))
+        extent = _extent(sizes, self.strides)
+        memory = np.empty(extent * self.dtype.itemsize, np.uint8)
+        file.seek(self.first_byte + first * self.dtype.itemsize)
+        if _read_fully(file, memory) < len(memory):
+            raise InertPickleError("the file is cut off")
+        return torch.from_numpy(memory).view(self.dtype).as_strided(tuple(sizes), self.strides)
+
+
+def read_part_header(file: BufferedReader, start: int, length: int) -> StoredPart:
+    """The part in the archive [start, start + length) of `file`. Raises `InertPickleError`, `OSError`."""
+    try:
+        with zipfile.ZipFile(_Window(file, start, length)) as archive:
+            members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError, OverflowError) as error:
+        raise InertPickleError(f"no archive of a tensor ({error})") from error
+    first, num_bytes = _member(file, start, length, members, "byteorder")
+    file.seek(first)
+    if num_bytes != 6 or file.read(6) != b"little":
+        raise InertPickleError("its numbers are big-endian")
+    first, num_bytes = _member(file, start, length, members, "data.pkl")
+    if num_bytes > _MAX_HEADER_BYTES:
+        raise InertPickleError("a header of no tensor")
+    file.seek(first)
+    header = parse(file.read(num_bytes), _ALLOWED)
+    first, num_bytes = _member(file, start, length, members, "data/0")
+    return _part(header, first, num_bytes)
+
+
+def _part(header: object, first_byte: int, num_bytes: int) -> StoredPart:
+    if type(header) is not Made or header.maker not in (_REBUILD, _REBUILD_UNTYPED) or len(header.args) < 6:
+        raise InertPickleError("a header of no tensor")
+    storage = header.args[0]
+    if type(storage) is not Persistent or type(storage.id) is not tuple or len(storage.id) != 5:
+        raise InertPickleError("a tensor without memory")
+    kind, storage_type, key = storage.id[:3]
+    if kind != "storage" or type(storage_type) is not Name or key != "0":
+        raise InertPickleError("a tensor without memory")
+    if header.maker == _REBUILD:
+        dtype = _STORAGES.get(storage_type)
+    else:
+        named = header.args[6] if len(header.args) > 6 and storage_type == _UNTYPED else None
+        dtype = DTYPES.get(named) if type(named) is Name else None
+    (first_element,) = numbers_of(header.args[1:2])
+    shape, strides = numbers_of(header.args[2]), numbers_of(header.args[3])
+    if dtype is None or len(shape) != len(strides):
+        raise InertPickleError("a tensor of an unknown type")
+    if math.prod(shape) and (first_element + _extent(shape, strides)) * dtype.itemsize > num_bytes:
+        raise InertPickleError("a tensor larger than its memory")
+    return StoredPart(dtype, shape, strides, first_element, first_byte)
+
+
+def _extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of memory from the first to the last, both counted; of a tensor that is not empty."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def _member(
+    file: BufferedReader, start: int, length: int, members: dict[str, zipfile.ZipInfo], name: str
+) -> tuple[int, int]:
+    """First byte in `file`, and length, of a file of the archive."""
+    info = members.get(name)
+    if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        raise InertPickleError(f"an archive without a plain {name}")
+    file.seek(start + info.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size:
+        raise InertPickleError("it is cut off")
+    first = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+    if first + info.file_size > length:
+        raise InertPickleError(f"{name} is cut off")
+    return start + first, info.file_size
+
+
+def _read_fully(file: BufferedReader, memory: NDArray[np.uint8]) -> int:
+    view, done = memory.data, 0
+    while done < len(view) and (now := file.readinto(view[done:])):
+        done += now
+    return done
+
+
+class _Window(io.RawIOBase):
+    """A part of a file as a file, for `zipfile`."""
+
+    def __init__(self, file: BufferedReader, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._position = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        if base + offset < 0:
+            raise ValueError("before its beginning")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._length - self._position)
+        self._file.seek(self._start + self._position)
+        data = self._file.read(left if size is None or size < 0 else min(size, left))
+        self._position += len(data)
+        return data

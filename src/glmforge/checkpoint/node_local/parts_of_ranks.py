@@ -1,0 +1,120 @@
+"""Checkpoints on nodes' own disks: what each rank wrote of a step, and when all of it is there.
+
+    <local_dir>/<run name>/step-00000140/__3_0.distcp       what rank 3 wrote
+                                         part-00003.json    size and checksum of it; written last
+
+No node sees the others' disks, so no single file can say that the step is complete. Each rank says it of its own
+files, in `part-<rank>.json`, which appears under its name when the files are on the disk. A step is whole when the
+parts of all ranks of one save are there and their files match. The files of all nodes in one directory, with a
+manifest made of the parts' records, are an ordinary checkpoint.
+
+A step may be saved again, after a return to an older one, and a node may have missed that: parts belong together only
+if they name the same save.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
+
+from glmforge.checkpoint.format.durable import fsync_directory, write_durably
+from glmforge.checkpoint.format.manifest import FileName, FileRecord, find_file_problems
+from glmforge.checkpoint.format.wording import describe_invalid
+from glmforge.config.model import Strict
+from glmforge.errors import CheckpointError
+from glmforge.files import read_bytes
+
+PART_FORMAT = 1
+
+
+class Part(Strict):
+    """The contents of `part-<rank>.json`: what one rank wrote of one save."""
+
+    format: int = PART_FORMAT
+    step: NonNegativeInt
+    rank: NonNegativeInt
+    world_size: PositiveInt
+    ephemeral: bool
+    save: str = ""
+    """The same for all ranks of one save, another one whenever the step is saved again."""
+    files: dict[FileName, FileRecord]
+
+
+def local_root(local_dir: Path, run_name: str) -> Path:
+    """Directory of a run's checkpoints on a node's own disk."""
+    return local_dir / run_name
+
+
+def part_name(rank: int) -> str:
+    """Name of a rank's part."""
+    return f"part-{rank:05d}.json"
+
+
+def write_part(directory: Path, part: Part) -> None:
+    """Write the part such that it has its name only when it is whole. Its files must be on the disk already."""
+    file = directory / part_name(part.rank)
+    partial = file.with_name(f".{file.name}.partial")
+    write_durably(partial, part.model_dump_json(indent=1))
+    partial.rename(file)
+    fsync_directory(directory)
+
+
+def read_part(file: Path) -> Part:
+    """Read a `part-<rank>.json`. Raises `CheckpointError` if it is damaged or cannot be read."""
+    content = read_bytes(file, error=CheckpointError)
+    try:
+        part = Part.model_validate_json(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{file}: is not a rank's part ({describe_invalid(error)[1]}); it is damaged") from error
+    if part.format != PART_FORMAT:
+        raise CheckpointError(f"{file}: format {part.format}, this glmforge reads {PART_FORMAT}: use a newer one")
+    if file.name != part_name(part.rank):
+        raise CheckpointError(f"{file}: is the part of rank {part.rank}; it was renamed, or damaged")
+    return part
+
+
+def read_parts(directory: Path) -> tuple[list[Part], list[str]]:
+    """The parts in a step's directory of one node, in the order of ranks, and one line for each unreadable one."""
+    parts, problems = [], []
+    for file in sorted(directory.glob("part-*.json")):
+        try:
+            parts.append(read_part(file))
+        except CheckpointError as error:
+            problems.append(str(error))
+    return parts, problems
+
+
+def find_part_problems(directory: Path, part: Part, *, checksums: bool) -> list[str]:
+    """What is wrong with the files of a part in `directory`, one line per file; empty if they match."""
+    return find_file_problems(directory, part.files, part_name(part.rank), checksums=checksums)
+
+
+def whole_saves(parts: Iterable[Part]) -> list[list[Part]]:
+    """Of parts of one step from all nodes: those saves of which every rank's is there, in the order of ranks.
+
+    Normally that is one or none. Copies of a part (of a node asked twice) count once. Whether the files match must
+    have been checked where they are.
+    """
+    of_save: dict[tuple[str, int, int], dict[int, Part]] = defaultdict(dict)
+    for part in parts:
+        of_save[part.save, part.step, part.world_size][part.rank] = part
+    return [
+        [of_rank[rank] for rank in sorted(of_rank)]
+        for (_, _, world_size), of_rank in of_save.items()
+        if of_rank.keys() >= set(range(world_size))
+    ]
+
+
+def missing_ranks(parts: Iterable[Part]) -> list[int]:
+    """The ranks whose parts lack to the save that most of `parts` belong to; empty if it is whole."""
+    of_save: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for part in parts:
+        of_save[part.save, part.world_size].add(part.rank)
+    (_, world_size), ranks = max(of_save.items(), key=lambda item: len(item[1]))
+    return sorted(set(range(world_size)) - ranks)
+
+
+def merged_records(parts: Iterable[Part]) -> dict[str, FileRecord]:
+    """The records of all parts of one save together: the manifest of the checkpoint that their files are."""
+    return {name: record for part in parts for name, record in part.files.items()}

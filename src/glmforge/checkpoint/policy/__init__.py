@@ -1,0 +1,1 @@
+"""When a run saves, from which copy, and which checkpoints it keeps."""

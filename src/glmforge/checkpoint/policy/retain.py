@@ -1,0 +1,101 @@
+"""Which checkpoints stay on the disk.
+
+Of the lasting ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps stay for good; of the
+ephemeral ones, the newest `keep_ephemeral`. The newest whole one is never deleted, of whichever kind it is. Broken ones
+neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
+rescue. Those that a run went back behind (`set_aside_after`) go as soon as there is a whole one of a later step.
+
+On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a lasting one until there is one as new on
+shared storage. Incomplete ones are what is left when a node has been replaced; on a disk that nobody looks at they are
+deleted, with a warning, when a newer one is whole.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from glmforge.checkpoint.collective import rank, run_each, run_on_rank_zero
+from glmforge.checkpoint.format.manifest import find_problems
+from glmforge.checkpoint.format.meta import read_meta
+from glmforge.checkpoint.format.store import (
+    checkpoint_path,
+    delete_checkpoint,
+    list_checkpoints,
+    list_set_aside,
+    step_of,
+)
+from glmforge.checkpoint.node_local.local import LocalStep, survey
+from glmforge.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+def apply_retention(
+    root: Path, keep_last: int, keep_every_steps: int | None = None, *, keep_ephemeral: int = 1
+) -> list[Path]:
+    """Delete the checkpoints under `root` that need not stay and return them. All ranks call this together.
+
+    The newest whole checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last = {keep_last}: at least one checkpoint must stay")
+    if keep_ephemeral < 1:
+        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: at least one checkpoint must stay")
+    return run_on_rank_zero(lambda: list(_apply_retention(root, keep_last, keep_every_steps, keep_ephemeral)))
+
+
+def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
+    """Delete the checkpoints on nodes' own disks that need not stay. All ranks call this together.
+
+    Args:
+        root: the run's directory on this node's disk.
+        shared: the run's checkpoints on shared storage.
+    """
+    newest_lasting = run_on_rank_zero(lambda: next((step_of(path) for path in _whole(shared)[0]), -1))
+    steps = survey(root)
+    whole = [step for step in steps if not step.is_incomplete]
+    doomed = list(_doomed_locally(steps, whole, keep_ephemeral, newest_lasting))
+    for found in doomed:
+        if found.is_incomplete and rank() == 0:
+            logger.warning("deleting %s on all nodes: %s", checkpoint_path(root, found.step), found.describe())
+
+    def delete() -> None:
+        aside = [path for path in list_set_aside(root) if any(step_of(path) < step.step for step in whole)]
+        for path in [*aside, *(checkpoint_path(root, found.step) for found in doomed)]:
+            with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
+                delete_checkpoint(path)
+
+    run_each(delete)
+
+
+def _apply_retention(root: Path, keep_last: int, keep_every_steps: int | None, keep_ephemeral: int) -> Iterator[Path]:
+    lasting, ephemeral = _whole(root)
+    newest = max(map(step_of, [*lasting[:1], *ephemeral[:1]]), default=-1)
+    doomed = [path for path in lasting[keep_last:] if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
+    doomed += ephemeral[keep_ephemeral:]
+    doomed += [path for path in list_set_aside(root) if step_of(path) < newest]
+    for path in doomed:
+        delete_checkpoint(path)
+        yield path
+
+
+def _whole(root: Path) -> tuple[list[Path], list[Path]]:
+    """The whole checkpoints under `root`: lasting ones and ephemeral ones, newest first."""
+    tiers: tuple[list[Path], list[Path]] = [], []
+    for path in list_checkpoints(root):
+        if not find_problems(path, checksums=False):
+            with suppress(CheckpointError):  # whole files, but of another version of the library
+                tiers[read_meta(path).ephemeral].append(path)
+    return tiers
+
+
+def _doomed_locally(
+    found: list[LocalStep], whole: list[LocalStep], keep: int, newest_lasting: int
+) -> Iterator[LocalStep]:
+    for step in whole[keep:]:
+        if step.ephemeral or step.step <= newest_lasting:
+            yield step
+    for step in found:
+        if step.is_incomplete and whole and step.step < whole[0].step:
+            yield step

@@ -1,0 +1,86 @@
+"""The `glmforge` command: one file per group of commands; parse, call, print.
+
+Command modules import what is heavy (torch above all) inside their functions, so that `--help` answers at once.
+"""
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from glmforge import __version__
+from glmforge.cli import chat, checkpoint, control, demo, export, init, model, plan, report, train
+from glmforge.cli.data import app as data
+from glmforge.errors import GlmforgeError
+from glmforge.extras import MissingPackageError, explain
+from glmforge.kernels.threads import limit_spinning
+
+app = typer.Typer(
+    name="glmforge",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Train GLM-4.5/4.6-class Mixture-of-Experts models: from raw text to a model that talks.",
+    epilog="New here? 'glmforge demo' trains a small model on this machine in about five minutes.",
+)
+app.command("demo")(demo.demo)
+app.command("init")(init.init)
+app.command("train")(train.train)
+app.command("plan")(plan.plan)
+app.command("chat")(chat.chat)
+app.command("export")(export.export)
+app.command("report")(report.report)
+app.command("control")(control.control)
+app.add_typer(data.app, name="data")
+app.add_typer(model.app, name="model")
+app.add_typer(checkpoint.app, name="checkpoint")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"glmforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    _show_log_messages()
+    limit_spinning()
+    try:
+        app()
+    except GlmforgeError as error:
+        print(f"glmforge: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = explain(error, "this command")
+        if not isinstance(missing, MissingPackageError):
+            raise
+        print(f"glmforge: {missing}", file=sys.stderr)
+        sys.exit(missing.exit_code)
+    except SystemExit as ended:
+        cause = getattr(ended.__context__, "__cause__", None)
+        if isinstance(cause, KeyboardInterrupt):  # typer says nothing of it
+            print(": ".join(["glmforge: interrupted", *map(str, cause.args)]), file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        print("glmforge: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _show_log_messages() -> None:
+    """Our own package's messages go to stderr, one line each; other packages' stay theirs."""
+    handler = RichHandler(console=Console(stderr=True, soft_wrap=True), show_time=False, show_path=False)
+    logger = logging.getLogger("glmforge")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)

@@ -1,0 +1,98 @@
+"""`glmforge data mix`: how much of each shard of tokens a run takes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from glmforge.errors import DataError
+
+if TYPE_CHECKING:
+    from glmforge.data.stream.mixture_file import MixedSource
+
+
+def mix(
+    inputs: Annotated[str, typer.Option(metavar="A,B,...", help="Prefixes of token shards.")],
+    out: Annotated[Path, typer.Option(help="Mixture file (YAML) to write, for a run's `extends`.")],
+    tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer that encoded them.")],
+    ratios: Annotated[
+        str | None, typer.Option(metavar="0.8,0.2,...", help="Share of each; by their sizes if not given.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens of the mixture, such as 100B; all that the ratios allow if not given.")
+    ] = None,
+    max_epochs: Annotated[
+        str | None, typer.Option(metavar="4 or 1,4,...", help="Caps on epochs, one for all or one for each.")
+    ] = None,
+    code: Annotated[str, typer.Option(metavar="A,...", help="Sources that are code, for fill-in-the-middle.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write a mixture of token shards by tokens, with caps on how often each is gone through.
+
+    Example:
+
+        glmforge data mix --inputs data/web,data/code --ratios 0.8,0.2 --max-epochs 1,4 --tokens 10B
+        --tokenizer tokenizers/150k --code code --out mixture.yaml
+    """
+    from glmforge.data.files import refuse_unwritable
+    from glmforge.data.stream.mixture_file import plan_mixture, write_mixture
+    from glmforge.data.tokens.shards import TokenShard
+    from glmforge.data.tokens.tokenizer import Tokenizer
+
+    refuse_unwritable(out, force)
+    prefixes, encoder = [Path(name) for name in _words(inputs)], Tokenizer.load(tokenizer)
+    if not prefixes:
+        raise DataError(f"--inputs '{inputs}': names no shard: give prefixes with commas between them")
+    for prefix in prefixes:
+        TokenShard(prefix).check_tokenizer(encoder)
+    sources = plan_mixture(
+        prefixes,
+        _numbers("ratios", ratios),
+        tokens=None if tokens is None else _count(tokens),
+        max_epochs=_numbers("max-epochs", max_epochs),
+    )
+    write_mixture(sources, tokenizer, out, code=_words(code), overwrite=force)
+    Console().print(_mixture_table(sources))
+    Console().print(f"{out}: use it with 'extends: {out}' in a run's file", soft_wrap=True)
+
+
+def _mixture_table(sources: list["MixedSource"]) -> Table:
+    from glmforge.observe.units import format_count
+
+    total = sum(source.tokens for source in sources)
+    table = Table("source", box=None)
+    for name in ("has", "asked", "given", "tokens", "epochs", "cap"):
+        table.add_column(name, justify="right")
+    for source in sources:
+        table.add_row(
+            source.name,
+            format_count(source.num_tokens),
+            f"{source.asked:.1%}",
+            f"{source.tokens / total:.1%}",
+            format_count(source.tokens),
+            f"{source.epochs:.2f}",
+            "–" if source.max_epochs is None else f"{source.max_epochs:g}",
+        )
+    return table
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(word) for word in _words(text)]
+    except ValueError:
+        raise DataError(f"--{option} {text}: must be numbers with commas between them") from None
+
+
+def _count(text: str) -> int:
+    factors = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+    number, factor = (text[:-1], factors[text[-1].lower()]) if text[-1:].lower() in factors else (text, 1)
+    try:
+        return round(float(number.replace("_", "")) * factor)
+    except (ValueError, OverflowError):
+        raise DataError(f"--tokens {text}: must be a number, with k, M, B or T behind it if you like") from None

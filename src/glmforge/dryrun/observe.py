@@ -1,0 +1,156 @@
+"""One training step of one rank, watched: every storage and every collective, by the trainer's own code.
+
+The same function watches a rank of a real job and one that stands alone (`glmforge.dryrun.alone`).
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from glmforge.config.schema import RunConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.dryrun.schedules import observe_pipeline
+from glmforge.dryrun.steps import BACKWARD, FORWARD, Purpose, Task, label_of
+from glmforge.dryrun.tracker import Block, MemoryTracker
+from glmforge.model.loss import CrossEntropyHead
+from glmforge.model.transformer import ForwardOutput
+from glmforge.optim.optimizer import Optimizer, build_optimizer
+from glmforge.parallel.build import DTYPES, allocate, lay_out_model
+from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
+from glmforge.parallel.expert import Splits, splits_from_device
+from glmforge.parallel.inputs import TokenShare
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.pipeline import Pipeline
+from glmforge.parallel.world import World
+from glmforge.training.objective import NextTokenObjective
+from glmforge.training.step import train_step
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where the log of storages and the list of collectives had come to when `label` began; `task` if it is one."""
+
+    label: str
+    log: int
+    calls: int
+    task: Task | None = None
+
+
+@dataclass
+class Observation:
+    """What was seen. `held` are the bytes of weights, gradients and optimizer state on this rank, as allocated."""
+
+    log: list[tuple[Block, int]]
+    calls: list[Collective] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    held: dict[Purpose, int] = field(default_factory=dict)
+
+    def mark(self, what: str | Task) -> None:
+        task = what if isinstance(what, Task) else None
+        label = what if isinstance(what, str) else label_of(what)
+        self.marks.append(Mark(label, len(self.log), len(self.calls), task))
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """What a rank that stands alone has instead of numbers and neighbours; the defaults are those of a real one."""
+
+    splits: Splits = splits_from_device
+    adapt_pipeline: Callable[[Pipeline], None] = lambda pipeline: None
+    to_host: Callable[[Tensor], list[float]] = Tensor.tolist
+    mode: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def observe_step(
+    config: RunConfig,
+    world: World,
+    make_batch: Callable[[], Batch],
+    stand_ins: StandIns,
+    initialize: Callable[[ParallelModel], None] = lambda model: None,
+) -> tuple[Observation, ParallelModel]:
+    """Lay out the model, make its optimizer and take one step of the first phase on this rank's share of a batch.
+
+    `initialize` gives the allocated weights values, where there are any.
+    """
+    phase = config.phases[0]
+    tracker = MemoryTracker()
+    seen = Observation(tracker.log)
+    model = lay_out_model(config, world, splits=stand_ins.splits)
+    if model.pipeline is not None:
+        stand_ins.adapt_pipeline(model.pipeline)
+        observe_pipeline(model.pipeline, seen.mark)
+    objective = _MarkedObjective(
+        phase, config.model.num_nextn_predict_layers, mark=seen.mark, is_piped=world.layout.pp > 1
+    )
+
+    def to_host(numbers: Tensor) -> list[float]:
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        tracker.give_purpose(gradients, Purpose.GRADIENTS)
+        seen.held[Purpose.GRADIENTS] = tracker.bytes_of(gradients)
+        seen.mark("update")
+        return stand_ins.to_host(numbers)
+
+    with stand_ins.mode(), tracker, CollectiveObserver(GroupAxes.of(world), seen.calls.append):
+        allocate(model, config)
+        initialize(model)
+        optimizer = _optimizer(model, config, world)
+        model.train()
+        seen.mark("prepare")
+        batch = make_batch()
+        seen.mark("share")
+        micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
+        train_step(
+            model,
+            optimizer,
+            objective,
+            micro_batches,
+            lr=config.optim.lr,
+            grad_clip=config.optim.grad_clip,
+            router_bias_rate=phase.router_bias_rate,
+            to_host=to_host,
+        )
+        seen.mark("end")
+        for purpose, tensors in _lasting(model, optimizer).items():
+            tracker.give_purpose(tensors, purpose)
+            seen.held[purpose] = tracker.bytes_of(tensors)
+    return seen, model
+
+
+def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimizer:
+    dtype = DTYPES[config.precision.compute]
+    return build_optimizer(
+        model.named_parameters(),
+        config.optim,
+        world=world,
+        newton_schulz_dtype=dtype,
+        num_layers=config.model.num_hidden_layers,
+    )
+
+
+def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequence[Tensor]]:
+    buffers = [buffer for part in model.parts for buffer in part.buffers()]
+    return {
+        Purpose.WEIGHTS: [*model.parameters(), *buffers],
+        Purpose.OPTIMIZER: list(optimizer.state_dict().values()),
+    }
+
+
+class _MarkedObjective(NextTokenObjective):
+    """The trainer's objective, which marks where forward passes begin and end if no pipeline stage does."""
+
+    def __init__(self, *args: Any, mark: Callable[[str | Task], None], is_piped: bool) -> None:
+        super().__init__(*args)
+        self._mark = (lambda what: None) if is_piped else mark
+
+    def head(self, batch: Batch, share: TokenShare, source_nll_S: Tensor | None = None) -> CrossEntropyHead:
+        self._mark(FORWARD)
+        return super().head(batch, share, source_nll_S)
+
+    def numerators(self, output: ForwardOutput[Tensor]) -> Tensor:
+        result = super().numerators(output)
+        self._mark("forward done")
+        self._mark(BACKWARD)
+        return result

@@ -1,0 +1,124 @@
+"""The dry run of a whole job: one rank of each kind, in processes of their own, two at a time.
+
+Ranks are of a kind if they hold the same layers at the same place in the pipeline. Ranks of the same layers do the same
+and differ only in how many micro-batches are in flight, so one run per content serves all its places. Within a
+stage, shards differ where a dimension does not divide; the rank with most is run, and the sizes of the others' shards
+are told beside it.
+
+torch makes a process group of the fake kind once per process; the processes are forked from a server that has imported
+torch already.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+
+from glmforge.config.layout import Layout, resolve_layout
+from glmforge.config.pipeline import V_SCHEDULES
+from glmforge.config.schema import RunConfig
+from glmforge.dryrun.steps import RankFindings, Step
+from glmforge.errors import ConfigError
+from glmforge.plan.layout import Stage, stages_of_pp_rank
+
+NUM_PROCESSES = 2
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """The ranks that hold `stages`, and the step of the one whose shards are largest."""
+
+    pp_rank: int
+    stages: list[Stage]
+    findings: RankFindings
+    step: Step
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What came out: the classes in the order of the pipeline, and the seconds it took."""
+
+    config: RunConfig
+    layout: Layout
+    classes: list[RankClass]
+    seconds: float
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the rank that needs most."""
+        return max(kind.step.peak for kind in self.classes)
+
+
+def dry_run(
+    config: RunConfig,
+    world_size: int,
+    *,
+    rank: int | None = None,
+    imbalance: float = 1.0,
+    progress: Progress = lambda line: None,
+) -> DryRun:
+    """Take one step of the first phase on a rank of each kind, or on `rank` alone, without data, GPU or memory.
+
+    Raises `ConfigError` for a layout that does not work, or of which a dry run could not tell the memory.
+    """
+    started = time.perf_counter()
+    layout = resolve_layout(config, world_size)
+    _check(config, world_size, rank, imbalance)
+    pp_ranks = list(range(layout.pp)) if rank is None else [rank // layout.stage_ranks]
+    contents = by_content(config, layout, pp_ranks)
+    progress(f"dry run of {len(contents)} rank{'s' if len(contents) > 1 else ''} of different content")
+    found: dict[int, RankFindings] = {}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["glmforge.dryrun.rank"])
+    with ProcessPoolExecutor(NUM_PROCESSES, mp_context=context, max_tasks_per_child=1) as pool:
+        jobs: dict[Future[RankFindings], list[int]] = {}
+
+        def submit(places: list[int]) -> None:
+            job = places[0] * layout.stage_ranks if rank is None else rank
+            jobs[pool.submit(_run_rank, config, world_size, job, imbalance, places)] = places
+
+        for places in contents:
+            submit(places)
+        while jobs:
+            for done in wait(jobs, return_when=FIRST_COMPLETED).done:
+                places, findings = jobs.pop(done), done.result()
+                found |= dict.fromkeys(findings.steps, findings)
+                if left := [place for place in places if place not in found]:
+                    submit(left)
+                progress(f"{len(found)} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
+    num_ranks = layout.stage_ranks if rank is None else 1
+    classes = [
+        RankClass(place, stages_of_pp_rank(config, layout, place), findings, findings.steps[place], num_ranks)
+        for place, findings in sorted(found.items())
+    ]
+    return DryRun(config, layout, classes, time.perf_counter() - started)
+
+
+def _run_rank(config: RunConfig, world_size: int, rank: int, imbalance: float, places: list[int]) -> RankFindings:
+    from glmforge.dryrun.rank import dry_run_rank
+
+    return dry_run_rank(config, world_size, rank, imbalance, places=places)
+
+
+def by_content(config: RunConfig, layout: Layout, pp_ranks: Iterable[int]) -> list[list[int]]:
+    """Places in the pipeline by what lies there. At the turn of a V a rank hands its own results on, and sends none."""
+    places: dict[object, list[int]] = {}
+    is_v = config.parallel.pipeline_schedule in V_SCHEDULES
+    for pp_rank in pp_ranks:
+        content = tuple(stage.content for stage in stages_of_pp_rank(config, layout, pp_rank))
+        places.setdefault((content, is_v and pp_rank == layout.pp - 1), []).append(pp_rank)
+    return list(places.values())
+
+
+def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: float) -> None:
+    parallel = config.parallel
+    if rank is not None and not 0 <= rank < world_size:
+        raise ConfigError(f"--rank: {rank} is no rank of {world_size}; give one from 0 to {world_size - 1}")
+    if imbalance < 1:
+        raise ConfigError(f"--imbalance: {imbalance:g} is less than an even share; give 1.0 or more")
+    if parallel.cpu_offload:
+        raise ConfigError("parallel.cpu_offload: a dry run does not tell host from GPU memory; set it to false")

@@ -1,0 +1,104 @@
+"""The shortest sequence of tasks of one pipeline stage that shows everything which a long schedule asks for.
+
+A schedule of hundreds of micro-batches repeats few situations (see `glmforge.dryrun.steps`). Which ones is
+read from the schedule itself, of every place that is to be composed; a breadth-first search then finds a sequence in
+which each occurs, and which a stage can run: no pass without gathered weights, no backward before its forward pass.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from glmforge.dryrun.steps import TRANSFERS, Context, Task, contexts, makes, remembered
+
+_MOST_OPEN = 3
+"""Micro-batches in flight. More teach nothing: a situation has no more than two tasks."""
+
+Situation = tuple[str, str, bool]
+"""Of the task before, kind of the task, and whether it is the first; see `Context`."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """How far a sequence has come: what it left open, what was made, and which situations are missing.
+
+    `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it.
+    """
+
+    missing: frozenset[Situation]
+    made: frozenset[str] = frozenset()
+    last: str = ""
+    open_forwards: int = 0
+    open_inputs: int = 0
+    is_gathered: bool = False
+    is_used: bool = False
+    is_reduced: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return not self.missing and not self.open_forwards and not self.open_inputs and not self.is_gathered
+
+
+def shortest_walk(wanted: Iterable[Context], *, with_previous: bool) -> list[str] | None:
+    """The kinds of tasks, in order, of a sequence of one stage that has all contexts which are `wanted` of it.
+
+    None if there is none, as where different tasks are wanted as the first ones that make gradients.
+    """
+    missing = frozenset((context.previous, context.task.kind, context.is_first) for context in wanted)
+    kinds = sorted({kind for _, kind, _ in missing})
+    start = _State(missing)
+    came_from: dict[_State, tuple[_State, str] | None] = {start: None}
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        if state.is_over:
+            return list(_path(state, came_from))[::-1]
+        for kind in kinds:
+            after = _after(state, kind, with_previous=with_previous)
+            if after is not None and after not in came_from:
+                came_from[after] = state, kind
+                queue.append(after)
+    return None
+
+
+def _path(state: _State, came_from: dict[_State, tuple[_State, str] | None]) -> Iterator[str]:
+    while (step := came_from[state]) is not None:
+        state, kind = step
+        yield kind
+
+
+def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
+    """The state after a task of this kind, None where it is not possible."""
+    situation = (state.last, kind, makes(kind) != "" and makes(kind) not in state.made)
+    missing, forwards, inputs = state.missing - {situation}, state.open_forwards, state.open_inputs
+    last = remembered(kind, with_previous=with_previous)
+    following = replace(state, missing=missing, made=state.made | {makes(kind)}, last=last)
+    is_reduced = state.is_reduced
+    if kind == "UNSHARD":
+        return None if state.is_gathered or is_reduced else replace(following, is_gathered=True, is_used=False)
+    if not state.is_gathered:
+        return None
+    if kind == "RESHARD":  # not without a pass: only from one does torch learn that the weights are there
+        return replace(following, is_gathered=False) if state.is_used else None
+    if kind == "REDUCE_GRAD":
+        can_be = not is_reduced and state.is_used and not forwards and not inputs
+        return replace(following, is_reduced=True) if can_be else None
+    following = replace(following, is_used=True)
+    if kind == "FORWARD":
+        return None if is_reduced or forwards == _MOST_OPEN else replace(following, open_forwards=forwards + 1)
+    if kind == "BACKWARD_WEIGHT":
+        return replace(following, open_inputs=inputs - 1) if inputs else None
+    if not forwards or (kind == "BACKWARD_INPUT" and inputs == _MOST_OPEN):
+        return None
+    left = inputs + 1 if kind == "BACKWARD_INPUT" else inputs
+    return replace(following, open_forwards=forwards - 1, open_inputs=left)
+
+
+def wanted_of(orders: Iterable[list[Task]], slot: int, *, with_previous: bool) -> set[Context]:
+    """The contexts in which these orders have tasks of a stage, sending and receiving left out."""
+    return {
+        context
+        for order in orders
+        for context in contexts(order, with_previous=with_previous)
+        if context.task.slot == slot and context.task.kind not in TRANSFERS
+    }

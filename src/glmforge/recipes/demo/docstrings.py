@@ -1,0 +1,78 @@
+"""Questions and answers that Python sources hold already: what does this do, and its docstring.
+
+A small honest source of dialogue for machines without any other: real sentences that people wrote about real code,
+turned into the form of a conversation and nothing else.
+"""
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+from glmforge.data.documents.document import Document
+
+MAX_ANSWER_CHARACTERS = 800
+MIN_ANSWER_CHARACTERS = 20
+
+_QUESTIONS = (
+    "What does {name} do?",
+    "Explain {name}.",
+    "How does {name} work?",
+    "What is {name} for?",
+    "Tell me about {name}.",
+    "{name}?",
+)
+
+Turns = list[dict[str, str]]
+
+
+def docstring_conversations(documents: Iterable[Document]) -> Iterator[Turns]:
+    """One user turn and one assistant turn for every public name with a docstring, in the order of the sources.
+
+    Documents that are no Python are passed over. The wording of each question depends on the name alone.
+    """
+    for document in documents:
+        module = ".".join(PurePosixPath(document.id).with_suffix("").parts).removesuffix(".__init__")
+        for name, docstring in _documented_names(document.text, module):
+            answer = _first_paragraphs(docstring)
+            if len(answer) >= MIN_ANSWER_CHARACTERS:
+                yield [{"role": "user", "content": _question(name)}, {"role": "assistant", "content": answer}]
+
+
+def _documented_names(source: str, module: str) -> Iterator[tuple[str, str]]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # another language, Python 2, or a NUL byte
+        return
+    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
+    while pending:
+        name, node = pending.pop(0)
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield name, docstring
+        if isinstance(node, ast.Module | ast.ClassDef):
+            pending += [
+                (f"{name}.{child.name}", child)
+                for child in node.body
+                if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and not child.name.startswith("_")
+            ]
+
+
+def _first_paragraphs(docstring: str) -> str:
+    """Whole paragraphs up to the limit; at least the first, cut at a word."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    answer = paragraphs[0]
+    for paragraph in paragraphs[1:]:
+        if len(answer) + 2 + len(paragraph) > MAX_ANSWER_CHARACTERS:
+            break
+        answer += "\n\n" + paragraph
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        answer = answer[:MAX_ANSWER_CHARACTERS].rsplit(None, 1)[0]
+    return answer.strip()
+
+
+def _question(name: str) -> str:
+    digest = hashlib.blake2b(name.encode(), digest_size=2).digest()
+    return _QUESTIONS[int.from_bytes(digest, "little") % len(_QUESTIONS)].format(name=name)

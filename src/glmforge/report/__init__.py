@@ -1,0 +1,1 @@
+"""What others read of a run: HTML pages, tables and figures."""

@@ -1,0 +1,108 @@
+"""The picture of a schedule as a file: a page that needs nothing else, or the drawing alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from glmforge.config import dump_config
+from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.extras import needed_for
+from glmforge.observe.run import write_text
+from glmforge.observe.units import format_count
+from glmforge.report.page import Table, Tile, page_template
+from glmforge.report.schedule import (
+    NUM_SIZES,
+    Schedule,
+    phase_columns,
+    phase_rows,
+    plan_schedule,
+    rate_words,
+    source_rows,
+)
+
+SUFFIXES = (".html", ".png", ".svg")
+
+
+@dataclass(frozen=True)
+class _Summary:
+    name: str
+    lead: str
+    tiles: list[Tile]
+    tables: list[Table]
+
+
+def write_schedule(config: RunConfig, out: Path) -> Path:
+    """Write the schedule of a run to `out`: .html with tables, .png or .svg the drawing alone.
+
+    Returns `out`. Raises `ConfigError` for another suffix or a schedule that cannot be, `DataError` if the shards are
+    there and hold too little, and `MissingPackageError` if matplotlib is not installed.
+    """
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"--schedule: {out}: ends in none of {', '.join(SUFFIXES)}; name it by what it shall be")
+    with needed_for("--schedule: drawing"):
+        from glmforge.report.schedule_figures import save_schedule, schedule_svg
+    schedule = plan_schedule(config)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.suffix != ".html":
+        save_schedule(schedule, out)
+        return out
+    svg = schedule_svg(schedule)
+    caption = "Settings that differ from the phase before are bold. The mixture is what is drawn, not what is asked."
+    if schedule.missing:
+        caption = "Settings that differ from the phase before are bold. The mixture is what the weights ask for."
+    page = page_template("schedule.html")
+    write_text(out, page.render(summary=_summarize(schedule), svg=svg, caption=caption, config=dump_config(config)))
+    return out
+
+
+def _summarize(schedule: Schedule) -> _Summary:
+    config = schedule.config
+    model = config.model
+    return _Summary(
+        name=config.name,
+        lead=f"GLM mixture of experts, {model.num_hidden_layers} layers of width {model.hidden_size}, "
+        f"{model.num_experts_per_tok} of {model.n_routed_experts} experts active · {config.optim.matrix_optimizer}, "
+        f"{config.optim.schedule} learning rate",
+        tiles=_tiles(schedule),
+        tables=[
+            *_phases(schedule),
+            Table("Sources", _sources_note(schedule), _source_columns(schedule), list(source_rows(schedule))),
+        ],
+    )
+
+
+def _tiles(schedule: Schedule) -> list[Tile]:
+    config, batches = schedule.config, [span.batch_tokens for phase in schedule.phases for span in phase.spans]
+    lengths = [phase.seq_len for phase in config.phases]
+    return [
+        Tile("Tokens", format_count(schedule.tokens)),
+        Tile("Steps", f"{config.num_steps:,}"),
+        Tile("Phases", str(len(config.phases))),
+        Tile("Largest batch", format_count(max(batches)), "tokens"),
+        Tile("Longest sequence", f"{max(lengths):,}", "tokens"),
+        Tile("Learning rate", rate_words(config.optim.lr), f"down to {rate_words(schedule.phases[-1].last_lr)}"),
+        Tile("Warm-up", format_count(schedule.warmup_tokens), "tokens"),
+    ]
+
+
+def _phases(schedule: Schedule) -> list[Table]:
+    """Sizes and settings in a table each: in one they are wider than a page."""
+    columns, rows = phase_columns(), list(phase_rows(schedule))
+    return [
+        Table("Phases", "", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
+        Table("Settings of the phases", "", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]),
+    ]
+
+
+def _source_columns(schedule: Schedule) -> list[str]:
+    return ["source", "tokens", "share", "epochs", "cap", *(phase.config.name for phase in schedule.phases)]
+
+
+def _sources_note(schedule: Schedule) -> str:
+    if not schedule.missing:
+        return "What each phase draws, caps on epochs included: what a capped source cannot give, the others do."
+    names = ", ".join(schedule.missing)
+    return (
+        "What the weights ask for. How often a source is gone through, and where a cap on its epochs holds it back, is "
+        f"not known as long as these shards do not exist: {names}."
+    )

@@ -1,0 +1,1 @@
+"""The trainer, its step and the hooks around it."""

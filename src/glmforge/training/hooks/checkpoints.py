@@ -1,0 +1,235 @@
+"""Save the run when it is due and at the end, and take it up again.
+
+A resumed run equals one that never stopped, bit for bit on the same layout: weights, moments, router biases, position
+in the data, learning rate (a function of the position) and generator states are all in the checkpoint.
+
+A step that was skipped for a non-finite gradient is saved like any other: it has changed nothing but the position, and
+the counters of such steps are saved with it.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glmforge.checkpoint.compatible import check_compatible
+from glmforge.checkpoint.format.meta import CheckpointMeta
+from glmforge.checkpoint.load import load_latest, load_rng_state
+from glmforge.checkpoint.node_local.parts_of_ranks import local_root
+from glmforge.checkpoint.policy.saver import CheckpointSaver, SaveReport
+from glmforge.config.schema import RunConfig
+from glmforge.errors import CheckpointError
+from glmforge.observe.metrics import Record, make_record
+from glmforge.observe.run import RunDirectory, record_event
+from glmforge.observe.units import format_bytes
+from glmforge.training.state import TrainState
+from glmforge.training.step import ENDING
+from glmforge.training.trainer import Hook, StepOutcome, Trainer, model_tensors
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointHook(Hook):
+    """Saves under `<output_dir>/checkpoints`; must be the last hook, so that the others' states are of this step."""
+
+    name = "checkpoints"
+
+    def __init__(self, config: RunConfig, data_fingerprint: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
+        self.config = config
+        self.root = RunDirectory(config.output_dir).checkpoints
+        self.data_fingerprint = dict(data_fingerprint)
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+        self._saver: CheckpointSaver | None = None
+        self._is_main = False
+        self._unrecorded: list[SaveReport] = []
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        config = self.config.checkpoint
+        self._is_main = trainer.world.is_main
+        self._saver = CheckpointSaver(self.root, config, run_name=self.config.name)
+        if config.every_steps is not None or config.ephemeral_every_steps is not None:
+            self._saver.prepare(model_tensors(trainer.model, trainer.optimizer))
+
+    def on_gradients(self, trainer: Trainer) -> None:
+        """The update that follows writes to what may still be on its way into memory aside."""
+        if self._saver is not None:
+            self._saver.finish_copy()
+
+    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+        config, state = self.config.checkpoint, trainer.state
+        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done(self.config))
+        if ends or "save" in outcome.flags or _is_due(config.every_steps, state.step):
+            self.save(trainer, outcome.phase.name, durable=ends)
+        elif _is_due(config.ephemeral_every_steps, state.step):
+            self.save(trainer, outcome.phase.name, ephemeral=True)
+        self._report()
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        if self._saver is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        if self._saver is not None:
+            self._saver.close()
+            self._report()
+
+    def save(self, trainer: Trainer, phase: str, *, ephemeral: bool = False, durable: bool = False) -> None:
+        """Save the present state. Collective; see `CheckpointSaver.save`."""
+        assert self._saver is not None, "saving begins with training"
+        state = trainer.state
+        meta = CheckpointMeta(
+            step=state.step,
+            phase=phase,
+            tokens_consumed=state.tokens,
+            samples_consumed=dict(state.samples),
+            config=self.config.model_dump(mode="json"),
+            data_fingerprint=self.data_fingerprint,
+            tokenizer_fingerprint=self.tokenizer_fingerprint,
+            hooks={hook.name: hook.state_dict() for hook in trainer.hooks},
+            skipped_samples={name: list(ranges) for name, ranges in state.skipped.items()},
+            mixtures=trainer.curriculum.state_dict(),
+            nonfinite_steps=state.nonfinite_steps,
+            total_nonfinite_steps=state.total_nonfinite_steps,
+            rollbacks=state.rollbacks,
+            stopped=state.stopped,
+        )
+        tensors = model_tensors(trainer.model, trainer.optimizer)
+        self._saver.save(
+            state.step,
+            tensors,
+            meta,
+            rng_state=_rng_state(trainer.world.device),
+            ephemeral=ephemeral,
+            durable=durable,
+        )
+
+    def resume(self, trainer: Trainer, before_step: int | None = None) -> Path | None:
+        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. Collective.
+
+        With `before_step` the run goes back: the newest of an earlier step is taken, and later ones are set aside.
+        """
+        if self._saver is not None:
+            self._saver.wait()
+        config = self.config.checkpoint
+        found = load_latest(
+            self.root,
+            model_tensors(trainer.model, trainer.optimizer),
+            config=self.config.model_dump(mode="json"),
+            local_root=None if config.local_dir is None else local_root(config.local_dir, self.config.name),
+            before_step=before_step,
+        )
+        if found is None:
+            return None
+        path, meta = found
+        self._check_same_data(path, meta)
+        trainer.state = _train_state(meta)
+        for hook in trainer.hooks:
+            hook.load_state_dict(meta.hooks.get(hook.name, {}))
+        changes = trainer.curriculum.load_state_dict(meta.mixtures, meta.samples_consumed)
+        if trainer.world.is_main:
+            self._record_changes(meta, changes, resumed=before_step is None)
+        rng_state = load_rng_state(path)
+        if rng_state is not None:
+            _set_rng_state(rng_state, trainer.world.device)
+        return path
+
+    def take_record(self) -> Record:
+        """The saves that have ended since the last record, together; empty if there are none. Rank 0 only."""
+        reports, self._unrecorded = self._unrecorded, []
+        if not reports:
+            return {}
+        saved = [report for report in reports if report.error is None]
+        seconds, num_bytes = sum(r.seconds_total for r in saved), sum(r.num_bytes for r in saved)
+        return make_record(
+            checkpoint_seconds_blocked=sum(report.seconds_blocked for report in reports),
+            checkpoint_seconds_total=seconds if saved else None,
+            checkpoint_bytes=num_bytes if saved else None,
+            checkpoint_bytes_per_second=num_bytes / seconds if saved else None,
+        )
+
+    def _report(self) -> None:
+        """Write what has become of earlier saves to the run's events."""
+        if self._saver is None or not self._is_main:
+            return
+        for report in self._saver.poll():
+            self._unrecorded.append(report)
+            event = "saved" if report.error is None else "save failed"
+            if report.error is not None:
+                logger.warning("step %d was not saved: %s", report.step, report.error)
+            record_event(self.config.output_dir, event, step=report.step, detail=_describe(report))
+
+    def _record_changes(self, meta: CheckpointMeta, mixtures: list[str], *, resumed: bool) -> None:
+        changes = [("mixture changed", change) for change in mixtures]
+        if resumed:  # a run that goes back has not been configured anew
+            noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)
+            changes += [("configuration changed", change) for change in noted]
+        for event, detail in changes:
+            record_event(self.config.output_dir, event, step=meta.step, detail=detail)
+
+    def _check_same_data(self, path: Path, meta: CheckpointMeta) -> None:
+        if meta.tokenizer_fingerprint != self.tokenizer_fingerprint:
+            raise CheckpointError(
+                f"{path}: was trained with another tokenizer than data.tokenizer; restore that tokenizer, or start a "
+                "new run under another name"
+            )
+        for phase, consumed in meta.samples_consumed.items():
+            before, now = meta.data_fingerprint.get(phase), self.data_fingerprint.get(phase)
+            difference = _first_difference(f"phase '{phase}'", before, now) if consumed else None
+            if difference:
+                raise CheckpointError(
+                    f"{path}: {difference}; data that has been consumed must stay what it was: restore it, or start a "
+                    "new run under another name"
+                )
+
+
+def _is_due(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0
+
+
+def _train_state(meta: CheckpointMeta) -> TrainState:
+    return TrainState(
+        step=meta.step,
+        tokens=meta.tokens_consumed,
+        samples=dict(meta.samples_consumed),
+        nonfinite_steps=meta.nonfinite_steps,
+        total_nonfinite_steps=meta.total_nonfinite_steps,
+        skipped={name: list(ranges) for name, ranges in meta.skipped_samples.items()},
+        rollbacks=meta.rollbacks,
+        stopped=meta.stopped,
+    )
+
+
+def _rng_state(device: torch.device) -> Tensor:
+    """The state of the CPU's generator, then that of the GPU's where there is one (uint8)."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)
+
+
+def _set_rng_state(state: Tensor, device: torch.device) -> None:
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(state[:size])
+    if device.type == "cuda" and len(state) > size:
+        torch.cuda.set_rng_state(state[size:], device)
+
+
+def _describe(report: SaveReport) -> str:
+    if report.error is not None:
+        return report.error
+    return (
+        f"{'ephemeral' if report.ephemeral else 'lasting'}, {format_bytes(report.num_bytes)} in "
+        f"{report.seconds_total:.1f} s ({format_bytes(report.bytes_per_second)}/s); training waited "
+        f"{report.seconds_blocked:.2f} s"
+    )
+
+
+def _first_difference(name: str, before: Any, now: Any) -> str | None:
+    """Where two fingerprints differ first, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        differences = (_first_difference(f"{name}.{key}", before.get(key), now.get(key)) for key in before | now)
+        return next(filter(None, differences), None)
+    return None if before == now else f"{name} was {before} and is {now} now"

@@ -1,0 +1,75 @@
+"""Take commands for the live run from its control file; see `glmforge.observe.control`.
+
+Only rank 0 looks: what it finds becomes a flag, which all ranks agree on within the step.
+"""
+
+import logging
+from pathlib import Path
+
+from glmforge.observe.control import REFUSED, TAKEN, Command, ControlError, parse_command, take_command
+from glmforge.observe.run import record_event
+from glmforge.training.hooks.profile import ProfileHook
+from glmforge.training.trainer import Hook, Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class ControlHook(Hook):
+    """Looks before each step. A command that was given before this process began is refused: it was meant for another.
+
+    Args:
+        output_dir: the run directory.
+        profile: what 'profile' is passed on to.
+    """
+
+    name = "control"
+
+    def __init__(self, output_dir: Path, profile: ProfileHook) -> None:
+        self.root, self.profile = output_dir, profile
+        self._warned = False
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        text = self._take() if trainer.world.is_main else None
+        if text is not None:
+            self._refuse(trainer, f"{text.strip()!r} was given before the run was started again; give it again")
+
+    def on_step_start(self, trainer: Trainer) -> None:
+        text = self._take() if trainer.world.is_main else None
+        if text is None:
+            return
+        try:
+            command = parse_command(text)
+        except ControlError as error:
+            self._refuse(trainer, str(error))
+        else:
+            self._obey(trainer, command)
+
+    def on_train_end(self, trainer: Trainer) -> None:
+        """Record that the run has ended, so that nobody tells it anything any more."""
+        if trainer.world.is_main:
+            state, phases = trainer.state, len(trainer.config.phases)
+            done = state.stopped is None and state.phase_index(trainer.config) == phases
+            detail = "" if done else state.stopped or "told to by the control file"
+            record_event(self.root, "finished" if done else "stopped", step=state.step, detail=detail)
+
+    def _obey(self, trainer: Trainer, command: Command) -> None:
+        if command.name != "profile":
+            trainer.raise_flag(command.name)
+        elif not self.profile.request(trainer, command.steps):
+            self._refuse(trainer, "a profile is being taken already; give it again afterwards")
+            return
+        record_event(self.root, TAKEN, step=trainer.state.step, detail=str(command))
+
+    def _refuse(self, trainer: Trainer, reason: str) -> None:
+        logger.warning("control refused: %s", reason)
+        record_event(self.root, REFUSED, step=trainer.state.step, detail=reason)
+
+    def _take(self) -> str | None:
+        """A control file that cannot be read is no reason to end a run: it is said once."""
+        try:
+            return take_command(self.root)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("the control file cannot be taken: %s", error)
+            self._warned = True
+            return None

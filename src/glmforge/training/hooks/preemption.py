@@ -1,0 +1,120 @@
+"""Give way in order: a signal from the scheduler saves the run and ends it with a code that has it started again.
+
+Slurm sends a warning before the time limit or a preemption (`--signal=USR1@120`, the user's choice of signal), and
+SIGTERM when it is time. A handler may do next to nothing, so it raises a flag; all ranks agree on it in the next step,
+the checkpoint hook saves, and the trainer ends with `Preempted`.
+
+Ctrl-C does the same, and says so at once; nobody is to start the run again by himself, so it ends with `Interrupted`. A
+second one ends the process on the spot, also one that waits for a peer. (torchrun sends each on to its workers once; a
+second one, which finds it waiting for them, they get as SIGTERM.)
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
+from glmforge.errors import GlmforgeError
+from glmforge.observe.run import record_event
+from glmforge.training.trainer import Hook, Preempted, StepOutcome, Trainer
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a run gives way to."""
+
+_SAME_REQUEST_S = 5.0
+"""A SIGTERM so soon after another is the same one, sent twice: once by Slurm to all processes of the step, once by
+torchrun, which passes it on to its workers."""
+
+
+class PreemptionHook(Hook):
+    """Raises the flag "preempt" on each of `SIGNALS`, "interrupt" on SIGINT. A second SIGTERM or SIGINT, or a SIGTERM
+    after SIGINT, ends the process at once."""
+
+    name = "preemption"
+
+    def __init__(self, output_dir: Path) -> None:
+        self.root = output_dir
+        self._trainer: Trainer | None = None
+        self._before: dict[int, Any] = {}
+        self._received: dict[int, float] = {}
+        self._agreed_at: float | None = None
+        self._who = ""
+        self._interrupts = InterruptWatch(self._on_interrupt)
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        if threading.current_thread() is not threading.main_thread():
+            logger.debug("signals do not save this run: it is not in the main thread")
+            return
+        self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        self._interrupts.start()
+
+    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+        if outcome.flags & {"preempt", "interrupt"} and self._agreed_at is None:
+            self._agreed_at = time.monotonic()
+            self._who = self._who_received(trainer)
+
+    def close(self) -> None:
+        """Restore the handlers; after a preemption, record it. (The trainer raises `Preempted` once all is saved.)
+
+        Where one of several ranks fails with an error that is not the user's, SIGTERM stays held off: a launcher sends
+        it to all as soon as one has died, and this one is to say first which it was (`glmforge.parallel.peers`).
+        """
+        for number, handler in self._before.items():
+            if number != signal.SIGTERM or not self._has_to_explain():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+        self._interrupts.stop()
+        if isinstance(sys.exception(), Preempted) and self._agreed_at is not None and self._trainer is not None:
+            self._record(self._trainer, since=min([*self._received.values(), self._agreed_at]))
+
+    def _has_to_explain(self) -> bool:
+        error = sys.exception()
+        several = self._trainer is not None and self._trainer.world.size > 1
+        return several and isinstance(error, Exception) and not isinstance(error, GlmforgeError)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        assert self._trainer is not None
+        now = time.monotonic()
+        first = self._received.setdefault(number, now)
+        if number == signal.SIGTERM and (now - first > _SAME_REQUEST_S or signal.SIGINT in self._received):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._trainer.raise_flag("preempt")
+
+    def _on_interrupt(self, count: int) -> None:
+        """In a thread of its own."""
+        assert self._trainer is not None
+        speaks = self._trainer.world.is_main
+        if count > 1:
+            if speaks:
+                say("interrupted again: ends at once; the same command goes on from the last checkpoint")
+            os._exit(INTERRUPTED)
+        self._received[signal.SIGINT] = time.monotonic()
+        self._trainer.raise_flag("interrupt")
+        if speaks:
+            say("interrupted: finishes this step and saves; again to end at once, without saving")
+
+    def _who_received(self, trainer: Trainer) -> str:
+        """'SIGUSR1 on 4 of 4 ranks'. All ranks call this together."""
+        world = trainer.world
+        numbers = (*SIGNALS, signal.SIGINT)
+        received = torch.tensor([number in self._received for number in numbers], dtype=torch.int64)
+        counts = world.sum(received.to(world.device)).tolist()
+        some = [f"{number.name} on {n} of {world.size} ranks" for number, n in zip(numbers, counts, strict=True) if n]
+        return ", ".join(some) or "no signal"
+
+    def _record(self, trainer: Trainer, since: float) -> None:
+        if trainer.world.is_main:
+            detail = f"{self._who}; saved {time.monotonic() - since:.1f} s after it"
+            record_event(self.root, "preempted", step=trainer.state.step, detail=detail)

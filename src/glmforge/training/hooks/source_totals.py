@@ -1,0 +1,64 @@
+"""Tokens and loss of each source of data, added up on the device; read on logging steps and saves only.
+
+Shape: S sources.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glmforge.observe.metrics import Record, make_record
+from glmforge.training.step import StepResult
+
+_SUMS = ("total", "tokens", "nll")
+"""Label tokens since the run began; then label tokens and summed loss of the steps taken since the last record."""
+
+
+class SourceTotals:
+    """What `source_tokens` and `source_loss` tell. Tokens survive a resume by the sources' names."""
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+        self._sums_3S: Tensor | None = None
+        self._loaded: dict[str, dict[str, float]] = {}
+
+    def add(self, names: Sequence[str], result: StepResult) -> None:
+        """A step's tokens and, if it was taken, its loss."""
+        tokens_S, nll_S = result.source_tokens_S, result.source_nll_S
+        if self._sums_3S is None:
+            self._names = names
+            loaded = [[self._loaded.get(sums, {}).get(name, 0.0) for name in names] for sums in _SUMS]
+            self._sums_3S = torch.tensor(loaded, dtype=torch.float64, device=tokens_S.device)
+        self._sums_3S[0] += tokens_S
+        if result.finite:
+            self._sums_3S[1:] += torch.stack((tokens_S, nll_S))
+
+    def record(self) -> Record:
+        """The metrics since the last record. Waits for the device."""
+        sums = self.state_dict()
+        return make_record(
+            source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
+            source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
+        )
+
+    def begin_record(self) -> None:
+        if self._sums_3S is not None:
+            self._sums_3S[1:] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums by name, of sources that have any; those no longer configured keep their tokens."""
+        if self._sums_3S is None:
+            return self._loaded
+        total, tokens, nll = (dict(zip(self._names, sums, strict=True)) for sums in self._sums_3S.tolist())
+        gone = {name: n for name, n in self._loaded.get("total", {}).items() if name not in total}
+        return {
+            "total": gone | {name: n for name, n in total.items() if n},
+            "tokens": {name: n for name, n in tokens.items() if n},
+            "nll": {name: nll[name] for name, n in tokens.items() if n},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave; an empty state begins anew."""
+        self._loaded, self._sums_3S = state, None

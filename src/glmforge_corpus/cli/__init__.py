@@ -1,0 +1,1 @@
+"""The commands of `glmforge data` that make a corpus."""

@@ -1,0 +1,99 @@
+"""Formulas of a page as TeX, before its text is read.
+
+A page says a formula in several ways at once: what the browser draws, what a screen reader is told, and often the
+author's TeX. Read as text they come out two or three times over, with fractions and exponents lost. Each formula is
+therefore replaced by one piece of text, `$...$`, or `$$...$$` in a block of its own where it is displayed:
+
+* MathJax 2 keeps TeX in `<script type="math/tex">`; what it drew stands before it and is removed.
+* KaTeX, LaTeXML, Wikipedia and others put TeX into MathML, as an annotation or as `alttext`.
+* Formulas that are pictures (WordPress, Wikipedia) have it as `alt`.
+* MathML without TeX is written as TeX by `mathml.py`.
+
+TeX that stands in the text between delimiters is text and stays as it is.
+"""
+
+import re
+from typing import Final
+
+from resiliparse.parse.html import HTMLTree
+from resiliparse.parse.html.node import ElementNode, Node
+
+from glmforge_corpus.extract.html.mathml import mathml_to_tex
+
+_SIGNS: Final = ("<math", 'type="math/tex', "mwe-math", 'class="latex', 'class="tex"')
+_DRAWN: Final = (
+    ".MathJax_Preview, .MathJax, .MathJax_Display, .MathJax_SVG, .MathJax_SVG_Display, .MathJax_CHTML, .mjx-chtml"
+)
+_WRAPPERS: Final = ".katex-display, .katex, .mwe-math-element, mjx-container"
+_PICTURES: Final = "img.latex, img.tex, img.mwe-math-fallback-image-inline, img.mwe-math-fallback-image-display"
+_STYLE: Final = re.compile(r"^\{\\(?:displaystyle|textstyle)\s*(.*)\}$", re.DOTALL)
+
+
+def has_formulas(serialised: str) -> bool:
+    """Whether a document that lexbor has written out holds any."""
+    return any(sign in serialised for sign in _SIGNS)
+
+
+def write_formulas_as_tex(tree: HTMLTree) -> None:
+    """Replace the formulas of a page, in place."""
+    document = tree.document
+    assert document is not None
+    if document.query_selector("script[type^='math/tex']") is not None:
+        for node in document.query_selector_all(_DRAWN):
+            _remove(node)
+    for script in document.query_selector_all("script[type^='math/tex']"):
+        _replace(tree, script, script.text or "", "mode=display" in (script.getattr("type") or ""))
+    for wrapper in document.query_selector_all(_WRAPPERS):
+        _replace_wrapper(tree, wrapper)
+    for math in document.query_selector_all("math"):
+        _replace(tree, math, _tex_of(math), math.getattr("display") == "block")
+    for picture in document.query_selector_all(_PICTURES):
+        _replace(tree, picture, picture.getattr("alt") or "", "display" in (picture.getattr("class") or ""))
+
+
+def _replace_wrapper(tree: HTMLTree, wrapper: ElementNode) -> None:
+    """KaTeX, MathJax 3 and Wikipedia: MathML for readers beside what is drawn."""
+    math = wrapper.query_selector("math")
+    picture = wrapper.query_selector("img")
+    names = wrapper.getattr("class") or ""
+    display = "katex-display" in names or wrapper.getattr("display") == "true"
+    if math is not None:
+        _replace(tree, wrapper, _tex_of(math), display or math.getattr("display") == "block")
+    elif picture is not None:
+        _replace(tree, wrapper, picture.getattr("alt") or "", "display" in (picture.getattr("class") or ""))
+
+
+def _tex_of(math: ElementNode) -> str:
+    annotation = math.query_selector("annotation[encoding='application/x-tex'], annotation[encoding='TeX']")
+    if annotation is not None and (annotation.text or "").strip():
+        return str(annotation.text)
+    return math.getattr("alttext") or mathml_to_tex(math)
+
+
+def _replace(tree: HTMLTree, node: Node, tex: str, display: bool) -> None:
+    parent = node.parent
+    if parent is None:
+        return  # went away with a formula around it
+    tex = tex.strip()
+    inner = _STYLE.match(tex)
+    tex = inner.group(1).strip() if inner else tex
+    if not tex:
+        _remove(node)
+    elif display:
+        block = tree.create_element("div")
+        assert block is not None
+        block.append_child(_text(tree, f"$${tex}$$"))
+        parent.replace_child(block, node)
+    else:
+        parent.replace_child(_text(tree, f"${tex}$"), node)
+
+
+def _text(tree: HTMLTree, text: str) -> Node:
+    node = tree.create_text_node(text)
+    assert node is not None
+    return node
+
+
+def _remove(node: Node) -> None:
+    if node.parent is not None:
+        node.parent.remove_child(node)

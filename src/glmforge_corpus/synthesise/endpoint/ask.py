@@ -1,0 +1,175 @@
+"""Many requests at a time, each paid once.
+
+What the journal has is not asked again. What is asked is written there before and after, so that a run killed at
+any moment pays again for nothing but what was in flight.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from glmforge.config.model import Strict, refuse
+from glmforge.errors import DataError
+from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
+from glmforge_corpus.synthesise.endpoint.client import Attempt, Endpoint, backoff, url_fault
+from glmforge_corpus.synthesise.endpoint.journal import Journal
+from glmforge_corpus.synthesise.endpoint.prompts import Request
+
+
+class Server(Strict):
+    """Which server, and how hard to try."""
+
+    endpoint: str = Field(description="URL up to /chat/completions, such as http://localhost:8000/v1")
+    api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds the API key")
+    concurrency: int = Field(default=32, ge=1, description="requests at the same time")
+    timeout: float = Field(default=600.0, gt=0, description="seconds for a whole reply")
+    attempts: int = Field(default=6, ge=1, description="of one request, before it is left for the next run")
+    first_wait: float = Field(default=1.0, gt=0, description="seconds before the second attempt; doubled each time")
+    prices: Prices = Prices()
+    max_cost: float | None = Field(default=None, ge=0, description="cap on the cost of all runs into this directory")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (fault := url_fault(self.endpoint)) is not None:
+            refuse("endpoint", fault)
+        if self.max_cost is not None and not (self.prices.prompt or self.prices.completion):
+            refuse("max_cost", "a cap needs prices: give those of prompt and completion tokens")
+        return self
+
+
+@dataclass
+class Tally:
+    """What became of the requests of this run.
+
+    Attributes:
+        total, reused: requests, and those that the journal had already.
+        asked: finished in this run.
+        failed: message -> requests that no attempt could finish.
+        attempts: outcome -> attempts.
+        capped: whether the cap ended it.
+    """
+
+    total: int = 0
+    reused: int = 0
+    asked: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    attempts: dict[str, int] = field(default_factory=dict)
+    capped: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.reused + self.asked == self.total
+
+
+Progress = Callable[[Tally, float], None]
+"""Called with the tally and the money spent as requests finish."""
+
+
+def ask_all(requests: Iterable[Request], server: Server, journal: Journal, progress: Progress | None = None) -> Tally:
+    """Ask for all that the journal does not have; `journal.entry` has the replies then.
+
+    Raises:
+        DataError: the server takes no request of ours. Replies in flight are waited for and kept.
+    """
+    return asyncio.run(
+        _ask_all(list({request.key: request for request in requests}.values()), server, journal, progress)
+    )
+
+
+async def _ask_all(requests: list[Request], server: Server, journal: Journal, progress: Progress | None) -> Tally:
+    pending = [request for request in requests if request.key not in journal.finished]
+    tally = Tally(len(requests), len(requests) - len(pending))
+    budget = Budget(float("inf") if server.max_cost is None else server.max_cost, journal.spent)
+    queue = iter(pending)
+    async with Endpoint(server.endpoint, server.api_key_env, server.timeout, server.concurrency) as endpoint:
+        crew = _Crew(server, journal, budget, endpoint, tally, progress)
+        workers = [asyncio.create_task(crew.work(queue)) for _ in range(min(server.concurrency, len(pending)))]
+        results = await asyncio.gather(*workers, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return tally
+
+
+@dataclass
+class _Crew:
+    server: Server
+    journal: Journal
+    budget: Budget
+    endpoint: Endpoint
+    tally: Tally
+    progress: Progress | None
+    stopped: bool = False
+
+    async def work(self, queue: Iterator[Request]) -> None:
+        for request in queue:
+            if self.stopped:
+                return
+            try:
+                await self.finish(request)
+            except BaseException:
+                self.stopped = True
+                raise
+            if self.progress is not None:
+                self.progress(self.tally, self.budget.spent)
+
+    async def finish(self, request: Request) -> None:
+        """Attempt until it is done, refused, or the last attempt has failed."""
+        message = ""
+        for number in range(1, self.server.attempts + 1):
+            attempt = await self.attempt(request)
+            if attempt is None:
+                self.tally.capped = self.stopped = True
+                return
+            self.tally.attempts[attempt.outcome] = self.tally.attempts.get(attempt.outcome, 0) + 1
+            if attempt.outcome in ("done", "refused"):
+                self.tally.asked += 1
+                return
+            message = f"{attempt.status or ''} {attempt.message}".strip()
+            if number < self.server.attempts:
+                pause = backoff(number, request.key, self.server.first_wait)
+                await asyncio.sleep(max(pause, attempt.wait or 0.0))
+            if self.stopped:
+                return
+        self.tally.failed[message] = self.tally.failed.get(message, 0) + 1
+
+    async def attempt(self, request: Request) -> Attempt | None:
+        """One attempt, journaled; None if the cap forbids it."""
+        prices = self.server.prices
+        most = prices.most(request.prompt_bytes, int(request.payload["max_tokens"]))
+        if not await self.budget.reserve(most):
+            return None
+        self.journal.append({"type": "sent", "key": request.key, "cost": most})
+        attempt = Attempt("lost")
+        cost = most
+        try:
+            attempt = await self.endpoint.ask(request.payload)
+            if attempt.outcome == "done":
+                assert attempt.reply is not None
+                cost = prices.cost(attempt.reply.get("usage"), most)
+            elif attempt.outcome != "lost":
+                cost = 0.0
+        except DataError:  # the server refuses everything: nothing was paid for it
+            attempt, cost = Attempt("unpaid"), 0.0
+            raise
+        finally:
+            self.journal.append(_entry(request.key, attempt, cost))
+            await self.budget.settle(most, cost)
+        return attempt
+
+
+def _entry(key: str, attempt: Attempt, cost: float) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": attempt.outcome, "key": key}
+    match attempt.outcome:
+        case "done":
+            reply = attempt.reply or {}
+            return entry | {"reply": {"choices": reply["choices"][:1], "usage": reply.get("usage")}, "cost": cost}
+        case "refused":
+            return entry | {"status": attempt.status, "message": attempt.message}
+        case "lost":
+            return entry | {"cost": cost}
+        case _:
+            return entry

@@ -1,0 +1,154 @@
+"""One chat completion from a server that may be slow, busy, broken or gone.
+
+A failure that may pass (no connection, timeout, a reply cut off, 408, 409, 425, 429, 5xx) is tried again after 1, 2,
+4, ... seconds with some jitter, or after what `Retry-After` says. 400, 404 of a model's request, 413 and 422 are the
+request's own fault: it is refused for good. 401, 403 and 404 at the first request end the run: nothing will work.
+"""
+
+import asyncio
+import email.utils
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx2
+
+from glmforge.errors import ConfigError, DataError
+from glmforge_corpus.synthesise.draw import Draw
+
+MAX_WAIT = 60.0
+"""Seconds between two attempts at most, unless the server asks for more."""
+
+_MAX_RETRY_AFTER = 600.0
+_MAY_PASS = frozenset({408, 409, 425, 429})
+_HOPELESS = frozenset({401, 402, 403, 404, 405})
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How an attempt ended.
+
+    Attributes:
+        outcome: "done"; "refused" for good; "unpaid", which may be tried again; "lost", the same, but it may have
+            been billed.
+        reply: the server's JSON, if done.
+        status, message: what the server said, or what went wrong.
+        wait: seconds that the server asks to wait.
+    """
+
+    outcome: Literal["done", "refused", "unpaid", "lost"]
+    reply: Mapping[str, Any] | None = None
+    status: int = 0
+    message: str = ""
+    wait: float | None = None
+
+
+class Endpoint:
+    """A server's `/chat/completions`; a context manager.
+
+    Args:
+        url: up to and without `/chat/completions`, such as `http://localhost:8000/v1`.
+        api_key_env: environment variable that holds the key; without the variable, none is sent.
+        timeout: seconds for a reply, from first to last byte.
+        connections: requests at the same time.
+
+    Raises:
+        ConfigError: the URL is none, or holds a password.
+    """
+
+    def __init__(self, url: str, api_key_env: str, timeout: float, connections: int) -> None:
+        if (fault := url_fault(url)) is not None:
+            raise ConfigError(f"endpoint: {fault}")
+        self._url, self._timeout = url.rstrip("/") + "/chat/completions", timeout
+        self._key = os.environ.get(api_key_env, "")
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
+        self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=limits, follow_redirects=False)
+
+    async def __aenter__(self) -> "Endpoint":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+    async def ask(self, payload: Mapping[str, Any]) -> Attempt:
+        """One attempt.
+
+        Raises:
+            DataError: the server will take no request of ours (wrong key, no such path or model).
+        """
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._client.post(self._url, json=payload)
+        except TimeoutError:
+            return Attempt("lost", message=f"no reply within {self._timeout:g} s")
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
+            return Attempt("unpaid", message=f"no connection: {self._clean(str(error))}")
+        except httpx2.RequestError as error:  # a connection lost on the way, or a reply that cannot be decoded
+            return Attempt("lost", message=f"connection broken: {type(error).__name__}")
+        return self._judge(response)
+
+    def _judge(self, response: httpx2.Response) -> Attempt:
+        status = response.status_code
+        if status == 200:
+            return self._reply(response)
+        message = self._clean(response.text[:500])
+        if status in _MAY_PASS or status >= 500:
+            return Attempt(
+                "unpaid", status=status, message=message, wait=retry_after(response.headers.get("retry-after"))
+            )
+        if status in _HOPELESS or 300 <= status < 400:
+            raise DataError(f"{self._url}: refuses all requests ({status}: {message}): check URL, model and API key")
+        return Attempt("refused", status=status, message=message)
+
+    def _reply(self, response: httpx2.Response) -> Attempt:
+        try:
+            reply = response.json()
+            choice = reply["choices"][0]
+            if not isinstance(choice["message"], dict):
+                raise TypeError("message")
+        except (ValueError, KeyError, IndexError, TypeError):
+            return Attempt("lost", status=200, message=f"no chat completion: {self._clean(response.text[:200])}")
+        return Attempt("done", reply=reply, status=200)
+
+    def _clean(self, text: str) -> str:
+        """Servers echo keys in their errors; no message of ours may."""
+        text = text.replace(self._key, "***") if self._key else text
+        return re.sub(r"\s+", " ", text).strip()
+
+
+def url_fault(url: str) -> str | None:
+    """What is wrong with the URL of a server, without repeating what may be secret in it; None if nothing is."""
+    try:
+        parts = urlsplit(url)
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        is_server, parts = False, urlsplit("")
+    if parts.username or parts.password or parts.query:
+        return "a URL with a password or key in it would be logged: use --api-key-env"
+    return None if is_server else "no URL of a server: name it like http://localhost:8000/v1"
+
+
+def retry_after(header: str | None, now: float | None = None) -> float | None:
+    """Seconds that a `Retry-After` header asks for (a number or a date), or None."""
+    if not header:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            moment = email.utils.parsedate_to_datetime(header).timestamp()
+        except ValueError:
+            return None
+        seconds = moment - (time.time() if now is None else now)
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER) if seconds == seconds else None
+
+
+def backoff(attempt: int, key: str, first: float) -> float:
+    """Seconds before attempt `attempt` + 1: doubled each time, between half and all of it, so that clients spread."""
+    jitter = Draw(key, attempt).integer(500, 1000) / 1000
+    return float(min(first * 2 ** (attempt - 1), MAX_WAIT) * jitter)

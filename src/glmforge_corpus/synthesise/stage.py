@@ -1,0 +1,267 @@
+"""Verified problems as a stage that reads nothing: made, checked, made unique, kept apart from evaluation sets.
+
+Steps: *candidates*, a task per block of indices of one family and level, makes a few more problems than are wanted,
+has the independent checker go over each, and looks for evaluation items in them; *choice*, one task, takes the first
+of each question, in the order of families, levels and indices; *documents*, a task per block again, writes what was
+chosen, as documents and as conversations. Nothing depends on the number of tasks or workers but the files' names.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from glmforge.config.model import refuse
+from glmforge.data.documents.batch import DocumentBatch, read_batches
+from glmforge_corpus.decontaminate.contamination import Matching, load_once
+from glmforge_corpus.decontaminate.evaluation_sets import EvaluationSet
+from glmforge_corpus.pipeline.stage import DOCUMENTS, REPORT, Stage, StageContext, Step, TaskOutput, task_directory
+from glmforge_corpus.pipeline.statistics import dump_json
+from glmforge_corpus.synthesise.check import why_wrong
+from glmforge_corpus.synthesise.generate import FAMILIES, LANGUAGES, make_problem
+from glmforge_corpus.synthesise.overlap import runs_of
+from glmforge_corpus.synthesise.problem import LEVELS, Problem
+from glmforge_corpus.synthesise.questions import pattern_hash, question_hash
+
+MESSAGES = "messages.jsonl"
+"""The file in a task's directory that holds its conversations."""
+
+SOURCE = "synthetic"
+_HASHES, _CHOSEN = "hashes.npz", "chosen.npz"
+
+
+class Problems(Stage):
+    """Problems with verified solutions, as many of each family and level."""
+
+    kind: ClassVar[str] = "problems"
+
+    count: int = Field(ge=1, description="how many, over all families and levels")
+    families: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=tuple(FAMILIES), description=f"of {', '.join(FAMILIES)}"
+    )
+    levels: Annotated[tuple[int, ...], Field(strict=False)] = Field(default=LEVELS, description="difficulties, 1 to 5")
+    languages: Annotated[tuple[str, ...], Field(strict=False)] = Field(
+        default=LANGUAGES, description="en, zh; with both, three in ten are Chinese"
+    )
+    against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
+        default=(), description="evaluation sets whose items must not occur"
+    )
+    surplus: float = Field(default=0.06, ge=0, description="share of problems made in excess, for duplicates")
+    block: int = Field(default=1500, ge=1, description="problems that one task makes")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for field, given, known in (
+            ("families", self.families, tuple(FAMILIES)),
+            ("levels", self.levels, LEVELS),
+            ("languages", self.languages, LANGUAGES),
+        ):
+            unknown = [value for value in given if value not in known]
+            if unknown:
+                refuse(field, f"no '{unknown[0]}': choose from {', '.join(map(str, known))}")
+            if not given:
+                refuse(field, f"name at least one of {', '.join(map(str, known))}")
+            if len(set(given)) < len(given):
+                refuse(field, "names one twice")
+        return self
+
+    def check(self) -> Self:
+        if self.against:
+            load_once(self.against, Matching())
+        return self
+
+    def steps(self, context: StageContext) -> list[Step]:
+        blocks = tuple(self._blocks())
+        return [
+            _Candidates(self, blocks, context.seed),
+            _Choice(self, blocks, context.directory),
+            _Documents(len(blocks), context.directory),
+        ]
+
+    def describe(self) -> str:
+        return f"problems: {self.count:,} of {', '.join(self.families)}"
+
+    def quotas(self) -> list[int]:
+        """How many are wanted of each slot: family by family, level by level."""
+        slots = len(self.families) * len(self.levels)
+        return [self.count // slots + (slot < self.count % slots) for slot in range(slots)]
+
+    def _blocks(self) -> Iterator["Block"]:
+        for slot, quota in enumerate(self.quotas()):
+            family, level = self.families[slot // len(self.levels)], self.levels[slot % len(self.levels)]
+            made = int(quota * (1 + self.surplus)) + 20
+            for start in range(0, made, self.block):
+                yield Block(slot, family, level, start, min(start + self.block, made))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Indices [start, stop) of one family and level, the slot."""
+
+    slot: int
+    family: str
+    level: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Candidates(Step):
+    options: Problems
+    blocks: Sequence[Block]
+    seed: int
+    name: str = "candidates"
+
+    @property
+    def num_tasks(self) -> int:  # type: ignore[override]
+        return len(self.blocks)
+
+    def run(self, task: int, output: TaskOutput) -> None:
+        block = self.blocks[task]
+        languages = self.options.languages
+        made = [
+            make_problem(self.seed, block.family, block.level, i, languages) for i in range(block.start, block.stop)
+        ]
+        problems, records = self._verified(made, output)
+        batch = _as_batch(problems, [orjson.dumps(record).decode() for record in records])
+        clean = self._uncontaminated(records, batch, output)
+        questions = [record["question"] for record, keep in zip(records, clean, strict=True) if keep]
+        np.savez(
+            output.directory / _HASHES,
+            question=np.array([question_hash(q) for q in questions], "V16"),
+            pattern=np.array([pattern_hash(q) for q in questions], np.uint64),
+        )
+        with output.documents() as writer:
+            writer.write(batch.keep(clean))
+
+    @staticmethod
+    def _verified(made: list[Problem], output: TaskOutput) -> tuple[list[Problem], list[dict[str, Any]]]:
+        problems, records = [], []
+        for problem in made:
+            record = problem.record()
+            reason = why_wrong(record)
+            if reason is None:
+                problems.append(problem)
+                records.append(record)
+            else:
+                output.quarantine("not verified", problem.id, orjson.dumps(record), reason)
+        output.statistics.counts.update(made=len(made), verified=len(records))
+        return problems, records
+
+    def _uncontaminated(
+        self, records: list[dict[str, Any]], batch: DocumentBatch, output: TaskOutput
+    ) -> NDArray[np.bool_]:
+        clean = np.ones(len(records), np.bool_)
+        if self.options.against and records:
+            texts = [_searched(record) for record in records]
+            for finding in load_once(self.options.against, Matching()).find(texts):
+                clean[finding.document] = False
+                output.statistics.failed[f"contaminated: {finding.set_name}"] += 1
+            runs = runs_of(self.options.against)
+            met = np.array([runs.meet(text) for text in texts])
+            output.statistics.failed["contaminated: run of words"] += int(met.sum())
+            clean &= ~met
+            output.statistics.add_removed("contaminated", batch, np.flatnonzero(~clean))
+        return clean
+
+
+def _searched(record: dict[str, Any]) -> str:
+    """Question, reasoning and reply: what evaluation items are looked for in."""
+    parts = [part for m in record["messages"] for part in (m.get("reasoning_content", ""), m["content"])]
+    return "\n".join(parts)
+
+
+def _as_batch(problems: list[Problem], metadata: list[str]) -> DocumentBatch:
+    return DocumentBatch.from_columns(
+        [problem.id for problem in problems],
+        [problem.text() for problem in problems],
+        SOURCE,
+        languages=[problem.language for problem in problems],
+        metadata=metadata,
+    )
+
+
+@dataclass(frozen=True)
+class _Choice(Step):
+    options: Problems
+    blocks: Sequence[Block]
+    stage_directory: Path
+    name: str = "choice"
+    num_tasks: int = 1
+
+    def run(self, task: int, output: TaskOutput) -> None:
+        questions, patterns, lengths = [], [], []
+        for number in range(len(self.blocks)):
+            with np.load(task_directory(self.stage_directory, _Candidates.name, number) / _HASHES) as stored:
+                questions.append(stored["question"])
+                patterns.append(stored["pattern"])
+                lengths.append(len(stored["question"]))
+        slots = np.repeat([block.slot for block in self.blocks], lengths)
+        unique = first_occurrences(np.concatenate(questions))
+        chosen = choose(unique, slots, self.options.quotas())
+        np.savez(output.directory / _CHOSEN, chosen=chosen, starts=np.concatenate([[0], np.cumsum(lengths)]))
+        counts = output.statistics.counts
+        counts["duplicates"] = int((~unique).sum())
+        counts["distinct questions without numbers"] = len(np.unique(np.concatenate(patterns)[chosen]))
+        counts["fewer than wanted"] = self.options.count - int(chosen.sum())
+
+
+def first_occurrences(keys: NDArray[np.void]) -> NDArray[np.bool_]:
+    """`[n]`: true where a key stands for the first time."""
+    first = np.zeros(len(keys), np.bool_)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first
+
+
+def choose(unique: NDArray[np.bool_], slots: NDArray[np.integer], quotas: Sequence[int]) -> NDArray[np.bool_]:
+    """`[n]`: the first `quotas[s]` unique candidates of each slot; what a slot lacks, others give of their surplus.
+
+    Args:
+        unique: `[n]`.
+        slots: `[n]`, not decreasing.
+        quotas: wanted of each slot.
+    """
+    rank = np.cumsum(unique) - 1
+    starts = np.searchsorted(slots, np.arange(len(quotas)))
+    before = np.concatenate([[0], np.cumsum(unique)])[starts]
+    rank = rank - before[slots]
+    chosen: NDArray[np.bool_] = unique & (rank < np.asarray(quotas)[slots])
+    missing = int(sum(quotas)) - int(chosen.sum())
+    if missing > 0:
+        spare = np.flatnonzero(unique & ~chosen)
+        over = rank[spare] - np.asarray(quotas)[slots[spare]]
+        chosen[spare[np.argsort(over, kind="stable")[:missing]]] = True
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Documents(Step):
+    num_tasks: int
+    stage_directory: Path
+    name: str = "documents"
+
+    def run(self, task: int, output: TaskOutput) -> None:
+        with np.load(task_directory(self.stage_directory, _Choice.name, 0) / _CHOSEN) as stored:
+            start, stop = stored["starts"][task : task + 2]
+            chosen = stored["chosen"][start:stop]
+        templates: dict[str, int] = {}
+        candidates = task_directory(self.stage_directory, _Candidates.name, task) / DOCUMENTS
+        row = 0
+        with output.documents() as writer, (output.directory / MESSAGES).open("wb") as file:
+            for batch in read_batches(candidates):
+                output.statistics.add_read(batch)
+                kept = batch.keep(chosen[row : row + len(batch)])
+                row += len(batch)
+                output.statistics.add_written(kept)
+                writer.write(kept)
+                for line in kept.table.column("metadata").to_pylist():
+                    file.write(line.encode() + b"\n")
+                    record = orjson.loads(line)
+                    key = f"{record['family']}, level {record['level']}, {record['template']}"
+                    templates[key] = templates.get(key, 0) + 1
+        (output.directory / REPORT).write_bytes(dump_json({"templates": templates}))

@@ -1,0 +1,259 @@
+"""The block that sets languages, and the detector of programs."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glmforge.data.documents.batch import DocumentBatch, concatenate
+from glmforge_corpus.filter.code.detector import detect_code
+from glmforge_corpus.filter.code.features import FEATURES, NUM_SLICES, SLICE_BYTES, batch_features
+from glmforge_corpus.filter.code.programming_language import language_of_content, language_of_path
+from glmforge_corpus.filter.language.block import Language
+
+ENGLISH = "It was a bright cold day in April, and the clocks were striking thirteen. He went home. " * 3
+GERMAN = "Es war ein heller, kalter Tag im April, und die Uhren schlugen gerade dreizehn. Er ging nach Hause. " * 3
+CHINESE = "四月间，天气寒冷晴朗，钟敲了十三下。他把下巴颏儿贴在胸前，很快地走进了大门。" * 3
+PYTHON = '''import os
+from collections import Counter
+
+
+class Reader:
+    """Reads words."""
+
+    def __init__(self, path):
+        self.path = path
+        self._counts = Counter()
+
+    def count(self):
+        with open(self.path) as file:
+            for line in file:
+                self._counts.update(line.split())
+        return dict(self._counts)
+'''
+C = """#include <stdio.h>
+#include "list.h"
+
+static int length(const struct node *head)
+{
+    int n = 0;
+    for (; head != NULL; head = head->next)
+        n++;
+    return n;
+}
+"""
+SHELL = """#!/usr/bin/env bash
+set -e
+for file in "$@"; do
+  if [ -f "$file" ]; then
+    echo "found ${file##*/}"
+  fi
+done
+"""
+
+
+def batch_of(*texts: str, metadata: list[str | None] | None = None, ids: list[str] | None = None) -> DocumentBatch:
+    return DocumentBatch.from_columns(ids or [f"d{i}" for i in range(len(texts))], texts, "test", metadata=metadata)
+
+
+def languages(batch: DocumentBatch) -> list[str | None]:
+    return batch.table.column("language").to_pylist()
+
+
+def test_sets_language_and_score():
+    batch = Language().process(batch_of(ENGLISH, GERMAN, CHINESE, PYTHON, "123 --- 4,5")).batch
+    assert languages(batch) == ["en", "de", "zh", "code", None]
+    scores = batch.score("language")
+    assert (scores[:4] > 0.5).all()
+    assert scores[4] == 0
+    assert json.loads(batch.table.column("metadata")[3].as_py()) == {"programming_language": "python"}
+    assert batch.table.column("metadata")[0].as_py() is None
+
+
+def test_keep_and_min_score():
+    block = Language(keep=("en", "code"), min_score=0.3)
+    outcome = block.process(batch_of(ENGLISH, GERMAN, PYTHON, "123"))
+    assert outcome.failed["language: not kept"].tolist() == [False, True, False, True]
+    assert outcome.failed["language: uncertain"].tolist() == [False, False, False, True]
+
+
+def test_without_limits_nothing_fails():
+    assert not Language().process(batch_of(ENGLISH, "123")).failed
+
+
+def test_options_of_yaml():
+    assert Language.model_validate({"keep": ["en", "zh"]}).keep == ("en", "zh")
+    with pytest.raises(ValueError, match="min_scores"):
+        Language.model_validate({"min_scores": 0.5})
+    with pytest.raises(ValueError, match="less than or equal to 1"):
+        Language(min_score=2.0)
+
+
+def test_without_code_programs_are_judged_as_prose():
+    batch = Language(code=False).process(batch_of(PYTHON)).batch
+    assert languages(batch) != ["code"]
+    assert batch.table.column("metadata").null_count == 1
+
+
+def test_metadata_stay_and_what_they_say_counts():
+    metadata = ['{"url":"https://a.b/c","n":1}', '{"programming_language":"cython"}', '{"path":"src/a.rs"}']
+    batch = Language().process(batch_of(PYTHON, PYTHON, PYTHON, metadata=metadata)).batch
+    values = [json.loads(text) for text in batch.table.column("metadata").to_pylist()]
+    assert values[0] == {"url": "https://a.b/c", "n": 1, "programming_language": "python"}
+    assert values[1] == {"programming_language": "cython"}
+    assert values[2] == {"path": "src/a.rs", "programming_language": "rust"}
+
+
+def test_sliced_empty_and_split_batches_give_the_same():
+    texts = [ENGLISH, GERMAN, PYTHON, CHINESE, C]
+    whole = Language().process(batch_of(*texts)).batch
+    parts = [Language().process(batch_of(*texts).slice(i, i + 1)).batch for i in range(5)]
+    assert concatenate(parts).table.equals(whole.table)
+    empty = Language(keep=("en",)).process(batch_of()).batch
+    assert len(empty) == 0
+    assert "language" in empty.score_names
+
+
+@pytest.mark.parametrize("text", [PYTHON, C, SHELL])
+def test_programs_are_programs(text):
+    assert detect_code(batch_of(text)).is_code.all()
+
+
+@pytest.mark.parametrize("text", [ENGLISH, GERMAN, CHINESE, "Dear Sir,\n\nthank you; see (1), [2] and a_b.\n\nYours"])
+def test_prose_is_not(text):
+    assert not detect_code(batch_of(text)).is_code.any()
+
+
+NOTICE = """The tenant shall give notice in writing. No dogs, no fires, no camping after dark: the warden comes.
+Keys are handed out at the gate (ask for Mary), and the deposit is returned when the hut has been swept."""
+POEM = """Over the roof the swallows
+go and are gone again,
+and someone has left a window
+open to wind and rain."""
+LIST = """Monday: fish
+Tuesday: soup
+Wednesday: nothing
+bread, two loaves
+butter
+a dozen eggs
+Thursday: ask Paul"""
+
+
+@pytest.mark.parametrize("change", [str, str.upper, str.title, str.lower])
+@pytest.mark.parametrize("text", [NOTICE, POEM, LIST, ENGLISH, "\n".join(NOTICE.split())], ids=range(5))
+def test_neither_capitals_nor_short_lines_make_a_program(text: str, change):
+    for size in (60, 150, 1000):
+        assert not detect_code(batch_of(change(text)[:size])).is_code.any()
+
+
+RUSSIAN = "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом и совестью."
+GREEK = "Ολοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα."
+FRENCH = "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison."
+
+
+@pytest.mark.parametrize(("text", "language"), [(NOTICE, "en"), (POEM, "en"), (ENGLISH, "en"), (GERMAN, "de"),
+                                                (FRENCH, "fr"), (RUSSIAN, "ru"), (GREEK, "el")])  # fmt: skip
+def test_capitals_do_not_change_the_language(text: str, language: str):
+    assert languages(Language().process(batch_of(text, text.upper())).batch) == [language, language]
+
+
+def test_programs_in_capitals_are_programs():
+    assert detect_code(batch_of(C.upper())).is_code.all()
+
+
+def test_a_path_is_evidence_but_a_web_page_name_is_not():
+    comment = "# What this module is about, in some words, and nothing else at all.\n# Another line of it follows.\n"
+    found = detect_code(batch_of(comment, ENGLISH, ENGLISH, ids=["a/b.py", "page.html", "story.py"]))
+    bare = detect_code(batch_of(comment))
+    assert found.scores[0] > bare.scores[0]
+    assert not found.is_code[1:].any()  # what reads like prose is prose
+
+
+@pytest.mark.parametrize(
+    ("path", "language"),
+    [
+        ("src/main.rs", "rust"),
+        ("https://host/a/b.PY?x=1#L3", "python"),
+        ("lib/x.hpp", "c++"),
+        ("CMakeLists.txt", "cmake"),
+        ("a/Makefile", "makefile"),
+        ("a.b/README", None),
+        ("notes.md", None),
+        (".py", None),
+        ("doc-17", None),
+    ],
+)
+def test_language_of_path(path, language):
+    assert language_of_path(path) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        (PYTHON, "python"),
+        (C, "c"),
+        (SHELL, "shell"),
+        ("#!/usr/bin/python3.11 -u\n", "python"),
+        ("#!/usr/bin/env -S node --x\n", "javascript"),
+        ("#! /bin/sh\n", "shell"),
+        ("#!/opt/strange\n", None),
+        ('package main\n\nimport (\n\t"fmt"\n)\n\nfunc main() {\n\tx := 1\n\tfmt.Println(x)\n}\n', "go"),
+        ("<?php\nnamespace A\\B;\nclass C { function f($a) { return $this->b; } }\n", "php"),
+        ('{\n  "name": "x",\n  "list": [1, 2],\n  "more": {"a": null}\n}\n', "json"),
+        ("body {\n  color: red;\n  margin: 0 auto;\n}\n", "css"),
+        ("just words here", None),
+        ("", None),
+    ],
+)
+def test_language_of_content(text, language):
+    assert language_of_content(text.encode()) == language
+
+
+def plain_features(text: bytes) -> dict[str, float]:
+    """Some of the features of a short text, in plain Python."""
+    lines = text.split(b"\n")
+    lines = lines[:-1] if lines[-1] == b"" else lines
+    share = {
+        "letter": sum(chr(b).isascii() and chr(b).islower() for b in text) / max(len(text), 1),
+        "semicolon": text.count(b";") / max(len(text), 1),
+        "not ASCII": sum(b > 127 for b in text) / max(len(text), 1),
+        "comma and space": text.count(b", ") / max(len(text), 1),
+        "variable": sum(
+            text[i] == 36 and chr(text[i + 1]).isalpha() and text[i + 1] < 128 for i in range(len(text) - 1)
+        )
+        / max(len(text), 1),
+        "empty": sum(not line.strip(b" \t\r") for line in lines) / max(len(lines), 1),
+        "indented": sum(
+            bool(line.strip(b" \t\r")) and (len(line) - len(line.lstrip(b" \t\r")) >= 2 or line[:1] == b"\t")
+            for line in lines
+        )
+        / max(len(lines), 1),
+        "ends in colon": sum(line.rstrip(b" \t\r").endswith(b":") for line in lines) / max(len(lines), 1),
+    }
+    return {name: value**0.5 for name, value in share.items()}
+
+
+@given(st.text(alphabet="ab:; \t\n$,.é(){}", max_size=NUM_SLICES * SLICE_BYTES // 2))
+@settings(max_examples=200, deadline=None)
+def test_features_of_short_texts(text):
+    data = text.encode()
+    features = batch_features(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0]
+    for name, value in plain_features(data).items():
+        assert features[FEATURES.index(name)] == pytest.approx(value, abs=1e-12), name
+
+
+def test_features_of_a_long_text_see_all_parts():
+    parts = [b"x" * 5000, b";" * 5000, b"(" * 5000]
+    data = b"\n".join(parts)
+    features = batch_features(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0]
+    for name in ("letter", "semicolon", "parenthesis"):
+        assert features[FEATURES.index(name)] > 0
+
+
+def test_null_languages_are_null_not_text():
+    column = Language().process(batch_of("123")).batch.table.column("language")
+    assert column.type == pa.string()
+    assert column.null_count == 1

@@ -1,0 +1,108 @@
+"""A trained run exported, loaded by transformers, and talked to."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import glmforge
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.chat import ChatModel, Conversation, _TextStream
+from glmforge.deploy.export import compare_with_transformers, export_run
+from glmforge.errors import GlmforgeError
+from glmforge.recipes.pretrain import train
+from helpers.tiny_data import TinyData
+
+
+@pytest.fixture(scope="module")
+def run(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("export") / "run"
+    train(tiny_data.run_config(directory))
+    return directory
+
+
+@pytest.mark.parametrize("with_mtp", [True, False])
+def test_transformers_computes_the_same(run: Path, tmp_path: Path, with_mtp: bool) -> None:
+    exported = export_run(run, tmp_path / "out", dtype="fp32", with_mtp=with_mtp)
+    ids_BS = torch.randint(0, 476, (2, 40), generator=torch.Generator().manual_seed(0))
+    parity = compare_with_transformers(exported.directory, ids_BS)
+    assert parity.agrees, parity
+    assert parity.max_logit > 0.1
+
+
+def test_export_loads_as_the_run_does(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "out", dtype="fp32")
+    of_run, of_export = glmforge.load_pretrained(run), glmforge.load_pretrained(tmp_path / "out")
+    expected = of_run.state_dict()
+    for name, tensor in of_export.state_dict().items():
+        assert torch.equal(tensor, expected.pop(name)), name
+    assert not expected
+    assert of_export.config == of_run.config
+
+
+def test_default_export_is_bf16_with_fp32_router_biases(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "out")
+    model = glmforge.load_pretrained(tmp_path / "out")
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    biases = {name for name in dtypes if name.endswith("e_score_correction_bias")}
+    assert biases
+    assert all(dtype == (torch.float32 if name in biases else torch.bfloat16) for name, dtype in dtypes.items())
+    assert model.compute_dtype == torch.bfloat16
+
+
+def test_a_run_that_was_moved_is_exported_and_talked_to_from_anywhere(
+    tiny_data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration names a tokenizer by a path that is relative to where it was started, or gone."""
+    (tmp_path / "start").mkdir()
+    monkeypatch.chdir(tmp_path / "start")
+    shutil.copytree(tiny_data.tokenizer, "tokenizer")
+    config = tiny_data.run_config(Path("run"))
+    data = config.data.model_copy(update={"tokenizer": Path("tokenizer")})
+    train(config.model_copy(update={"data": data}))
+    (tmp_path / "start" / "run").rename(tmp_path / "moved")
+    shutil.rmtree(tmp_path / "start" / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    for source in (Path("moved"), max(Path("moved/checkpoints").glob("step-*"))):
+        assert ChatModel.load(source).tokenizer.vocab_size == 512
+    exported = export_run(Path("moved"), tmp_path / "out")
+    assert (exported.directory / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("source", ["run", "export"])
+def test_chat_streams_what_it_returns(run: Path, tmp_path: Path, source: str) -> None:
+    if source == "export":
+        run = export_run(run, tmp_path / "out", dtype="fp32").directory
+    chat = ChatModel.load(run)
+    pieces: list[str] = []
+    text = chat.continue_text("import", max_new_tokens=30, temperature=1.0, seed=1, on_text=pieces.append)
+    assert "".join(pieces) == text
+    assert "<|" not in text
+
+
+def test_stream_never_cuts_a_character(tiny_data: TinyData) -> None:
+    """Bytes that are no learnt merge come one token each; a character of three bytes is handed out when whole."""
+    tokenizer = Tokenizer.load(tiny_data.tokenizer)
+    ids = tokenizer.encode("a\u20acb")
+    assert len(ids) == 5
+    pieces: list[str] = []
+    stream = _TextStream(tokenizer, pieces.append)
+    for token in ids:
+        stream.add(token)
+    assert pieces == ["a", "\u20ac", "b"]
+    assert stream.finish() == "a\u20acb"
+
+
+def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
+    conversation = Conversation(ChatModel.load(run))
+    for question in ("What is this?", "And that?"):
+        conversation.reply(question, max_new_tokens=8, seed=0)
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 2
+    # The model has 256 positions: 220 for the answer leave room for one short question only.
+    conversation.reply("Why?", max_new_tokens=236, seed=0)
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
+    with pytest.raises(GlmforgeError, match="shorten it"):
+        conversation.reply("very long " * 200, max_new_tokens=8)
+    with pytest.raises(GlmforgeError, match="leaves no room"):
+        conversation.reply("short", max_new_tokens=256)

@@ -1,0 +1,134 @@
+"""A run that was interrupted goes on as if it had not been: by SIGKILL, on other numbers of ranks, over phases."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from glmforge.config import RunConfig, dump_config
+from glmforge.errors import CheckpointError
+from glmforge.observe.sinks import read_jsonl
+from glmforge.recipes.pretrain import train
+from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from helpers.distributed import run_ranks
+from helpers.tiny_data import TinyData
+
+PHASES = [
+    {"name": "first", "steps": 7, "seq_len": 32, "batch_size": 8},
+    {"name": "second", "steps": 9, "seq_len": 48, "batch_size": 4, "rope_theta": 2e6, "mtp_loss_weight": 0.1},
+]
+NUM_STEPS = 16
+
+
+def config_for(tiny_data: TinyData, output_dir: Path) -> RunConfig:
+    return tiny_data.run_config(output_dir, phases=PHASES, checkpoint={"every_steps": 3, "keep_last": 2})
+
+
+def losses_of(config: RunConfig) -> list[float]:
+    records = read_jsonl(config.output_dir / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+    return [record["loss"] for record in records]
+
+
+def launch(config: RunConfig, num_ranks: int) -> subprocess.Popen[bytes]:
+    """The command line that a user types, under torchrun for more than one rank."""
+    path = config.output_dir.with_suffix(".yaml")
+    path.write_text(dump_config(config))
+    launcher = (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+        if num_ranks > 1
+        else [sys.executable]
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*launcher, "-m", "glmforge", "train", str(path)]
+    return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
+        time.sleep(0.005)  # polls a file that another process writes; the outcome does not depend on it
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_losses_after_sigkill_are_bit_equal(tiny_data: TinyData, tmp_path: Path, num_ranks: int) -> None:
+    whole = config_for(tiny_data, tmp_path / "whole")
+    process = launch(whole, num_ranks)
+    assert process.wait(timeout=240) == 0, process.communicate()[1].decode()[-2000:]
+    expected = losses_of(whole)
+    assert len(expected) == NUM_STEPS
+
+    killed = config_for(tiny_data, tmp_path / "killed")
+    generator = random.Random(num_ranks)
+    for at_step in sorted(generator.sample(range(1, NUM_STEPS), 2)):
+        process = launch(killed, num_ranks)
+        wait_for_lines(killed.output_dir / "metrics.jsonl", at_step, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    process = launch(killed, num_ranks)
+    assert process.wait(timeout=240) == 0, process.communicate()[1].decode()[-2000:]
+    assert losses_of(killed) == expected
+
+
+def test_other_numbers_of_ranks_give_the_same_losses(tiny_data: TinyData, tmp_path: Path) -> None:
+    """2 -> 4 -> 1 ranks, each breaking off a step after a checkpoint, against one process without a stop."""
+    whole = config_for(tiny_data, tmp_path / "whole")
+    train(whole)
+    parts = config_for(tiny_data, tmp_path / "parts")
+    for num_ranks, step in ((2, 7), (4, 10)):
+        assert run_ranks(rank_train_until, num_ranks, parts, step, init_group=False) == [step] * num_ranks
+    assert train(parts).step == NUM_STEPS
+    # fp32 sums in another order, fed back through sixteen updates.
+    assert losses_of(parts) == pytest.approx(losses_of(whole), rel=1e-5)
+    ranks = [record["world_size"] for record in read_jsonl(parts.output_dir / "metrics.jsonl")]
+    assert ranks == [2] * 6 + [4] * 3 + [1] * 7
+
+
+class BreakOff(Exception):
+    """Raised in the middle of a run."""
+
+
+class BreakOffHook(Hook):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+        if trainer.state.step == self.step:
+            raise BreakOff
+
+
+def rank_train_until(config: RunConfig, step: int) -> int:
+    try:
+        train(config, [BreakOffHook(step)])
+    except BreakOff:
+        return step
+    return -1
+
+
+def test_a_finished_run_has_nothing_left_to_do(tiny_data: TinyData, tmp_path: Path) -> None:
+    config = config_for(tiny_data, tmp_path / "run")
+    assert train(config).step == NUM_STEPS
+    before = (config.output_dir / "metrics.jsonl").read_text()
+    assert train(config).step == NUM_STEPS
+    assert (config.output_dir / "metrics.jsonl").read_text() == before
+    events = [json.loads(line)["event"] for line in (config.output_dir / "events.jsonl").read_text().splitlines()]
+    assert [event for event in events if event != "saved"] == ["started", "finished", "resumed", "finished"]
+
+
+def test_other_data_is_refused_and_a_longer_run_is_not(tiny_data: TinyData, tmp_path: Path) -> None:
+    config = config_for(tiny_data, tmp_path / "run")
+    train(config)
+    before = config.model_copy(update={"seed": 7})
+    with pytest.raises(CheckpointError, match=r"seed was 0 and is 7 \(the order of the samples"):
+        train(before)
+    longer = tiny_data.run_config(
+        config.output_dir,
+        phases=[*PHASES, {"name": "third", "steps": 2, "seq_len": 16, "batch_size": 4}],
+    )
+    assert train(longer).step == NUM_STEPS + 2

@@ -1,0 +1,46 @@
+"""The shipped configurations in a dry run: every rank of each fits its GPUs, with a fifth of them to spare.
+
+All places of the pipeline are looked at: the fullest is often neither the first, nor the last, nor a middle one.
+`benchmarks/dry_runs.py` does the same with every file and phase, and measures what that costs.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.dryrun.run import dry_run
+from glmforge.plan.layout import select_phase
+
+DIRECTORY = Path(__file__).parents[3] / "configs"
+GPU = 0.8 * 80e9
+"""A tenth is for what a dry run does not see, as allocator and NCCL, and a tenth for uneven routing."""
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size", "phase", "overrides"),
+    [
+        ("curriculum_local", 1, "longest", ()),
+        ("small_1b", 1, None, ()),
+        pytest.param("scaled_down_64gpu", 64, "long_context", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_355b_guide", 8192, "general", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_355b_guide", 8192, "mid_training", ("parallel.cp=8",), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_355b", 8192, "general", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm46_355b", 8192, "general", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_355b_long", 8192, "long_context_and_agents", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_355b_long", 8192, "repository_code", (), marks=pytest.mark.full),
+        pytest.param("pretrain_glm45_air_106b", 1024, "general", (), marks=pytest.mark.full),
+        pytest.param(
+            "pretrain_glm45_air_106b",
+            1024,
+            "long_context_and_agents",
+            ("parallel.recompute=full", "parallel.cp=8"),
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_the_fullest_rank_fits(name: str, world_size: int, phase: str | None, overrides: tuple[str, ...]) -> None:
+    config = select_phase(load_config(DIRECTORY / f"{name}.yaml", overrides), phase)
+    found = dry_run(config, world_size)
+    assert {kind.pp_rank for kind in found.classes} == set(range(found.layout.pp))
+    assert 0 < found.peak < GPU

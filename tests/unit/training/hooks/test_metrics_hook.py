@@ -1,0 +1,239 @@
+"""What goes into the records, with a made-up trainer: nothing is trained."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from glmforge.config.schema import RunConfig
+from glmforge.data.stream.plan import BatchRange
+from glmforge.observe.sinks import read_jsonl
+from glmforge.parallel.world import World
+from glmforge.plan.flops import train_flops_per_token
+from glmforge.training.hooks import metrics as metrics_hook
+from glmforge.training.hooks.metrics import MetricsHook
+from glmforge.training.hooks.source_totals import SourceTotals
+from glmforge.training.state import TrainState
+from helpers.models import run_config
+
+TOKENS = 8 * 16  # per step
+
+
+def fake_trainer(config: RunConfig) -> Any:
+    """No model to speak of, and a curriculum that has gone through nothing."""
+    world = World.single("cpu")
+    model = SimpleNamespace(world=world, moe_layers=dict)
+    curriculum = SimpleNamespace(epochs=lambda samples: {"text": sum(samples.values()) / 8})
+    return SimpleNamespace(config=config, world=world, state=TrainState(), model=model, curriculum=curriculum)
+
+
+def outcome_of(trainer: Any, *, length: float = 16.0, seconds: float = 1.0, **changes: Any) -> Any:
+    """The outcome of a step that `trainer` has just taken."""
+    config, none = trainer.config, torch.zeros(0, 8, dtype=torch.int64)
+    result = {
+        "losses": {"loss": torch.tensor(1.0)},
+        "grad_norm": torch.tensor(1.0),
+        "counts_LE": none,
+        "dropped_LE": none,
+        "mean_attended_length": torch.tensor(length, dtype=torch.float64),
+        "source_tokens_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
+        "source_nll_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
+        "finite": True,
+    }
+    phase = config.phases[0]
+    return SimpleNamespace(
+        phase=phase,
+        result=SimpleNamespace(**(result | changes)),
+        lr=1e-3,
+        step_seconds=seconds,
+        data_seconds=0.0,
+        batch=BatchRange(0, phase.batch_size),
+        tokens=phase.tokens_per_step,
+    )
+
+
+def step(trainer: Any, hook: MetricsHook, **changes: Any) -> None:
+    trainer.state.step += 1
+    hook.on_step_end(trainer, outcome_of(trainer, **changes))
+
+
+def records(folder: Path, config: RunConfig, steps: list[tuple[float, float]], recorders: Any = ()) -> list[dict]:
+    """What the hook writes after steps of the given mean attended lengths and seconds."""
+    trainer = fake_trainer(config)
+    hook = MetricsHook(folder, recorders)
+    hook.on_train_start(trainer)
+    for length, seconds in steps:
+        step(trainer, hook, length=length, seconds=seconds)
+    hook.close()
+    return read_jsonl(folder / "metrics.jsonl")
+
+
+def quiet(log_every: int = 1, **sections: Any) -> RunConfig:
+    observe = {"log_every": log_every, "tensorboard": False, "progress": False}
+    return run_config(observe=observe, **sections)
+
+
+def test_flops_are_those_of_every_step_since_the_last_record(tmp_path: Path) -> None:
+    config = quiet(log_every=2)
+    first, second = records(tmp_path, config, [(4.0, 0.5), (16.0, 1.5), (8.0, 1.0), (8.0, 1.0)])
+    flops = [train_flops_per_token(config.model, length) * TOKENS for length in (4.0, 16.0, 8.0)]
+    # fp64 throughout: only rounding of the last digits.
+    assert first["model_tflops_per_second"] == pytest.approx((flops[0] + flops[1]) / 2.0 / 1e12, rel=1e-12)
+    assert second["model_tflops_per_second"] == pytest.approx(2 * flops[2] / 2.0 / 1e12, rel=1e-12)
+
+
+def test_mtp_counts_where_it_is_trained(tmp_path: Path) -> None:
+    phase = {"name": "main", "steps": 4, "seq_len": 16, "batch_size": 8, "mtp_loss_weight": 0.0}
+    (record,) = records(tmp_path, quiet(phases=[phase]), [(16.0, 1.0)])
+    expected = train_flops_per_token(quiet().model, 16.0, with_mtp=False) * TOKENS / 1e12
+    assert record["model_tflops_per_second"] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("device_name", "compute", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "fp32", None),
+        ("NVIDIA Imagined GPU", "bf16", None),
+    ],
+)
+def test_utilisation_only_of_known_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_name: str, compute: str, peak: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device_name)
+    real = metrics_hook._peak_flops
+    monkeypatch.setattr(metrics_hook, "_peak_flops", lambda _: real(torch.device("cuda", 0)))
+    (record,) = records(tmp_path, quiet(precision={"compute": compute}), [(16.0, 0.25)])
+    if peak is None:
+        assert "mfu" not in record
+    else:
+        assert record["mfu"] == pytest.approx(record["model_tflops_per_second"] * 1e12 / peak)
+        assert record["mfu"] == pytest.approx(train_flops_per_token(quiet().model, 16.0) * TOKENS / 0.25 / peak)
+
+
+def test_a_cpu_has_no_utilisation(tmp_path: Path) -> None:
+    (record,) = records(tmp_path, quiet(precision={"compute": "bf16"}), [(16.0, 1.0)])
+    assert "mfu" not in record
+    assert "model_tflops_per_second" in record
+
+
+def test_measured_communication_goes_into_the_next_record(tmp_path: Path) -> None:
+    pending = [{}, {"comm_seconds_tp": 0.5, "comm_bytes_tp": 64}]
+    communication = SimpleNamespace(take_record=lambda: pending.pop(0))
+    first, second = records(tmp_path, quiet(), [(16.0, 1.0)] * 2, [communication])
+    assert not [name for name in first if name.startswith("comm_")]
+    assert (second["comm_seconds_tp"], second["comm_bytes_tp"]) == (0.5, 64)
+
+
+def sums(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+TWO_SOURCES = {"tokenizer": "t", "sources": [{"name": "web", "path": "web"}, {"name": "code", "path": "code"}]}
+
+
+def test_sources_have_their_tokens_since_the_start_and_their_loss_since_the_last_record(tmp_path: Path) -> None:
+    trainer, hook = fake_trainer(quiet(log_every=2, data=TWO_SOURCES)), MetricsHook(tmp_path)
+    hook.on_train_start(trainer)
+    step(trainer, hook, source_tokens_S=sums(30, 0), source_nll_S=sums(60, 0))
+    step(trainer, hook, source_tokens_S=sums(10, 0), source_nll_S=sums(40, 0))
+    step(trainer, hook, source_tokens_S=sums(0, 40), source_nll_S=sums(0, 20))
+    # Not taken: its tokens are consumed, its loss is no number.
+    step(trainer, hook, source_tokens_S=sums(20, 20), source_nll_S=sums(float("nan"), 1), finite=False)
+    first, second = read_jsonl(tmp_path / "metrics.jsonl")
+    assert (first["source_tokens"], first["source_loss"]) == ({"web": 40}, {"web": 2.5})
+    assert (second["source_tokens"], second["source_loss"]) == ({"web": 60, "code": 60}, {"code": 0.5})
+
+
+def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
+    steps = [(sums(n, 3 * n), sums(0.1 * n, 0.7 / n)) for n in (1, 2, 3, 4)]
+
+    def written(folder: Path, resumed_after: int | None) -> list[dict]:
+        trainer, hook = fake_trainer(quiet(log_every=4, data=TWO_SOURCES)), MetricsHook(folder)
+        hook.on_train_start(trainer)
+        for number, (tokens_S, nll_S) in enumerate(steps):
+            if number == resumed_after:
+                hook.close()
+                state = json.loads(json.dumps(hook.state_dict()))
+                hook = MetricsHook(folder)
+                hook.load_state_dict(state)
+                hook.on_train_start(trainer)
+            step(trainer, hook, source_tokens_S=tokens_S, source_nll_S=nll_S)
+        hook.close()
+        return read_jsonl(folder / "metrics.jsonl")
+
+    (whole,), (resumed,) = written(tmp_path / "whole", None), written(tmp_path / "resumed", 3)
+    for name in ("source_tokens", "source_loss"):
+        assert resumed[name] == whole[name]
+    assert whole["source_tokens"] == {"web": 10, "code": 30}
+
+
+def test_a_source_that_is_no_longer_configured_keeps_its_tokens() -> None:
+    totals = SourceTotals()
+    totals.load_state_dict({"total": {"gone": 7.0, "web": 1.0}, "tokens": {}, "nll": {}})
+    assert totals.record() == {"source_tokens": {"gone": 7, "web": 1}}  # before the first step
+    result: Any = SimpleNamespace(source_tokens_S=sums(2, 0), source_nll_S=sums(1, 0), finite=True)
+    totals.add(["web", "code"], result)
+    assert totals.record() == {"source_tokens": {"gone": 7, "web": 3}, "source_loss": {"web": 0.5}}
+    totals.load_state_dict({})
+    totals.add(["web", "code"], result)
+    assert totals.record()["source_tokens"] == {"web": 2}
+
+
+def test_records_tell_what_phases_change_and_what_went_wrong(tmp_path: Path) -> None:
+    trainer, hook = fake_trainer(quiet(log_every=4)), MetricsHook(tmp_path)
+    trainer.state = TrainState(
+        step=3, samples={"main": 32}, skipped={"main": [(8, 16), (24, 28)]}, rollbacks=2, total_nonfinite_steps=5
+    )
+    hook.on_train_start(trainer)
+    step(trainer, hook)
+    (record,) = read_jsonl(tmp_path / "metrics.jsonl")
+    expected = {"batch_size": 8, "seq_len": 16, "rope_theta": 1e6, "skipped_samples": 12, "rollbacks": 2,
+                "nonfinite_steps_total": 5, "source_epochs": {"text": 4.0}}  # fmt: skip
+    assert {name: record[name] for name in expected} == expected
+
+
+def test_a_run_that_is_stopped_has_a_record_of_its_last_step(tmp_path: Path) -> None:
+    trainer, hook = fake_trainer(quiet(log_every=4)), MetricsHook(tmp_path)
+    hook.on_train_start(trainer)
+    step(trainer, hook)
+    hook.on_train_end(trainer)
+    hook.on_train_end(trainer)  # and only one
+    assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [1]
+
+
+@pytest.mark.parametrize(("num_steps", "log_every", "num_lists"), [(40, 1, 40), (40_000, 1, 10), (40_000, 10, 4)])
+def test_lists_come_in_so_many_records_whatever_the_length(
+    tmp_path: Path, num_steps: int, log_every: int, num_lists: int
+) -> None:
+    phase = {"name": "main", "steps": num_steps, "seq_len": 16, "batch_size": 8}
+    trainer, hook = fake_trainer(quiet(log_every=log_every, phases=[phase])), MetricsHook(tmp_path)
+    hook.on_train_start(trainer)
+    for _ in range(40):
+        step(trainer, hook, counts_LE=torch.ones(3, 8, dtype=torch.int64))
+    written = read_jsonl(tmp_path / "metrics.jsonl")
+    assert len(written) == 40 // log_every
+    assert sum("layer_max_violation" in record for record in written) == num_lists
+    assert sum("expert_load" in record for record in written) == (20 if num_steps == 40 else 0)
+
+
+def test_a_record_of_the_largest_model_is_small(tmp_path: Path) -> None:
+    config = quiet()
+    trainer, hook = fake_trainer(config), MetricsHook(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    gates = [SimpleNamespace(gate=SimpleNamespace(e_score_correction_bias=torch.zeros(160))) for _ in range(90)]
+    trainer.model.moe_layers = lambda: dict(enumerate(gates))
+    hook.on_train_start(trainer)
+    for moe in gates:
+        moe.gate.e_score_correction_bias.uniform_(-0.1, 0.1, generator=generator)
+    step(trainer, hook, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
+    step(trainer, hook, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    kinds = {name for name in json.loads(lines[0]) if name.startswith("layer_")}
+    assert len(kinds) == 6
+    table = len(json.dumps(json.loads(lines[0])["expert_load"]))
+    # Six lists of 90 numbers of at most 8 characters, and a few dozen scalars.
+    assert len(lines[0]) - table < 6000
