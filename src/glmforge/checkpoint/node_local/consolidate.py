@@ -84,8 +84,8 @@ def consolidate(
     """Make `<root>/step-N` of what lies in `<local_root>/step-N` on `hosts`, and remove it there.
 
     `step` is the newest that is whole over all hosts if None; the result is None if `root` has a newer one already.
-    `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot do: nothing
-    has then been published or removed that was not whole.
+    `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
+    do: nothing has then been published or removed that was not whole.
     """
     started = time.monotonic()
     with Lease(root.parent, "glmforge checkpoint consolidate"):

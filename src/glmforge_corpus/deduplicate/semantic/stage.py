@@ -81,7 +81,7 @@ class Semantic(Stage, EmbedderOptions):
         place = _Place(self, context.directory, tuple(context.shards), context.seed)
         return [_Embed(place), _Centroids(place), _Assign(place), _Pairs(place), _Filter(place)]
 
-    def check(self) -> Self:  # type: ignore[override]
+    def check(self) -> Self:
         check_embedder(self)
         return self
 
