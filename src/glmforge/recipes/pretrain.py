@@ -21,7 +21,9 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
+from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
@@ -99,8 +101,9 @@ def build_trainer(
     )
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
-    hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
-    trainer = Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), hooks)
+    hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
+    bus = MetricsBus(run_sinks(config) if world.is_main else ())
+    trainer = Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), hooks, bus)
     trainer.restore = partial(checkpoints.resume, trainer)
     trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
     return trainer, checkpoints
