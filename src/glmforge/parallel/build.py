@@ -8,6 +8,7 @@ rank's shards, fill them. The initial weights are those of a single process: eac
 import torch
 from torch import nn
 
+from glmforge.config.parameters import parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.model.init import initial_chunk
@@ -36,14 +37,15 @@ def build_model(config: RunConfig, world: World) -> ParallelModel:
 def lay_out_model(config: RunConfig, world: World, *, splits: Splits = splits_from_device) -> ParallelModel:
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers."""
     parallel = config.parallel
+    table = parameter_table(config.model)
     parts: list[GlmMoe] = []
     partial: list[str] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
         part.compute_dtype = DTYPES[config.precision.compute]
-        partial += parallelize_tensors(part, world, sequence_parallel=parallel.sequence_parallel)
-        parallelize_experts(part, world, splits)
+        partial += parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
+        parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.compile:
             for module in (*part.layers, *filter(None, (part.model.norm,))):
