@@ -55,7 +55,7 @@ class Section(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """What a section hands to the next: `x_TD`, and of each MTP depth `next_TD`, the embeddings of the coming tokens."""
+    """What a section hands to the next: `x_TD`, `next_TD` of each MTP depth, the embeddings of coming tokens."""
 
     x_TD: Tensor
     next_TD: tuple[Tensor, ...]
