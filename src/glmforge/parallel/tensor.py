@@ -9,21 +9,13 @@ tokens, but for the MoE block, which always takes the rank's own: its tokens are
 Which dim of a parameter is cut stands in the table of parameters; where the ranks' shared work begins and ends stands
 here. Cut parameters become DTensors on the tp axis, which is how FSDP2, checkpoints and the modules that compute on
 their local part come to know of the cut. Whole parameters that see only a part of the tokens or heads get a part of
-their gradient, the ones listed by `parallelize_tensors`; `sum_partial_gradients` completes them, once a step and in one
-collective. Forgetting the QK-norms there is a famous mistake: their weights are whole, but each rank norms its own
-heads only.
+their gradient, which `gradients.sum_partial_gradients` completes by the table.
 """
 
-from collections.abc import Iterable
-
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from glmforge.config.parameters import ParameterTable
 from glmforge.model.moe import MoE
-from glmforge.model.placement import local
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.placement import shard_parameters
 from glmforge.parallel.region import OwnTokens, TensorRegion
@@ -31,17 +23,13 @@ from glmforge.parallel.vocabulary import ShardedVocabulary
 from glmforge.parallel.world import World
 
 
-def parallelize_tensors(model: GlmMoe, world: World, table: ParameterTable, *, sequence_parallel: bool) -> list[str]:
-    """Cut `model` (on the meta device) over `tp` in place, and let its blocks enter and leave the shared region.
-
-    Returns the names of the parameters that are whole on each rank and get a part of their gradient there.
-    """
+def parallelize_tensors(model: GlmMoe, world: World, table: ParameterTable, *, sequence_parallel: bool) -> None:
+    """Cut `model` (on the meta device) over `tp` in place, and let its blocks enter and leave the shared region."""
     if world.axis_size("tp") == 1:
-        return []
+        return
     mesh = world.meshes["dense"]["tp"]
     shard_parameters(model, mesh, lambda name: table[name].tp_dim)
     _place(model, mesh.get_group(), sequence_parallel)
-    return [name for name, p in model.named_parameters() if _is_partial(name, p, sequence_parallel)]
 
 
 def _place(model: GlmMoe, group: dist.ProcessGroup, sequence_parallel: bool) -> None:
@@ -60,23 +48,3 @@ def _place(model: GlmMoe, group: dist.ProcessGroup, sequence_parallel: bool) -> 
         layer.mlp.shared_experts.region = shared_region
         if not sequence_parallel:
             layer.mlp.region = OwnTokens(group)
-
-
-def _is_partial(name: str, parameter: nn.Parameter, sequence_parallel: bool) -> bool:
-    if isinstance(parameter, DTensor) or ".experts." in name:
-        return False
-    sees_own_heads_or_tokens = name.endswith(("q_norm.weight", "k_norm.weight", "mlp.gate.weight"))
-    return sequence_parallel or sees_own_heads_or_tokens
-
-
-@torch.no_grad()
-def sum_partial_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Sum the gradients of `parameters` over tp, in place, as one flat tensor."""
-    group = world.group("tp")
-    gradients = [local(p.grad) for p in parameters if p.grad is not None]
-    if group is None or not gradients:
-        return
-    flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))
