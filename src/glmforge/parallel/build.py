@@ -1,8 +1,8 @@
 """From a configuration to this rank's part of the model.
 
 Order: modules on the meta device, compared with the table of parameters, cut over tp and ep by it, recompute, compile
-each layer, shard with FSDP2, allocate this rank's shards, fill them. The initial weights are those of a single process: each
-rank draws just the part it keeps (see `model.init`).
+each layer, shard with FSDP2, allocate this rank's shards, fill them. The initial weights are those of a single process:
+each rank draws just the part it keeps (see `model.init`).
 """
 
 from collections.abc import Callable
