@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.optim.optimizer import Optimizer, build_optimizer
@@ -25,7 +26,8 @@ def make(tiny_data: TinyData, tmp_path: Path) -> tuple[ParallelModel, Optimizer,
     config = tiny_data.run_config(tmp_path)
     stream = open_data(config, WORLD).curriculum.stream(0, {})
     model = build_model(config, WORLD)
-    optimizer = build_optimizer(model.named_parameters(), config.optim, newton_schulz_dtype=torch.float32)
+    table = parameter_table(config.model)
+    optimizer = build_optimizer(model.named_parameters(), table, config.optim, compute_dtype=torch.float32)
     return model, optimizer, stream.batch(0, 8)
 
 
