@@ -7,7 +7,8 @@ is written meanwhile asks for itself (`ensure_writable`): this hook ends a run t
 from pathlib import Path
 
 from glmforge.cluster.lease import ensure_writable
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class RunLockHook(Hook):
@@ -21,5 +22,5 @@ class RunLockHook(Hook):
     def on_step_start(self, trainer: Trainer) -> None:
         ensure_writable(self.root)
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         ensure_writable(self.root)
