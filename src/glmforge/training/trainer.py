@@ -24,8 +24,12 @@ from glmforge.data.stream.loader import Loader
 from glmforge.data.stream.plan import BatchRange, planned_batches
 from glmforge.errors import GlmforgeError
 from glmforge.model.dropout import Noise
+from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metrics import Record
+from glmforge.observe.run import event_record
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.reducer import Reducer
+from glmforge.training.order import Stage, in_order
 from glmforge.training.state import Range, TrainState
 from glmforge.training.step import StepResult, train_step
 from glmforge.training.votes import Ballot
@@ -63,9 +67,22 @@ class RollBack(Exception):
 
 
 class Hook:
-    """Base of all hooks; each method does nothing. `name` keys the hook's state in checkpoints."""
+    """Base of all hooks; each method does nothing.
+
+    Attributes:
+        name: what other hooks and messages call it.
+        stage: when it is called, compared with other hooks.
+        after: names of hooks, of its stage or an earlier one, that it relies on being called before it.
+        state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
+    """
 
     name = "hook"
+    stage = Stage.USER
+    after: Sequence[str] = ()
+
+    @property
+    def state_key(self) -> str:
+        return self.name
 
     def on_train_start(self, trainer: "Trainer") -> None:
         """Before the first step of this process, after a resume."""
@@ -78,6 +95,13 @@ class Hook:
 
     def on_step_end(self, trainer: "Trainer", result: StepResult) -> None:
         """After every step, also a skipped one."""
+
+    def on_record(self, trainer: "Trainer", result: StepResult) -> None:
+        """Before the record of a logging step is written: the time to `trainer.record` what was added up since the last
+        one. On all ranks; `result` is of the last step."""
+
+    def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
+        """After an evaluation, which gave these records, one per source. On all ranks."""
 
     def on_rollback(self, trainer: "Trainer") -> None:
         """After the run has gone back to an earlier step; the hook's state is that of then."""
@@ -113,7 +137,8 @@ class Trainer:
         backend: carries out the steps.
         curriculum: the data of all phases.
         make_objective: gives the objective of each phase.
-        hooks: called in the order given.
+        hooks: called in the order that they declare; see `glmforge.training.order`.
+        bus: where what is recorded goes; without sinks if none is given.
 
     Attributes:
         state: where the run stands.
@@ -133,9 +158,11 @@ class Trainer:
         curriculum: Curriculum,
         make_objective: ObjectiveFactory,
         hooks: Sequence[Hook] = (),
+        bus: MetricsBus | None = None,
     ) -> None:
         self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
-        self.curriculum, self.make_objective, self.hooks = curriculum, make_objective, hooks
+        self.curriculum, self.make_objective, self.hooks = curriculum, make_objective, in_order(hooks)
+        self.bus = bus if bus is not None else MetricsBus()
         self.layout = resolve_layout(config, self.world.size)
         self.state = TrainState()
         self.phase = config.phases[0]
@@ -172,6 +199,14 @@ class Trainer:
     def vote(self, name: str) -> None:
         """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
         self._ballot.cast(name)
+
+    def record(self, **metrics: object) -> None:
+        """Put values, numbers or tensors, into the next record, under names of `glmforge.observe.metrics.METRICS`."""
+        self.bus.record(metrics, step=self.state.step)
+
+    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
+        """Tell what has happened to the run, after the present step if no other is named."""
+        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
         """Leave out these samples of each phase, besides those already left out; `rollbacks` had them found."""

@@ -24,6 +24,7 @@ import torch
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
 from glmforge.observe.run import record_event
+from glmforge.training.order import Stage
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Preempted, Trainer
 
@@ -42,6 +43,7 @@ class PreemptionHook(Hook):
     after SIGINT, ends the process at once."""
 
     name = "preemption"
+    stage = Stage.COMMAND
 
     def __init__(self, output_dir: Path) -> None:
         self.root = output_dir
