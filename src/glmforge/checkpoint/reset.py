@@ -34,10 +34,12 @@ from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.lease import Lease
+from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
-from glmforge.optim.optimizer import build_optimizer
+from glmforge.optim.optimizer import STATE_DTYPES
 
 Advance = Callable[[int, int], None]
 """Called with the number of tensors that have been made and of all."""
@@ -128,22 +130,14 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    return _specs(MODEL_PREFIX, _model(config).state_dict())
+    with torch.device("meta"):
+        tensors = GlmMoe(config.model).state_dict()
+    return {f"{MODEL_PREFIX}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:
-    model = _model(config)
-    optimizer = build_optimizer(model.named_parameters(), config.optim, num_layers=config.model.num_hidden_layers)
-    return _specs(_OPTIM_PREFIX, optimizer.state_dict())
-
-
-def _model(config: RunConfig) -> GlmMoe:
-    with torch.device("meta"):
-        return GlmMoe(config.model)
-
-
-def _specs(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    return {f"{prefix}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    states = optimizer_states(parameter_table(config.model), config.optim)
+    return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
 
 def _new_meta(meta: CheckpointMeta, config: RunConfig, position: str) -> CheckpointMeta:

@@ -16,6 +16,7 @@ from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
@@ -93,14 +94,12 @@ def build_trainer(
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
     model = build_model(config, world)
-    # fp32 runs orthogonalise in fp32 too: then the layout changes results by rounding only.
-    newton_schulz_dtype = DTYPES[config.precision.compute]
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
         world=world,
-        newton_schulz_dtype=newton_schulz_dtype,
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=DTYPES[config.precision.compute],  # fp32 too, so that layouts differ by rounding only
     )
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
@@ -169,9 +168,9 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
-        newton_schulz_dtype=DTYPES[config.precision.compute],
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=DTYPES[config.precision.compute],
     )
     Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
