@@ -10,6 +10,10 @@ import torch
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metrics import make_record
+from glmforge.observe.run import RunDirectory, event_record
+from glmforge.observe.run_sinks import RunFiles
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
 from glmforge.training.state import TrainState
@@ -32,15 +36,32 @@ def fake_config(**sections: object) -> RunConfig:
 
 
 class FakeTrainer(SimpleNamespace):
-    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its result."""
+    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its result.
 
-    def __init__(self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None) -> None:
-        super().__init__(
-            config=config or fake_config(), world=world or World.single("cpu"), state=TrainState(), votes=set()
-        )
+    With `root` rank 0 writes to that run directory.
+    """
+
+    def __init__(
+        self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None, root: Path | None = None
+    ) -> None:
+        world = world or World.single("cpu")
+        super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
         self.phase = self.config.phases[0]
         self.hooks = hooks
+        self.bus = MetricsBus()
+        if root is not None and world.is_main:
+            self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
         self.curriculum = SimpleNamespace(describe=lambda phase, sample: {"phase": phase, "sample": sample})
+
+    def record(self, **metrics: object) -> None:
+        self.bus.record(metrics, step=self.state.step)
+
+    def recorded(self) -> dict[str, object]:
+        """What has been recorded after the present step."""
+        return make_record(**self.bus.recorded_after(self.state.step))
+
+    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
+        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def vote(self, name: str) -> None:
         self.votes.add(name)
@@ -54,6 +75,10 @@ class FakeTrainer(SimpleNamespace):
     def start(self) -> None:
         for hook in self.hooks:
             hook.on_train_start(self)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.close()
 
     def step(self, **changes: Any) -> None:
         """A step whose result is `step_result(**changes)`; all ranks hear of what was asked for."""

@@ -1,7 +1,6 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
 import logging
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ from glmforge.backend.native import NativeBackend
 from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
+from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
+from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.parameters import parameter_table
@@ -22,13 +23,14 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
-from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
 from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
+from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.world import World, join_world, world_size_from_environment
+from glmforge.parallel.world import World, join_world
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
@@ -63,7 +65,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
     mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
-    layout = resolve_layout(config, world_size_from_environment())
+    launch = LaunchEnvironment.read()
+    layout = resolve_layout(config, launch.world_size)
     prepare_environment(config.output_dir)
     keep_large_blocks()
     lease_s = config.fault_tolerance.lock_lease_s
@@ -72,9 +75,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         run_lock(config.output_dir, world, lease_s),
     ):
         if world.is_main and world.device.type == "cpu":
-            warn_if_crowded(
-                torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
-            )
+            warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
         data = open_data(config, world)
         config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
@@ -103,8 +104,9 @@ def build_trainer(
     )
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
-    hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
-    trainer = Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), hooks)
+    hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
+    bus = MetricsBus(run_sinks(config) if world.is_main else ())
+    trainer = Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), hooks, bus)
     trainer.restore = partial(checkpoints.resume, trainer)
     trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
     return trainer, checkpoints
