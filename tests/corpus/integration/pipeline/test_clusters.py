@@ -10,13 +10,13 @@ import ray
 
 from glmforge.errors import DataError
 from glmforge_corpus.pipeline.clean import Clean
-from glmforge_corpus.pipeline.executors import Executors
 from glmforge_corpus.pipeline.pipeline import Pipeline
 from glmforge_corpus.pipeline.run import run_pipeline
+from glmforge_corpus.pipeline.settings import ExecutorSettings
 from helpers.corpus import Deadly, Numbers, Shout
 from helpers.slurm import slurm_cluster
 
-TESTS = Path(__file__).parents[4]
+TESTS = Path(__file__).parents[3]
 EXECUTORS = {
     "local": {"workers": 1},
     "slurm": {"partition": "main", "time": "10", "cpus_per_task": 2, "sbatch_args": {"mem-per-cpu": "100M"}},
@@ -110,7 +110,7 @@ def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray, "init", nobody_answers)
     pipeline = _pipeline(tmp_path / "out").model_copy(
-        update={"executors": Executors.model_validate({"ray": {"address": "auto"}})}
+        update={"executors": ExecutorSettings.model_validate({"ray": {"address": "auto"}})}
     )
     with pytest.raises(DataError, match=r"executors.ray: no Ray cluster answers at address 'auto'"):
         run_pipeline(pipeline, "ray")
