@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.fit import TensorSpec, check_fit
-from glmforge.checkpoint.format.durable import write_durably
 from glmforge.checkpoint.format.manifest import record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
@@ -29,11 +28,13 @@ from glmforge.checkpoint.format.store import (
     publish,
     step_of,
 )
-from glmforge.checkpoint.format.wording import describe_os_error, list_some
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
+from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.parameter_groups import optimizer_states
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig

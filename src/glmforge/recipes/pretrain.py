@@ -1,7 +1,6 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
 import logging
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,8 +9,12 @@ from pathlib import Path
 
 import torch
 
+from glmforge.backend.native import NativeBackend
+from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
+from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
+from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.parameters import parameter_table
@@ -20,21 +23,23 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
-from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
+from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
+from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.world import World, join_world, world_size_from_environment
+from glmforge.parallel.world import World, join_world
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
-from glmforge.training.objective import NextTokenObjective, ObjectiveFactory
 from glmforge.training.skipped import recall_skipped, remember_skipped
 from glmforge.training.state import TrainState
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +65,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
     mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
-    layout = resolve_layout(config, world_size_from_environment())
+    launch = LaunchEnvironment.read()
+    layout = resolve_layout(config, launch.world_size)
     prepare_environment(config.output_dir)
     keep_large_blocks()
     lease_s = config.fault_tolerance.lock_lease_s
@@ -69,9 +75,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         run_lock(config.output_dir, world, lease_s),
     ):
         if world.is_main and world.device.type == "cpu":
-            warn_if_crowded(
-                torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
-            )
+            warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
         data = open_data(config, world)
         config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
@@ -100,8 +104,9 @@ def build_trainer(
     )
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
-    hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
-    trainer = Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), hooks)
+    hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
+    bus = MetricsBus(run_sinks(config) if world.is_main else ())
+    trainer = Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), hooks, bus)
     trainer.restore = partial(checkpoints.resume, trainer)
     trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
     return trainer, checkpoints
@@ -169,7 +174,7 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
         config.optim,
         compute_dtype=DTYPES[config.precision.compute],
     )
-    Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), [stopwatch]).fit()
+    Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 
@@ -181,8 +186,8 @@ class _Stopwatch(Hook):
         self._max_seconds = max_seconds
         self._started = time.monotonic()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.seconds.append(outcome.step_seconds)
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.seconds.append(result.seconds)
         late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
         if late and len(self.seconds) > 1:
-            trainer.raise_flag("stop")
+            trainer.vote("stop")

@@ -2,18 +2,18 @@
 
 The loop knows nothing of logging, evaluation or checkpoints. Hooks are small stateful objects that are called around
 it; what they keep must survive in their `state_dict`, so a resumed run goes on as if it had never stopped. Two things
-hooks can ask of the loop: to go back (`RollBack`), and to end (the flags "preempt", "interrupt" and "stop").
+hooks can ask of the loop: to go back (`RollBack`), and to end (the votes "preempt", "interrupt" and "stop").
 """
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from glmforge.backend.base import Backend
+from glmforge.backend.objective import ObjectiveFactory
 from glmforge.cluster.interrupts import INTERRUPTED
 from glmforge.config.layout import resolve_layout
 from glmforge.config.phase import PhaseConfig
@@ -27,13 +27,12 @@ from glmforge.model.dropout import Noise
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
-from glmforge.optim.optimizer import Optimizer
 from glmforge.optim.schedule import learning_rate_schedule
-from glmforge.parallel.model import ParallelModel
-from glmforge.training.objective import ObjectiveFactory
+from glmforge.parallel.reducer import Reducer
 from glmforge.training.order import Stage, in_order
 from glmforge.training.state import Range, TrainState
-from glmforge.training.step import FLAGS, StepResult, train_step
+from glmforge.training.step import StepResult, train_step
+from glmforge.training.votes import Ballot
 
 
 class DivergedError(GlmforgeError):
@@ -67,28 +66,6 @@ class RollBack(Exception):
         self.first_sample, self.stop_sample = first_sample, stop_sample
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """What hooks see after a step: the phase, the step's result and its cost in seconds of wall time.
-
-    Attributes:
-        batch: the samples of the global batch.
-        tokens: their tokens.
-        step_seconds: from asking for the batch to the end of the update, hooks excluded.
-        data_seconds: the part of it spent waiting for the batch.
-        flags: what some rank has asked for; see `glmforge.training.step.FLAGS`.
-    """
-
-    phase: PhaseConfig
-    result: StepResult
-    lr: float
-    step_seconds: float
-    data_seconds: float
-    batch: BatchRange
-    tokens: int
-    flags: frozenset[str] = frozenset()
-
-
 class Hook:
     """Base of all hooks; each method does nothing.
 
@@ -116,12 +93,12 @@ class Hook:
     def on_gradients(self, trainer: "Trainer") -> None:
         """In every step, when the whole gradient is there and has not been clipped."""
 
-    def on_step_end(self, trainer: "Trainer", outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: "Trainer", result: StepResult) -> None:
         """After every step, also a skipped one."""
 
-    def on_record(self, trainer: "Trainer", outcome: StepOutcome) -> None:
+    def on_record(self, trainer: "Trainer", result: StepResult) -> None:
         """Before the record of a logging step is written: the time to `trainer.record` what was added up since the last
-        one. On all ranks; `outcome` is of the last step."""
+        one. On all ranks; `result` is of the last step."""
 
     def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
         """After an evaluation, which gave these records, one per source. On all ranks."""
@@ -154,9 +131,10 @@ class _NextBatch:
 
 
 class Trainer:
-    """Owns model, optimizer, data and position; `fit` runs what is left of the phases.
+    """Owns backend, data and position; `fit` runs what is left of the phases.
 
     Args:
+        backend: carries out the steps.
         curriculum: the data of all phases.
         make_objective: gives the objective of each phase.
         hooks: called in the order that they declare; see `glmforge.training.order`.
@@ -164,6 +142,9 @@ class Trainer:
 
     Attributes:
         state: where the run stands.
+        phase: the phase of the step at hand, or of the last one.
+        reducer: sums small vectors over all ranks along with the step's own: what a hook adds before the gradients are
+            clipped is in `StepResult.metrics`.
         batch: this rank's share of the batch that is being trained on, None before the first one.
         restore: loads the newest checkpoint before a step and gives its path, None if there is none; set by who has
             checkpoints.
@@ -173,23 +154,24 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        model: ParallelModel,
-        optimizer: Optimizer,
+        backend: Backend,
         curriculum: Curriculum,
         make_objective: ObjectiveFactory,
         hooks: Sequence[Hook] = (),
         bus: MetricsBus | None = None,
     ) -> None:
-        self.config, self.world, self.model, self.optimizer = config, model.world, model, optimizer
+        self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
         self.curriculum, self.make_objective, self.hooks = curriculum, make_objective, in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
         self.layout = resolve_layout(config, self.world.size)
         self.state = TrainState()
+        self.phase = config.phases[0]
+        self.reducer = Reducer(self.world)
         self.batch: Batch | None = None
         self.restore: Callable[[int], Path | None] = lambda before_step: None
         self.remember_skipped: Callable[[TrainState], None] = lambda state: None
         self._learning_rate = learning_rate_schedule(config)
-        self._flags: set[str] = set()
+        self._ballot = Ballot()
         self._ends = False
 
     def fit(self) -> TrainState:
@@ -214,10 +196,9 @@ class Trainer:
                 hook.close()
         return self.state
 
-    def raise_flag(self, name: str) -> None:
-        """Ask all ranks for something (see `FLAGS`): they agree on it in the next step. Safe in a signal handler."""
-        assert name in FLAGS, name
-        self._flags.add(name)
+    def vote(self, name: str) -> None:
+        """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
+        self._ballot.cast(name)
 
     def record(self, **metrics: object) -> None:
         """Put values, numbers or tensors, into the next record, under names of `glmforge.observe.metrics.METRICS`."""
@@ -240,7 +221,7 @@ class Trainer:
                 self.state.tokens += (phase.num_samples - consumed) * phase.seq_len
 
     def _run_phase(self, index: int) -> None:
-        phase = self.config.phases[index]
+        phase = self.phase = self.config.phases[index]
         self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
         self.model.set_capacity_factor(phase.capacity_factor)
         self.model.set_balance(phase.balance)
@@ -255,38 +236,42 @@ class Trainer:
                 for hook in self.hooks:
                     hook.on_step_start(self)
                 result = train_step(
-                    self.model,
-                    self.optimizer,
+                    self.backend,
                     objective,
                     micro_batches,
                     lr=lr,
                     grad_clip=self.config.optim.grad_clip,
                     router_bias_rate=phase.router_bias_rate,
                     noise=Noise.of_step(self.config.regularization, self.config.seed, self.state.step),
-                    flags=self._take_flags(),
+                    votes=self._ballot.take(),
+                    reducer=self.reducer,
                     on_gradients=self._on_gradients,
                 )
-                seconds = time.perf_counter() - taken.started
+                result = replace(
+                    result,
+                    samples=taken.range,
+                    tokens=taken.range.size * phase.seq_len,
+                    seconds=time.perf_counter() - taken.started,
+                    data_seconds=taken.waited,
+                )
                 self._advance(phase, position, tokens, result)
-                self._end_step(phase, taken, result, lr, seconds)
+                self._end_step(result)
                 if self._ends or self.state.stopped is not None:
                     return
 
-    def _end_step(self, phase: PhaseConfig, taken: _NextBatch, result: StepResult, lr: float, seconds: float) -> None:
-        tokens = taken.range.size * phase.seq_len
-        outcome = StepOutcome(phase, result, lr, seconds, taken.waited, taken.range, tokens, result.flags)
+    def _end_step(self, result: StepResult) -> None:
         for hook in self.hooks:
-            hook.on_step_end(self, outcome)
+            hook.on_step_end(self, result)
         self._check_divergence()
-        if "interrupt" in result.flags:
+        if "interrupt" in result.votes:
             raise Interrupted(
                 f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command goes on there"
             )
-        if "preempt" in result.flags:
+        if "preempt" in result.votes:
             raise Preempted(
                 f"{self.config.name}: told to give way after step {self.state.step:,}; saved, start it again"
             )
-        self._ends = "stop" in result.flags
+        self._ends = "stop" in result.votes
 
     def _batches(self, index: int) -> Generator[_NextBatch, None, None]:
         """What is left of the phase."""
@@ -317,11 +302,6 @@ class Trainer:
         stop = batch.first + batch.size
         following = next(planned_batches(phase, stop, self.state.skipped.get(phase.name, ())), None)
         return following.first if following is not None else max(stop, phase.num_samples)
-
-    def _take_flags(self) -> set[str]:
-        raised = set(self._flags)
-        self._flags -= raised  # a signal may raise another one meanwhile
-        return raised
 
     def _on_gradients(self) -> None:
         for hook in self.hooks:
@@ -356,9 +336,3 @@ class Trainer:
                 f"step {self.state.step}: loss or gradient is not finite (skipped {self.state.nonfinite_steps} in a "
                 f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or look at the batch"
             )
-
-
-def model_tensors(model: ParallelModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Everything a checkpoint holds, under flat names: `model.<parameter or buffer>`, `optim.<state>`."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    return tensors | {f"optim.{name}": tensor for name, tensor in optimizer.state_dict().items()}

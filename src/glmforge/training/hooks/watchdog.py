@@ -30,7 +30,8 @@ import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class WatchdogHook(Hook):
 
     name = "watchdog"
     stage = Stage.GUARD
+    after = ("run lock",)
 
     def __init__(self, output_dir: Path, timeout_s: float) -> None:
         self.root, self.timeout_s = output_dir, timeout_s
@@ -90,7 +92,7 @@ class WatchdogHook(Hook):
     def on_gradients(self, trainer: Trainer) -> None:
         self.sign_of_life("on_gradients")
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._allowed_s = self.timeout_s
         self.sign_of_life("on_step_end")
 
@@ -129,6 +131,7 @@ class WatchdogHook(Hook):
             path = self._write_report(self._trainer, silent_s, what)
             _say(f"glmforge: rank {rank}: see {path}")
             if self._trainer.world.is_main:
+                # Past the bus: the thread that hangs may be in one of its sinks.
                 detail = f"no sign of life for {silent_s:.0f} s, since {what}; see {path.parent}"
                 record_event(self.root, "hang", step=self._trainer.state.step, detail=detail)
             linger_s = min(_LINGER_S, self.timeout_s / 4)

@@ -16,7 +16,7 @@ from helpers.hooks import FakeTrainer, events
 
 @pytest.fixture
 def trainer(tmp_path: Path):
-    trainer = FakeTrainer(PreemptionHook(tmp_path))
+    trainer = FakeTrainer(PreemptionHook(), root=tmp_path)
     trainer.start()
     yield trainer
     trainer.hooks[0].close()
@@ -34,9 +34,9 @@ def end(trainer: FakeTrainer, error: Exception | None) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_becomes_a_flag_and_an_event_once_saved(trainer: FakeTrainer, tmp_path: Path, number: int) -> None:
     trainer.step()
-    assert trainer.flags == set()
+    assert trainer.votes == set()
     os.kill(os.getpid(), number)
-    assert trainer.flags == {"preempt"}
+    assert trainer.votes == {"preempt"}
     trainer.step()
     assert events(tmp_path) == []  # not saved yet
     with pytest.raises(Preempted):
@@ -47,24 +47,24 @@ def test_a_signal_becomes_a_flag_and_an_event_once_saved(trainer: FakeTrainer, t
 
 
 def interrupt_a_fork(root: Path, handler: object, *signals: int) -> tuple[int, set[str]]:
-    """Status of a process that gets these signals while SIGINT is set so before it trains, and the flags it raised."""
+    """Status of a process that gets these signals while SIGINT is set so before it trains, and what it asked for."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-        trainer = FakeTrainer(PreemptionHook(root))
+        trainer = FakeTrainer(PreemptionHook(), root=root)
         raised = threading.Event()
-        trainer.raise_flag = lambda name: (trainer.flags.add(name), raised.set())
+        trainer.vote = lambda name: (trainer.votes.add(name), raised.set())
         trainer.start()
         for number in signals:
             os.kill(os.getpid(), number)
             if handler != signal.SIG_IGN:
                 raised.wait(60)
-        (root / "flags").write_text(" ".join(trainer.flags))
+        (root / "votes").write_text(" ".join(trainer.votes))
         if len(signals) > 1:
             threading.Event().wait(60)  # for the thread that ends this process
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, set((root / "flags").read_text().split()) if (root / "flags").exists() else set()
+    return status, set((root / "votes").read_text().split()) if (root / "votes").exists() else set()
 
 
 def test_ctrl_c_becomes_a_flag(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_sigterm_after_ctrl_c_is_the_second(tmp_path: Path) -> None:
 def test_the_handler_for_ctrl_c_of_before_comes_back(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        hook = PreemptionHook(tmp_path)
-        FakeTrainer(hook).start()
+        hook = PreemptionHook()
+        FakeTrainer(hook, root=tmp_path).start()
         assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
         hook.close()
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
@@ -112,8 +112,8 @@ def test_no_event_of_a_run_that_was_not_saved_for_it(
 
 def test_the_handlers_of_before_come_back(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    hook = PreemptionHook(tmp_path)
-    FakeTrainer(hook).start()
+    hook = PreemptionHook()
+    FakeTrainer(hook, root=tmp_path).start()
     assert all(signal.getsignal(number) != before[number] for number in SIGNALS)
     hook.close()
     hook.close()
@@ -122,8 +122,8 @@ def test_the_handlers_of_before_come_back(tmp_path: Path) -> None:
 
 def test_in_another_thread_signals_are_left_alone(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    hook = PreemptionHook(tmp_path)
-    thread = threading.Thread(target=FakeTrainer(hook).start)
+    hook = PreemptionHook()
+    thread = threading.Thread(target=FakeTrainer(hook, root=tmp_path).start)
     thread.start()
     thread.join()
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
@@ -134,7 +134,7 @@ def test_the_same_sigterm_twice_is_one(trainer: FakeTrainer) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert trainer.flags == {"preempt"}
+    assert trainer.votes == {"preempt"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_second_sigterm_ends_the_process(
     child = os.fork()
     if child == 0:
         try:
-            FakeTrainer(PreemptionHook(tmp_path)).start()
+            FakeTrainer(PreemptionHook(), root=tmp_path).start()
             os.kill(os.getpid(), first)
             os.kill(os.getpid(), second)
         finally:
