@@ -16,13 +16,17 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.sinks import read_jsonl
 from glmforge.plan.memory import training_state
 from glmforge.recipes.pretrain import train
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
 from helpers.distributed import run_ranks
 from helpers.sgd import SGD
 from helpers.tiny_data import TinyData
 
 NUM_STEPS = 5
-OPTIM = {"matrix_optimizer": "sgd", "lr": 0.3, "rules": [{"match": "*norm.weight", "optimizer": "sgd"}]}
+OPTIM = {
+    "matrix_optimizer": "sgd",
+    "lr": 0.3,
+    "schedule": "constant",
+    "rules": [{"match": "*norm.weight", "optimizer": "sgd"}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -30,31 +34,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPTIMIZERS, "sgd", SGD)
 
 
-def run_config(tiny_data: TinyData, output_dir: Path, **sections: Any) -> RunConfig:
-    phase = {"name": "main", "steps": NUM_STEPS, "seq_len": 32, "batch_size": 8}
-    usual = {"optim": OPTIM, "phases": [phase], "checkpoint": {"every_steps": 2}}
-    return tiny_data.run_config(output_dir, **(usual | sections))
+def run_config(tiny_data: TinyData, output_dir: Path, num_steps: int = NUM_STEPS, **sections: Any) -> RunConfig:
+    phase = {"name": "main", "steps": num_steps, "seq_len": 32, "batch_size": 8}
+    return tiny_data.run_config(output_dir, **({"optim": OPTIM, "phases": [phase]} | sections))
 
 
-class BreakOff(Exception):
-    """Raised in the middle of a run."""
-
-
-class BreakOffHook(Hook):
-    def __init__(self, step: int | None):
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        if trainer.state.step == self.step:
-            raise BreakOff
-
-
-def train_on_rank(config: RunConfig, until: int | None) -> None:
+def train_on_rank(config: RunConfig) -> None:
     OPTIMIZERS["sgd"] = SGD
-    try:
-        train(config, [BreakOffHook(until)])
-    except BreakOff:
-        return
+    train(config)
 
 
 def losses_of(config: RunConfig) -> list[float]:
@@ -62,13 +49,11 @@ def losses_of(config: RunConfig) -> list[float]:
 
 
 def test_it_trains_and_goes_on_over_layouts(tiny_data: TinyData, tmp_path: Path) -> None:
-    """FSDP on two ranks, broken off after step 3, goes on from step 2 with TP on two ranks; against one process."""
-    whole = run_config(tiny_data, tmp_path / "whole")
+    """Three steps of FSDP on two ranks, the others with TP on two ranks, against one process."""
+    whole, parts = (run_config(tiny_data, tmp_path / name) for name in ("whole", "parts"))
     train(whole)
-    parts = run_config(tiny_data, tmp_path / "parts")
-    run_ranks(train_on_rank, 2, parts, 3, init_group=False)
-    with_tp = run_config(tiny_data, tmp_path / "parts", parallel={"tp": 2})
-    run_ranks(train_on_rank, 2, with_tp, None, init_group=False)
+    run_ranks(train_on_rank, 2, run_config(tiny_data, parts.output_dir, num_steps=3), init_group=False)
+    run_ranks(train_on_rank, 2, run_config(tiny_data, parts.output_dir, parallel={"tp": 2}), init_group=False)
     losses = losses_of(whole)
     # fp32 sums in another order, fed back through five updates
     assert losses_of(parts) == pytest.approx(losses, rel=1e-5)
