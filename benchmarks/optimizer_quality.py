@@ -176,7 +176,7 @@ def train(run: Run, directory: Path) -> None:
     config_file.write_text(json.dumps(run.config(directory)))
     config, recorder = glmforge.load_config(config_file), Recorder()
     shutil.rmtree(config.output_dir, ignore_errors=True)  # of a study that was killed; its record is gone
-    glmforge.training(config, hooks=[recorder])
+    glmforge.train(config, hooks=[recorder])
     evaluations = read_jsonl(RunDirectory(config.output_dir).evaluation)
     held_out = [[record["step"], record["nll"]] for record in evaluations]
     result = asdict(run) | recorder.result() | {"held_out": held_out, "seconds": time.monotonic() - started}

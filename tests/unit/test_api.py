@@ -39,7 +39,7 @@ def test_the_whole_interface(tiny_data: TinyData, tmp_path) -> None:
 
     config = glmforge.load_config(dump_config(made), ["optim.lr=2e-3", "optim.warmup_steps=1"])
     assert config.optim.lr == 2e-3
-    assert glmforge.training(config).step == 2
+    assert glmforge.train(config).step == 2
     model = glmforge.load_pretrained(config.output_dir, dtype=torch.bfloat16)
     ids_BS = torch.tensor([[1, 2, 3]])
     assert model.logits(ids_BS).shape == (1, 3, 512)
@@ -67,10 +67,7 @@ def test_a_preset_has_no_tokenizer() -> None:
         glmforge.load_tokenizer("demo")
 
 
-def test_train_is_a_package_and_a_function() -> None:
-    import glmforge.training.trainer
-
-    assert callable(glmforge.training)
-    assert glmforge.training.trainer.Trainer
+def test_train_is_a_function_and_wrong_names_are_errors() -> None:
+    assert callable(glmforge.train)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         glmforge.trian  # noqa: B018

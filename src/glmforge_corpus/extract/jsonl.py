@@ -1,33 +1,23 @@
-"""JSON lines to documents, some hundred megabytes per CPU second.
+"""JSON lines to documents: blocks of whole lines, each parsed by orjson and put aside with its reason if it is bad.
 
-Blocks of whole lines go through one compiled pass that takes the text and the id out of each record, without a Python
-object per record (`json_kernels.py`). A line that it does not take, and every line where metadata is wanted or the
-block is not UTF-8, goes through a complete JSON parser on its own, and is put aside with its reason if it is bad. Both
-roads come to the same documents.
+A line is bounded before it is parsed, so that a file without line ends, or one hostile record, costs no more memory
+than the longest document that is allowed.
 """
 
 import codecs
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-from glmforge.data.documents.batch import DocumentBatch, concatenate
+from glmforge.data.documents.batch import DocumentBatch
 from glmforge.data.documents.compression import chunks_of
 from glmforge.errors import DataError
 from glmforge_corpus.extract.inputs import ALL_FIELDS, Input, SourceFile
-from glmforge_corpus.extract.json_kernels import count_newlines, parse_lines
 from glmforge_corpus.extract.json_stream import as_json_lines
 from glmforge_corpus.extract.records import Context, dump_metadata
 
 BLOCK_BYTES = 8 << 20
-
-_LINES_AFTER = 64
-"""Lines that go one by one where one had to: damage and odd fields rarely come alone, and each change of road costs."""
 
 _BLANKS = " \t\n\r\v\f"
 
@@ -60,7 +50,7 @@ def read_jsonl(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
             continue
         if block.number == 1 and block.data.startswith(codecs.BOM_UTF8):
             block = block._replace(data=block.data.removeprefix(codecs.BOM_UTF8))
-        batch = concatenate(_batches(block, file, context))
+        batch = _documents(block, file, context)
         if len(batch):
             yield batch
 
@@ -111,75 +101,10 @@ def line_blocks(chunks: Iterable[bytes], max_line_bytes: int) -> Iterator[LineBl
 
 
 def _block(number: int, data: bytes) -> LineBlock:
-    return LineBlock(number, data, count_newlines(np.frombuffer(data, np.uint8)))
+    return LineBlock(number, data, data.count(b"\n"))
 
 
-def _batches(block: LineBlock, file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
-    """The documents of a block in order, in parts that took the one road or the other."""
-    source, data = file.input, block.data
-    assert data is not None
-    if source.metadata or source.id_field in ("", source.text_field) or not _is_utf8(data):
-        yield _by_line(block, file, context)
-        return
-    number, place, num_lines = block.number, 0, block.num_newlines + 1
-    while place < len(data):
-        batch, place, taken = _fast(data, place, number, num_lines, file, context.max_document_bytes)
-        yield batch
-        if place == len(data):
-            return
-        number += taken
-        end = _after_lines(data, place, _LINES_AFTER)
-        odd = _block(number, data[place:end])
-        yield _by_line(odd, file, context)
-        number, place = number + odd.num_newlines, end
-
-
-def _is_utf8(data: bytes) -> bool:
-    borders = pa.py_buffer(np.array([0, len(data)]))
-    try:
-        pa.Array.from_buffers(pa.large_string(), 1, [None, borders, pa.py_buffer(data)]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _fast(
-    data: bytes, place: int, number: int, num_lines: int, file: SourceFile, max_document_bytes: int
-) -> tuple[DocumentBatch, int, int]:
-    """The documents from `place`, in line `number`, up to the first line out of the ordinary: (they, its place, lines
-    before it)."""
-    source, room = file.input, len(data) - place
-    texts, text_offsets = np.empty(room, np.uint8), np.empty(num_lines + 1, np.int64)
-    ids, id_offsets = np.empty(room if source.id_field else 0, np.uint8), np.empty(num_lines + 1, np.int32)
-    lines = np.empty(num_lines, np.int64)
-    keys = (np.frombuffer((name or "").encode(), np.uint8) for name in (source.text_field, source.id_field))
-    place, taken, rows = parse_lines(
-        np.frombuffer(data, np.uint8), place, *keys, max_document_bytes, texts, text_offsets, ids, id_offsets, lines
-    )
-    if source.id_field is None:
-        names = pc.binary_join_element_wise(file.name, pa.array(lines[:rows] + number).cast(pa.string()), ":")
-    else:
-        names = _strings(pa.string(), ids, id_offsets, rows)
-    languages = pa.repeat(pa.scalar(source.language, pa.string()), rows)
-    texts = _strings(pa.large_string(), texts, text_offsets, rows)
-    return DocumentBatch.from_columns(names, texts, source.source, languages=languages), place, taken
-
-
-def _strings(kind: pa.DataType, data: NDArray[np.uint8], offsets: NDArray[np.signedinteger], rows: int) -> pa.Array:
-    """A column of the first `rows` strings, without a copy of their bytes."""
-    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets[: rows + 1].copy()), pa.py_buffer(data)])
-
-
-def _after_lines(data: bytes, place: int, count: int) -> int:
-    """Where the line begins that comes `count` lines after the one at `place`, or the end."""
-    for _ in range(count):
-        place = data.find(b"\n", place) + 1
-        if not place:
-            return len(data)
-    return place
-
-
-def _by_line(block: LineBlock, file: SourceFile, context: Context) -> DocumentBatch:
+def _documents(block: LineBlock, file: SourceFile, context: Context) -> DocumentBatch:
     """The documents of a block, each line parsed on its own."""
     source = file.input
     assert block.data is not None

@@ -25,7 +25,7 @@ def test_what_the_user_has_set_stays(name):
 def test_the_command_line_limits_it_before_torch_is_there():
     code = """
 import os, sys
-import glmforge.cli
+import glmforge.cli.app
 class Probe:
     def find_spec(self, name, *rest):
         if name == "torch":
@@ -34,7 +34,7 @@ class Probe:
 sys.meta_path.insert(0, Probe())
 sys.argv = ["glmforge", "train", "no-such-run-anywhere"]
 assert "torch" not in sys.modules
-glmforge.cli.main()
+glmforge.cli.app.main()
 """
     environment = {k: v for k, v in os.environ.items() if k not in WAIT_SETTINGS}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)

@@ -212,7 +212,7 @@ def test_a_missing_run_is_an_error_naming_the_file(tmp_path: Path) -> None:
 def test_without_matplotlib_the_error_names_the_extra(minimal_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("figures", "figures_balance", "canvas"):
-        monkeypatch.delitem(sys.modules, f"glmforge.observe.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"glmforge.report.{name}", raising=False)
     with pytest.raises(GlmforgeError, match=r"pip install 'glmforge\[observe\]'"):
         write_report(minimal_run)
 

@@ -1,76 +1,17 @@
-"""JSON lines: the compiled pass against a complete parser, and lines of any length from chunks of any size."""
+"""JSON lines: what is taken and why the rest is put aside, and lines of any length from chunks of any size."""
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from glmforge.errors import DataError
 from glmforge_corpus.extract import jsonl
 from glmforge_corpus.extract.inputs import Input, SourceFile
-from glmforge_corpus.extract.json_kernels import parse_lines
 from glmforge_corpus.extract.json_stream import as_json_lines
 from glmforge_corpus.extract.jsonl import LineBlock, line_blocks
 from glmforge_corpus.extract.records import Context
-
-TEXTS = [
-    "plain",
-    'tab\tquote"back\\slash/ \b\f\n\r',
-    "été 中文 😀",
-    "\0\x1f\x7f",
-    "x" * 100,
-    " \n",
-    "",
-    "\u2028 \ufeff",
-]
-NUMBERS = [
-    "0",
-    "-1",
-    "12.50",
-    "1e5",
-    "-2E-07",
-    "0.1e+3",
-    "1" * 200,
-    "1e400",
-    "1e999",
-    "1" * 400,
-    "01",
-    "-",
-    "1.",
-    "+1",
-    ".5",
-    "1e",
-]
-VALUES = [
-    *NUMBERS,
-    "true",
-    "false",
-    "null",
-    "nul",
-    "tru",
-    "[]",
-    "{}",
-    "[1, 2]",
-    "[1,]",
-    "[,]",
-    "[}",
-    '{"a": [{"b": "c"}]}',
-]
-VALUES += [
-    '{"a"}',
-    '{"a": 1,}',
-    '"\\ud83d\\ude00"',
-    '"\\ud83d"',
-    '"\\ude00\\ud83d"',
-    '"\\ud83d\\ud83d"',
-    '"\\u00zz"',
-    '"\\x"',
-    '"a',
-    "[" * 70 + "]" * 70,
-]
 
 
 def file(**options) -> SourceFile:
@@ -78,84 +19,88 @@ def file(**options) -> SourceFile:
     return SourceFile(Path("f.jsonl"), "s/f.jsonl", 1, "jsonl", source)
 
 
-def read(road, data: bytes, source: SourceFile, max_document_bytes: int = 1 << 20):
-    """(documents, what was put aside) by one of the roads."""
+def read(data: bytes, source: SourceFile, max_document_bytes: int = 1 << 20):
+    """(documents, what was put aside)."""
     aside: list[tuple[str, str, bytes, str]] = []
     context = Context(lambda *record: aside.append(record), lambda what: None, max_document_bytes)
-    block = LineBlock(7, data, data.count(b"\n"))
-    batches = [road(block, source, context)] if road is jsonl._by_line else list(road(block, source, context))
-    rows = [row for batch in batches for row in batch.table.to_pylist()]
-    return rows, aside
+    batch = jsonl._documents(LineBlock(7, data, data.count(b"\n")), source, context)
+    return batch.table.to_pylist(), aside
 
 
-def random_line(rng: random.Random) -> bytes:
-    """A record, mostly whole, in one of many ways to write it."""
-    text, name = rng.choice(TEXTS) + rng.choice(TEXTS), rng.choice(["a", "é\n", "", 12, -3, 0, 10**17, 10**18, 10**30])
-    fields = [("text", json.dumps(text, ensure_ascii=rng.random() < 0.5)), ("id", json.dumps(name))]
-    fields += [(rng.choice(["x", "texts", "tex", "i\\u0064", "text", "id"]), rng.choice(VALUES))] * (rng.random() < 0.4)
-    rng.shuffle(fields)
-    gap = rng.choice(["", " ", "\t "])
-    line = "{" + gap + f"{gap},{gap}".join(f'"{key}"{gap}:{gap}{value}' for key, value in fields) + gap + "}"
-    data = (gap + line + rng.choice(["", " ", "\r"])).encode()
-    chance = rng.random()
-    if chance < 0.1:
-        place = rng.randrange(len(data))
-        data = data[:place] + bytes([rng.randrange(256)]) + data[place + 1 :]
-    elif chance < 0.15:
-        data = data[: rng.randrange(len(data))]
-    elif chance < 0.2:
-        data = rng.choice([b"", b" ", b"[1]", b"3", b"\v", b"\xef\xbb\xbf" + data])
-    return data.replace(b"\n", b" ")
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("12.50", ""),
+        ("-2E-07", ""),
+        ("1" * 200, ""),
+        ("true", ""),
+        ('{"a": [{"b": [[], {}]}]}', ""),
+        ('"\\ud83d\\ude00"', ""),
+        ("[" * 70 + "]" * 70, ""),
+        ("1e999", "not JSON"),
+        ("1" * 400, "not JSON"),
+        ("01", "not JSON"),
+        ("1.", "not JSON"),
+        (".5", "not JSON"),
+        ("nul", "not JSON"),
+        ("NaN", "not JSON"),
+        ("[1,]", "not JSON"),
+        ("[}", "not JSON"),
+        ('{"a"}', "not JSON"),
+        ('"\\x"', "not JSON"),
+        ('"a', "not JSON"),
+        ('"\\ud83d"', "lone surrogate"),
+        ("[" * 200_000 + "]" * 200_000, "not JSON"),
+        ('{"a":' * 200_000 + "1" + "}" * 200_000, "not JSON"),
+    ],
+)
+def test_a_field_that_nobody_asks_for_must_be_json_all_the_same(value, reason):
+    line = f'{{"id": "1", "extra": {value}, "text": "été"}}'
+    rows, aside = read(f'{{"id": "0", "text": "a"}}\n{line}\n{{"id": "2", "text": "b"}}'.encode(), file())
+    assert [row["id"] for row in rows] == (["0", "2"] if reason else ["0", "1", "2"])
+    assert [(why, where) for why, where, _, _ in aside] == ([(reason, "s/f.jsonl:8")] if reason else [])
+    assert all("\n" not in detail for _, _, _, detail in aside)
 
 
-@pytest.mark.parametrize("id_field", ["id", None, "text"])
-@pytest.mark.parametrize("lines_after", [1, 3, 64])
-@pytest.mark.parametrize("seed", range(12))
-def test_both_roads_come_to_the_same_documents(seed, id_field, lines_after, monkeypatch):
-    monkeypatch.setattr(jsonl, "_LINES_AFTER", lines_after)
-    rng = random.Random(seed)
-    lines = [random_line(rng) for _ in range(200)]
-    lines = [line for line in lines if line.isascii() or _is_utf8(line)] if seed % 4 else lines
-    data = b"\n".join(lines) + rng.choice([b"", b"\n"])
-    source = file(id_field=id_field)
-    assert read(jsonl._batches, data, source) == read(jsonl._by_line, data, source)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[1]", "not a JSON object"),
+        (b"3", "not a JSON object"),
+        (b'{"id": "1"}', "no such field"),
+        (b'{"text": "a"}', "no such field"),
+        (b'{"id": "1", "text": 3}', "not text"),
+        (b'{"id": "", "text": "a"}', "not an id"),
+        (b'{"id": 1.5, "text": "a"}', "not an id"),
+        (b'{"id": "1", "text": " \\n\\t"}', "empty text"),
+        (b'{"id": "1", "text": "\xff"}', "invalid UTF-8"),
+        (b'{"id": "1", "text": "a"', "not JSON"),
+        (b'{"id": "1", "text": "a"} {}', "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_document_is_put_aside_with_its_reason(line, reason):
+    rows, aside = read(b'\n \r\n{"id": 10, "text": "a"}\r\n' + line, file())
+    assert [(row["id"], row["text"]) for row in rows] == [("10", "a")]
+    assert [(why, where) for why, where, _, _ in aside] == [(reason, "s/f.jsonl:10")]
 
 
-def _is_utf8(line: bytes) -> bool:
-    return line.decode(errors="replace").encode() == line
+def test_of_a_field_that_comes_twice_the_last_counts():
+    rows, _ = read(b'{"text": 1, "id": "a", "te\\u0078t": "x", "id": -3}', file())
+    assert [(row["id"], row["text"]) for row in rows] == [("-3", "x")]
 
 
-def test_the_compiled_pass_takes_what_is_ordinary():
-    values = ["0", "-12.5e-3", "true", "null", '{"a": [1, {"b": []}], "c": ""}', '"\\ud83d\\ude00"', "[[], {}]"]
-    lines = [
-        f'{{"meta": {value}, "text": {json.dumps(text)}, "id": "{k}"}}'
-        for value in values
-        for k, text in enumerate(TEXTS[:5])
-    ]
-    data = np.frombuffer("\n".join(lines).encode(), np.uint8)
-    texts, offsets = np.empty(len(data), np.uint8), np.empty(len(lines) + 1, np.int64)
-    key = (np.frombuffer(b"text", np.uint8), np.frombuffer(b"", np.uint8))
-    ids, id_offsets, numbers = np.empty(0, np.uint8), np.empty(len(lines) + 1, np.int32), np.empty(len(lines), np.int64)
-    assert parse_lines(data, 0, *key, 1000, texts, offsets, ids, id_offsets, numbers) == (
-        len(data),
-        len(lines),
-        len(lines),
-    )
-    found = [bytes(texts[offsets[k] : offsets[k + 1]]).decode() for k in range(len(lines))]
-    assert found == TEXTS[:5] * len(values)
+def test_without_a_field_for_it_the_id_is_the_line():
+    rows, _ = read(b'{"text": "a"}\n\n{"text": "b"}', file(id_field=None, metadata=["n"]))
+    assert [row["id"] for row in rows] == ["s/f.jsonl:7", "s/f.jsonl:9"]
 
 
-def test_a_text_that_is_too_long_is_put_aside_whatever_the_road():
+def test_a_text_that_is_too_long_is_put_aside():
     lines = [
         json.dumps({"id": str(n), "text": "é" * n}, ensure_ascii=n % 2 == 0) for n in (10, 499, 500, 501, 502, 1200)
     ]
-    data = "\n".join(lines).encode()
-    for road in (jsonl._batches, jsonl._by_line):
-        rows, aside = read(road, data, file(), max_document_bytes=1000)
-        assert [row["id"] for row in rows] == ["10", "499", "500"]
-        assert [(reason, where) for reason, where, _, _ in aside] == [
-            ("too long", f"s/f.jsonl:{n}") for n in (10, 11, 12)
-        ]
+    rows, aside = read("\n".join(lines).encode(), file(), max_document_bytes=1000)
+    assert [row["id"] for row in rows] == ["10", "499", "500"]
+    assert [(reason, where) for reason, where, _, _ in aside] == [("too long", f"s/f.jsonl:{n}") for n in (10, 11, 12)]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
