@@ -11,6 +11,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
+from glmforge.training.source import NoSource
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, StepOutcome
@@ -38,7 +39,7 @@ class FakeTrainer(SimpleNamespace):
             config=config or fake_config(), world=world or World.single("cpu"), state=TrainState(), flags=set()
         )
         self.hooks = hooks
-        self.curriculum = SimpleNamespace(describe=lambda phase, sample: {"phase": phase, "sample": sample})
+        self.source = NoSource()
 
     def raise_flag(self, name: str) -> None:
         self.flags.add(name)

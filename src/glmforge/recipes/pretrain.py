@@ -25,13 +25,14 @@ from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world, world_size_from_environment
+from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.objective import NextTokenObjective, ObjectiveFactory
-from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.skipped import recall_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
@@ -102,10 +103,8 @@ def build_trainer(
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
-    trainer = Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), hooks)
-    trainer.restore = partial(checkpoints.resume, trainer)
-    trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
-    return trainer, checkpoints
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    return Trainer(config, model, optimizer, source, hooks), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -170,7 +169,8 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
         newton_schulz_dtype=DTYPES[config.precision.compute],
         num_layers=config.model.num_hidden_layers,
     )
-    Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), [stopwatch]).fit()
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    Trainer(config, model, optimizer, source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

@@ -55,6 +55,10 @@ class Position:
     samples: Mapping[str, int] = field(default_factory=dict)
     skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
 
+    def after(self, phase: str, stop: int, tokens: int) -> "Position":
+        """Once the samples of a phase before `stop`, of so many tokens more, are behind."""
+        return replace(self, tokens=self.tokens + tokens, samples={**self.samples, phase: stop})
+
     def leaving_out(self, skipped: Mapping[str, Sequence[Range]]) -> "Position":
         """The same with these samples left out too; overlapping ranges are merged."""
         both = {name: [*self.skipped.get(name, ()), *skipped.get(name, ())] for name in {**self.skipped, **skipped}}
@@ -69,9 +73,8 @@ class StepInput:
         batch: this rank's share of the global batch; all data ranks have as many rows.
         phase: how it is trained on.
         lr: the learning rate of the step.
-        first_sample: number of the global batch's first sample in the phase.
-        position: where the source stands after this batch. None, as for a batch made by hand, counts the batch's own
-            samples and tokens.
+        first_sample: number of the global batch's first sample in the phase. None goes on where the run stands.
+        position: where the source stands after this batch. None counts the batch's own samples and tokens.
         is_last: no batch follows, so that hooks finish their work in this step. A source that cannot know leaves it
             False, and `next` gives None in the end.
     """
@@ -79,7 +82,7 @@ class StepInput:
     batch: Batch
     phase: Phase
     lr: float
-    first_sample: int = 0
+    first_sample: int | None = None
     position: Position | None = None
     is_last: bool = False
 
@@ -137,6 +140,28 @@ class BatchSource(Protocol):
 
     def close(self) -> None:
         """Stop reading ahead and release what that holds; the next call of `next` begins again."""
+        return
+
+
+class NoSource(BatchSource):
+    """For a loop that makes its batches itself and calls `Trainer.step`: gives none, and only keeps the position."""
+
+    def __init__(self) -> None:
+        self._position = Position()
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    def next(self) -> None:
+        return None
+
+    def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
+        self._position = self._position.leaving_out(skipped)
+
+    def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
+        self._position = position
+        return ()
 
 
 def _merged(ranges: Sequence[Range]) -> list[Range]:

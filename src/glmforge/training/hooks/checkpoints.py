@@ -8,7 +8,7 @@ the counters of such steps are saved with it.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.metrics import Record, make_record
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.observe.units import format_bytes
+from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import ENDING
 from glmforge.training.trainer import Hook, StepOutcome, Trainer, model_tensors
@@ -60,7 +61,7 @@ class CheckpointHook(Hook):
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         config, state = self.config.checkpoint, trainer.state
-        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done(self.config))
+        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done)
         if ends or "save" in outcome.flags or _is_due(config.every_steps, state.step):
             self.save(trainer, outcome.phase.name, durable=ends)
         elif _is_due(config.ephemeral_every_steps, state.step):
@@ -90,7 +91,7 @@ class CheckpointHook(Hook):
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             hooks={hook.name: hook.state_dict() for hook in trainer.hooks},
             skipped_samples={name: list(ranges) for name, ranges in state.skipped.items()},
-            mixtures=trainer.curriculum.state_dict(),
+            mixtures=trainer.source.state_dict(),
             nonfinite_steps=state.nonfinite_steps,
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
@@ -128,13 +129,18 @@ class CheckpointHook(Hook):
         trainer.state = _train_state(meta)
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.name, {}))
-        changes = trainer.curriculum.load_state_dict(meta.mixtures, meta.samples_consumed)
+        changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
         if trainer.world.is_main:
             self._record_changes(meta, changes, resumed=before_step is None)
         rng_state = load_rng_state(path)
         if rng_state is not None:
             _set_rng_state(rng_state, trainer.world.device)
         return path
+
+    def restore(self, trainer: Trainer, before_step: int) -> bool:
+        if trainer.world.is_main:
+            remember_skipped(self.config.output_dir, trainer.state)
+        return self.resume(trainer, before_step) is not None
 
     def take_record(self) -> Record:
         """The saves that have ended since the last record, together; empty if there are none. Rank 0 only."""
@@ -161,7 +167,7 @@ class CheckpointHook(Hook):
                 logger.warning("step %d was not saved: %s", report.step, report.error)
             record_event(self.config.output_dir, event, step=report.step, detail=_describe(report))
 
-    def _record_changes(self, meta: CheckpointMeta, mixtures: list[str], *, resumed: bool) -> None:
+    def _record_changes(self, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool) -> None:
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)

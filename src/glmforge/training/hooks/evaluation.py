@@ -43,7 +43,7 @@ class EvaluationHook(Hook):
 
     def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
         state = trainer.state
-        if state.step % self.every_steps and not state.is_done(trainer.config):
+        if state.step % self.every_steps and not state.is_done:
             return
         trainer.model.eval()
         # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
@@ -52,7 +52,7 @@ class EvaluationHook(Hook):
         trainer.model.set_capacity_factor(outcome.phase.capacity_factor)
         trainer.model.train()
         reason = None if self.early_stopping is None else self.early_stopping.update(records)
-        if not state.is_done(trainer.config):  # a run at its end is not stopped early, and may be prolonged
+        if not state.is_done:  # a run at its end is not stopped early, and may be prolonged
             state.stopped = reason
         for sink in self._sinks:
             for record in records:

@@ -75,7 +75,7 @@ class MetricsHook(Hook):
         if config.observe.tensorboard:
             self._sinks.append(TensorBoardSink(self.directory.tensorboard, resume_step=state.step))
         self._progress = TrainingProgress(
-            config.num_steps, config.num_tokens, start_tokens=state.tokens, enabled=config.observe.progress
+            *(trainer.source.total or (None, None)), start_tokens=state.tokens, enabled=config.observe.progress
         )
         self._progress.__enter__()
         if config.precision.compute == "bf16":
@@ -89,7 +89,7 @@ class MetricsHook(Hook):
         self._tokens += outcome.tokens
         self._flops = self._flops + _model_flops(trainer, outcome)
         self._sources.add([source.name for source in trainer.config.data.sources], outcome.result)
-        if trainer.state.step % trainer.config.observe.log_every == 0 or trainer.state.is_done(trainer.config):
+        if trainer.state.step % trainer.config.observe.log_every == 0 or trainer.state.is_done:
             self._write(trainer, outcome)
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -134,7 +134,7 @@ class MetricsHook(Hook):
                 record |= recorder.take_record()
             record |= _balance(trainer, outcome, by_layer) | biases
             if _is_due(trainer, _LAYER_RECORDS):
-                record |= make_record(source_epochs=trainer.curriculum.epochs(trainer.state.samples))
+                record |= make_record(**trainer.source.metrics())
             for sink in self._sinks:
                 sink.write(record)
             if self._progress is not None:
@@ -152,7 +152,7 @@ class MetricsHook(Hook):
             samples=sum(state.samples.values()),
             world_size=trainer.world.size,
             batch_size=outcome.batch.size,
-            seq_len=phase.seq_len,
+            seq_len=outcome.tokens // outcome.batch.size,
             rope_theta=phase.rope_theta or trainer.config.model.rope_theta,
             skipped_samples=_num_skipped(state),
             rollbacks=state.rollbacks,
@@ -182,10 +182,13 @@ def _balance(trainer: Trainer, outcome: StepOutcome, by_layer: bool) -> Record:
 
 
 def _is_due(trainer: Trainer, num_records: int) -> bool:
-    """Whether what so many records of the run are to have goes into the one of this step; alike on all ranks."""
-    config, state = trainer.config, trainer.state
-    every = -(-config.num_steps // num_records)
-    return state.step % every < config.observe.log_every or state.is_done(config)
+    """Whether what so many records of the run are to have goes into the one of this step; alike on all ranks.
+
+    In a run of unknown length as many have it among the first steps, and then ever fewer.
+    """
+    state, total = trainer.state, trainer.source.total
+    every = -(-(state.step if total is None else total.steps) // num_records)
+    return state.step % every < trainer.config.observe.log_every or state.is_done
 
 
 def _num_skipped(state: TrainState) -> int:
@@ -206,7 +209,7 @@ def _losses(result: StepResult) -> dict[str, object]:
 def _model_flops(trainer: Trainer, outcome: StepOutcome) -> Tensor | float:
     """FLOPs of the model in a step, over all ranks; not read from the device here."""
     model = trainer.config.model
-    with_mtp = outcome.phase.mtp_loss_weight > 0 and model.num_nextn_predict_layers > 0
+    with_mtp = outcome.phase.objective.num_mtp > 0
     fixed = train_flops_per_token(model, 0, with_mtp)
     per_length = train_flops_per_token(model, 1, with_mtp) - fixed
     return (fixed + per_length * outcome.result.mean_attended_length) * outcome.tokens
