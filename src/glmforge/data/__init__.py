@@ -1,0 +1,1 @@
+"""What a model reads: documents, token shards, streams of batches, conversations."""

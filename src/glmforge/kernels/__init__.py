@@ -1,0 +1,1 @@
+"""The heavy arithmetic: a plain reference first, faster forms behind the same function."""

@@ -1,9 +1,9 @@
 """Initial weights as a pure function of (seed, parameter name, expert, block of rows).
 
-Every linear map, embedding, router and expert is N(0, initializer_range); biases and the router's correction bias
-are 0, norms 1; no depth scaling. The random numbers of a matrix come in blocks of rows, each with a generator of its
-own seeded by a hash, so a rank makes just the rows it owns, bit-equal to those that any other layout would make.
-Values are always drawn on the CPU in fp32: generators of other devices draw other numbers.
+By the table of parameters every linear map, embedding, router and expert is N(0, initializer_range); biases and the
+router's correction bias are 0, norms 1; no depth scaling. The random numbers of a matrix come in blocks of rows, each
+with a generator of its own seeded by a hash, so a rank makes just the rows it owns, bit-equal to those that any other
+layout would make. Values are always drawn on the CPU in fp32: generators of other devices draw other numbers.
 """
 
 import hashlib
@@ -12,30 +12,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from glmforge.config.parameters import Parameter, ParameterTable
+
 BLOCK_ROWS = 256
 
 
-def initialize(model: nn.Module, seed: int, std: float) -> None:
+def initialize(model: nn.Module, table: ParameterTable, seed: int, std: float) -> None:
     """Fill every parameter and router bias of a whole (unsharded) model in place."""
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            shape = tuple(tensor.shape)
-            tensor.copy_(initial_chunk(name, shape, (0,) * len(shape), shape, seed=seed, std=std))
+            row = table[name]
+            tensor.copy_(initial_chunk(row, (0,) * len(row.shape), row.shape, seed=seed, std=std))
 
 
 def initial_chunk(
-    name: str, shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], *, seed: int, std: float
+    parameter: Parameter, offsets: Sequence[int], sizes: Sequence[int], *, seed: int, std: float
 ) -> Tensor:
-    """The part of the named parameter's initial value that begins at `offsets` and is `sizes` large.
+    """The part of the parameter's initial value that begins at `offsets` and is `sizes` large.
 
     fp32 on the CPU, bit-equal to that slice of the whole. Only the experts and the blocks of rows that the part
-    touches are drawn, each over all columns. `shape` is that of the whole parameter: `[rows, columns]`, for packed
-    experts `[E, rows, columns]`.
+    touches are drawn, each over all columns. What is normal is `[rows, columns]`, or of packed experts
+    `[E, rows, columns]`.
     """
-    if name.endswith("bias"):
-        return torch.zeros(tuple(sizes))
-    if len(shape) == 1:
-        return torch.ones(tuple(sizes))
+    if parameter.initial != "normal":
+        return torch.full(tuple(sizes), 1.0 if parameter.initial == "ones" else 0.0)
+    name, shape = parameter.name, parameter.shape
     chunk = torch.empty(tuple(sizes))
     if chunk.numel() == 0:
         return chunk

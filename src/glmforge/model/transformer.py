@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import parameter_table
 from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
@@ -122,7 +123,7 @@ class GlmMoe(nn.Module):
     def create(cls, config: ModelConfig, seed: int = 0) -> Self:
         """A freshly initialised fp32 model; the weights depend on `seed` and names only."""
         model = cls(config)
-        initialize(model, seed, config.initializer_range)
+        initialize(model, parameter_table(config), seed, config.initializer_range)
         return model
 
     @property

@@ -1,1 +1,1 @@
-"""What a run tells: metrics and their sinks, the progress bar, the run directory and its report."""
+"""What a run tells: metrics and their sinks, the progress bar, the run directory."""

@@ -11,6 +11,7 @@ Shapes: L routers (MoE layers, then MTP layers), E experts.
 """
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -209,12 +210,17 @@ def make_record(**values: object) -> Record:
         ValueError: a name that `METRICS` does not have.
         TypeError: a value that JSON cannot hold.
     """
-    for name in values:
+    check_names(values)
+    return {name: _plain(name, values[name]) for name in METRICS if values.get(name) is not None}
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises `ValueError` on a name that `METRICS` does not have."""
+    for name in names:
         if name not in METRICS:
             near = difflib.get_close_matches(name, METRICS, n=1)
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"metric {name!r} is not in glmforge.observe.metrics.METRICS{hint}")
-    return {name: _plain(name, values[name]) for name in METRICS if values.get(name) is not None}
 
 
 def metrics_markdown() -> str:

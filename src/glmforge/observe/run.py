@@ -152,9 +152,14 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
 
 
 def record_event(root: str | os.PathLike[str], event: str, *, step: int, detail: str = "") -> None:
-    """Append a line to `events.jsonl`: what happened to the run after which step. Time is UTC, ISO 8601."""
+    """Append a line to `events.jsonl`: what happened to the run after which step. (Hooks call `trainer.event`.)"""
     with JsonlSink(RunDirectory(Path(root)).events) as sink:
-        sink.write({"time": _utc_now(), "step": step, "event": event, "detail": detail})
+        sink.write(event_record(event, step=step, detail=detail))
+
+
+def event_record(event: str, *, step: int, detail: str = "") -> Record:
+    """An event that happens now. Time is UTC, ISO 8601."""
+    return {"time": _utc_now(), "step": step, "event": event, "detail": detail}
 
 
 def read_run(root: str | os.PathLike[str]) -> RunLog:

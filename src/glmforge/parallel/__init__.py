@@ -1,0 +1,1 @@
+"""The mesh of ranks, and how the model is laid on it."""

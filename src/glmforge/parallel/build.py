@@ -1,17 +1,21 @@
 """From a configuration to this rank's part of the model.
 
-Order: modules on the meta device, cut over tp and ep, recompute, compile each layer, shard with FSDP2, allocate this
-rank's shards, fill them. The initial weights are those of a single process: each rank draws just the part it keeps (see
-`model.init`).
+Order: modules on the meta device, cut over tp and ep, compared with the table of parameters, recompute, compile each
+layer, shard with FSDP2, allocate this rank's shards, fill them. The initial weights are those of a single process: each
+rank draws just the part it keeps (see `model.init`).
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.model.init import initial_chunk
 from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
@@ -23,27 +27,48 @@ from glmforge.parallel.world import World
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
+Extend = Callable[[GlmMoe, World], None]
+"""Puts further parameters (adapters, heads) into a section that is cut over tp and ep and still on the meta device."""
 
-def build_model(config: RunConfig, world: World) -> ParallelModel:
-    """The model with initial weights, fp32 masters, computing in `precision.compute`, laid out on `world`."""
-    model = lay_out_model(config, world)
+
+def build_model(
+    config: RunConfig, world: World, *, table: ParameterTable | None = None, extend: Extend | None = None
+) -> ParallelModel:
+    """The model with initial weights, fp32 masters, computing in `precision.compute`, laid out on `world`.
+
+    `table` declares the parameters, those that `extend` puts into the model among them; None is the model's own.
+    """
+    model = lay_out_model(config, world, table=table, extend=extend)
     allocate(model, config)
     for part in model.parts:
-        initialize_shards(part, config.seed)
+        initialize_shards(part, model.table, config.seed)
     return model
 
 
-def lay_out_model(config: RunConfig, world: World, *, splits: Splits = splits_from_device) -> ParallelModel:
-    """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers."""
+def lay_out_model(
+    config: RunConfig,
+    world: World,
+    *,
+    splits: Splits = splits_from_device,
+    table: ParameterTable | None = None,
+    extend: Extend | None = None,
+) -> ParallelModel:
+    """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
+
+    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares.
+    """
     parallel = config.parallel
+    table = table or parameter_table(config.model)
     parts: list[GlmMoe] = []
-    partial: list[str] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
         part.compute_dtype = DTYPES[config.precision.compute]
-        partial += parallelize_tensors(part, world, sequence_parallel=parallel.sequence_parallel)
+        parallelize_tensors(part, world, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, splits)
+        if extend is not None:
+            extend(part, world)
+        check_declared(part, table, world)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.compile:
             for module in (*part.layers, *filter(None, (part.model.norm,))):
@@ -53,7 +78,7 @@ def lay_out_model(config: RunConfig, world: World, *, splits: Splits = splits_fr
     if needs_fsdp(world):
         for root, part in zip(roots, parts, strict=True):
             apply_fsdp(root, part, world, parallel, compute_dtype=part.compute_dtype)
-    return ParallelModel(config.model, world, parallel, parts, partial, pipeline)
+    return ParallelModel(config.model, world, parallel, parts, table, pipeline)
 
 
 def sections_of_rank(config: RunConfig, world: World) -> list[Section]:
@@ -77,13 +102,13 @@ def allocate(model: ParallelModel, config: RunConfig) -> None:
 
 
 @torch.no_grad()
-def initialize_shards(model: GlmMoe, seed: int) -> None:
+def initialize_shards(model: GlmMoe, table: ParameterTable, seed: int) -> None:
     """Fill this rank's part of every parameter, and every buffer whole."""
     std = model.config.initializer_range
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         local, offsets = local_chunk(tensor)
         if local.numel():
-            local.copy_(initial_chunk(name, tensor.shape, offsets, local.shape, seed=seed, std=std))
+            local.copy_(initial_chunk(table[name], offsets, local.shape, seed=seed, std=std))
 
 
 def _stage_indices(config: RunConfig, world: World) -> list[int]:

@@ -12,11 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
+from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.model.moe import MoE
 from glmforge.model.router import Balance
 from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.gradients import sum_partial_gradients
 from glmforge.parallel.pipeline import Pipeline, RunPart
-from glmforge.parallel.tensor import sum_partial_gradients
 from glmforge.parallel.world import World
 
 
@@ -25,7 +26,7 @@ class ParallelModel:
 
     Args:
         parts: sections in ascending order.
-        partial: names of the parameters whose gradients are to be summed over tp.
+        table: declares their parameters; None is the model's own.
         pipeline: what runs the parts, None for a single whole one.
     """
 
@@ -35,12 +36,12 @@ class ParallelModel:
         world: World,
         parallel: ParallelConfig,
         parts: Sequence[GlmMoe],
-        partial: Sequence[str] = (),
+        table: ParameterTable | None = None,
         pipeline: Pipeline | None = None,
     ) -> None:
         self.config, self.world, self.parts, self.pipeline = config, world, list(parts), pipeline
         self.parallel = parallel
-        self._partial = frozenset(partial)
+        self.table = table or parameter_table(config)
 
     def run(self, run: RunPart, num_micro_batches: int, rows: tuple[int, int], *, num_mtp: int, backward: bool) -> None:
         """Call `run` for every section of this rank and micro-batch, and differentiate what it returns if `backward`.
@@ -61,8 +62,8 @@ class ParallelModel:
 
     def finish_gradients(self) -> None:
         """Make every gradient the whole one, after the last backward pass of a step."""
-        # By name: parameters become other objects when they get memory, and when FSDP shards them.
-        sum_partial_gradients([p for name, p in self.named_parameters() if name in self._partial], self.world)
+        sequence_parallel = self.parallel.sequence_parallel
+        sum_partial_gradients(self.named_parameters(), self.table, self.world, sequence_parallel=sequence_parallel)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for part in self.parts:

@@ -8,11 +8,8 @@ tokens, but for the MoE block, which always takes the rank's own: its tokens are
 
 Cut parameters become DTensors on the tp axis, which is how FSDP2 and checkpoints come to know of the cut. The modules
 compute on their local part. Whole parameters that see only a part of the tokens or heads get a part of their gradient,
-the ones listed by `parallelize_tensors`; `sum_partial_gradients` completes them, once a step and in one collective.
-Forgetting the QK-norms there is a famous mistake: their weights are whole, but each rank norms its own heads only.
+which `gradients.sum_partial_gradients` completes by the table of parameters.
 """
-
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -49,13 +46,10 @@ class RowLinear(Linear):
         return self.region.leave(F.linear(x, local_weight(self.weight).to(x.dtype)))
 
 
-def parallelize_tensors(model: GlmMoe, world: World, *, sequence_parallel: bool) -> list[str]:
-    """Cut `model` (on the meta device) over `tp` in place.
-
-    Returns the names of the parameters that are whole on each rank and get a part of their gradient there.
-    """
+def parallelize_tensors(model: GlmMoe, world: World, *, sequence_parallel: bool) -> None:
+    """Cut `model` (on the meta device) over `tp` in place."""
     if world.axis_size("tp") == 1:
-        return []
+        return
     mesh = world.meshes["dense"]["tp"]
     region = TensorRegion(mesh.get_group(), sequence_parallel)
     # The MoE block has its own tokens either way, so what it brackets moves tokens as under sequence parallelism.
@@ -76,14 +70,6 @@ def parallelize_tensors(model: GlmMoe, world: World, *, sequence_parallel: bool)
                 _keep_own_tokens(layer.mlp, mesh.get_group())
         else:
             _cut_swiglu(layer.mlp, mesh, region)
-    return [name for name, p in model.named_parameters() if _is_partial(name, p, sequence_parallel)]
-
-
-def _is_partial(name: str, parameter: nn.Parameter, sequence_parallel: bool) -> bool:
-    if isinstance(parameter, DTensor) or ".experts." in name:
-        return False
-    sees_own_heads_or_tokens = name.endswith(("q_norm.weight", "k_norm.weight", "mlp.gate.weight"))
-    return sequence_parallel or sees_own_heads_or_tokens
 
 
 def _cut_swiglu(mlp: SwiGLU, mesh: DeviceMesh, region: TensorRegion) -> None:
@@ -127,16 +113,3 @@ def _keep_own_tokens(moe: MoE, group: dist.ProcessGroup) -> None:
 
     moe.register_forward_pre_hook(lambda _, args: (collectives.split(args[0], group), *args[1:]))
     moe.register_forward_hook(gather)
-
-
-@torch.no_grad()
-def sum_partial_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Sum the gradients of `parameters` over tp, in place, as one flat tensor."""
-    group = world.group("tp")
-    gradients = [local_weight(p.grad) for p in parameters if p.grad is not None]
-    if group is None or not gradients:
-        return
-    flat = torch.cat([gradient.reshape(-1).float() for gradient in gradients])
-    dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(total.view_as(gradient))

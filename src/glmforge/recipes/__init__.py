@@ -1,0 +1,1 @@
+"""What a stage of training is made of: its data, objective, backend and hooks."""

@@ -20,8 +20,12 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.plan import BatchRange
 from glmforge.errors import GlmforgeError
 from glmforge.model.dropout import Noise
+from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metrics import Record
+from glmforge.observe.run import event_record
 from glmforge.optim.optimizer import Optimizer
 from glmforge.parallel.model import ParallelModel
+from glmforge.training.order import Stage, in_order
 from glmforge.training.source import BatchSource, NoSource, Phase, Range, StepInput
 from glmforge.training.state import TrainState
 from glmforge.training.step import FLAGS, StepResult, train_step
@@ -81,9 +85,22 @@ class StepOutcome:
 
 
 class Hook:
-    """Base of all hooks; each method does nothing. `name` keys the hook's state in checkpoints."""
+    """Base of all hooks; each method does nothing.
+
+    Attributes:
+        name: what other hooks and messages call it.
+        stage: when it is called, compared with other hooks.
+        after: names of hooks, of its stage or an earlier one, that it relies on being called before it.
+        state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
+    """
 
     name = "hook"
+    stage = Stage.USER
+    after: Sequence[str] = ()
+
+    @property
+    def state_key(self) -> str:
+        return self.name
 
     def on_train_start(self, trainer: "Trainer") -> None:
         """Before the first step of this process, after a resume."""
@@ -96,6 +113,13 @@ class Hook:
 
     def on_step_end(self, trainer: "Trainer", outcome: StepOutcome) -> None:
         """After every step, also a skipped one."""
+
+    def on_record(self, trainer: "Trainer", outcome: StepOutcome) -> None:
+        """Before the record of a logging step is written: the time to `trainer.record` what was added up since the last
+        one. On all ranks; `outcome` is of the last step."""
+
+    def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
+        """After an evaluation, which gave these records, one per source. On all ranks."""
 
     def restore(self, trainer: "Trainer", before_step: int) -> bool:
         """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
@@ -140,7 +164,8 @@ class Trainer:
     Args:
         config: the run; the trainer reads gradient clipping, regularisation, seed, and how many steps may fail.
         source: what `fit` trains on; not needed to `step`.
-        hooks: called in the order given.
+        hooks: called in the order that they declare; see `glmforge.training.order`.
+        bus: where what is recorded goes; without sinks if none is given.
 
     Attributes:
         state: where the run stands.
@@ -154,9 +179,11 @@ class Trainer:
         optimizer: Optimizer,
         source: BatchSource | None = None,
         hooks: Sequence[Hook] = (),
+        bus: MetricsBus | None = None,
     ) -> None:
         self.config, self.world, self.model, self.optimizer = config, model.world, model, optimizer
-        self.source, self.hooks = source or NoSource(), hooks
+        self.source, self.hooks = source or NoSource(), in_order(hooks)
+        self.bus = bus if bus is not None else MetricsBus()
         self.state = TrainState()
         self.batch: Batch | None = None
         self._phase: Phase | None = None
@@ -241,6 +268,14 @@ class Trainer:
         """Ask all ranks for something (see `FLAGS`): they agree on it in the next step. Safe in a signal handler."""
         assert name in FLAGS, name
         self._flags.add(name)
+
+    def record(self, **metrics: object) -> None:
+        """Put values, numbers or tensors, into the next record, under names of `glmforge.observe.metrics.METRICS`."""
+        self.bus.record(metrics, step=self.state.step)
+
+    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
+        """Tell what has happened to the run, after the present step if no other is named."""
+        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
         """Leave out these samples of each phase, besides those already left out; `rollbacks` had them found."""

@@ -11,7 +11,7 @@ import pytest
 from helpers.corpus import texts_of
 from helpers.corpus_runs import TIME_LIMIT_S
 
-TESTS = Path(__file__).parents[3]
+TESTS = Path(__file__).parents[2]
 COMMAND = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it

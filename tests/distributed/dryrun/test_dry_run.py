@@ -51,7 +51,7 @@ def random_rows(num_rows: int, vocab_size: int, seed: int) -> Batch:
 
 def initialize(model: ParallelModel) -> None:
     for part in model.parts:
-        initialize_shards(part, 0)
+        initialize_shards(part, model.table, 0)
 
 
 Job = tuple[RunConfig, int, int, tuple[int, ...], bool]

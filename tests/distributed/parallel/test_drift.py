@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from glmforge.parallel import tensor
+from glmforge.config.parameters import Parameter
 from helpers.distributed import run_ranks
 from helpers.drift import Course, course_alone, course_of_layout
 
@@ -55,8 +55,8 @@ def test_the_bound_sees_a_gradient_that_is_not_whole() -> None:
 
 def without_router_sums(num_steps: int) -> Course | None:
     """tp ranks keep the gradients of routers that their own tokens make."""
-    is_partial = tensor._is_partial
-    tensor._is_partial = lambda name, *rest: "gate.weight" not in name and is_partial(name, *rest)
+    partial_axes = Parameter.partial_axes
+    Parameter.partial_axes = lambda self, **how: () if "gate.weight" in self.name else partial_axes(self, **how)  # type: ignore
     return course_of_layout({"tp": 2}, 0, num_steps)
 
 

@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.config.parameters import Parameter
 from glmforge.model import transformer
 from glmforge.model.block import LayerOutput
 from glmforge.model.inputs import DocumentAttention
-from glmforge.parallel import context, expert, inputs, model, tensor
+from glmforge.parallel import context, expert, inputs, model
 from glmforge.parallel.model import ParallelModel
 from helpers.distributed import RankFailure, run_ranks
 from helpers.equivalence import Case, differences, rank_case, single_case
@@ -31,8 +32,9 @@ def divide_experts_by_ep() -> None:
 
 def forget_qk_norms() -> None:
     """Leave the QK-norms' gradients as each tp rank has them, from its own heads."""
-    is_partial = tensor._is_partial
-    tensor._is_partial = lambda name, *rest: "k_norm" not in name and "q_norm" not in name and is_partial(name, *rest)
+    norms = ("q_norm.weight", "k_norm.weight")
+    partial_axes = Parameter.partial_axes
+    Parameter.partial_axes = lambda self, **how: () if self.name.endswith(norms) else partial_axes(self, **how)  # type: ignore
 
 
 def count_twice() -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from glmforge.config.parameters import COMPLETE, Initial, Parameter
 from glmforge.model import init
 from glmforge.model.init import BLOCK_ROWS, initial_chunk
 
@@ -24,26 +25,33 @@ CHUNKS = {
     "experts, columns": ((6, 300, 8), (4, 0, 6), (2, 300, 2)),
     "experts, none": ((6, 300, 8), (6, 0, 0), (0, 300, 8)),
     "experts, no rows": ((6, 300, 8), (3, 300, 0), (3, 0, 8)),
-    "vector": ((40,), (7,), (9,)),
 }
 
 
-def make(name: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
-    return initial_chunk(name, shape, offsets, sizes, seed=3, std=0.02)
+def make(
+    name: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...], initial: Initial = "normal"
+) -> torch.Tensor:
+    row = Parameter(name=name, shape=shape, family="matrix", initial=initial, tp_dim=None, partial=COMPLETE)
+    return initial_chunk(row, offsets, sizes, seed=3, std=0.02)
 
 
-@pytest.mark.parametrize("name", ["a.weight", "a.bias", "mlp.gate.e_score_correction_bias"])
+@pytest.mark.parametrize("initial", ["normal", "zeros", "ones"])
 @pytest.mark.parametrize(("shape", "offsets", "sizes"), CHUNKS.values(), ids=CHUNKS)
 def test_a_chunk_is_a_slice_of_the_whole(
-    name: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+    initial: Initial, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
-    whole = make(name, shape, (0,) * len(shape), shape)
-    chunk = make(name, shape, offsets, sizes)
+    whole = make("a.weight", shape, (0,) * len(shape), shape, initial)
+    chunk = make("a.weight", shape, offsets, sizes, initial)
     box = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
     assert whole.shape == shape
     assert chunk.shape == sizes
     assert chunk.dtype == torch.float32
     assert torch.equal(chunk, whole[box])
+
+
+@pytest.mark.parametrize(("initial", "value"), [("zeros", 0.0), ("ones", 1.0)])
+def test_a_chunk_of_a_vector(initial: Initial, value: float) -> None:
+    assert torch.equal(make("a.bias", (40,), (7,), (9,), initial), torch.full((9,), value))
 
 
 @contextmanager

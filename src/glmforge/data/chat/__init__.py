@@ -1,0 +1,1 @@
+"""Conversations: template and loss mask."""

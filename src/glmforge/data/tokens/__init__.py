@@ -1,0 +1,1 @@
+"""Tokenizer, encoder and token shards (Megatron's .bin and .idx)."""

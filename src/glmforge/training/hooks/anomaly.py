@@ -13,6 +13,7 @@ from glmforge.config.observe import AnomalyConfig
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.observe.sinks import JsonlSink
 from glmforge.training.detect import RobustWindow
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class AnomalyHook(Hook):
     """
 
     name = "anomalies"
+    stage = Stage.WRITE
 
     def __init__(self, output_dir: Path, config: AnomalyConfig) -> None:
         self.root = output_dir

@@ -25,6 +25,7 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.metrics import Record, make_record
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.observe.units import format_bytes
+from glmforge.training.order import Stage
 from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import ENDING
@@ -37,6 +38,7 @@ class CheckpointHook(Hook):
     """Saves under `<output_dir>/checkpoints`; must be the last hook, so that the others' states are of this step."""
 
     name = "checkpoints"
+    stage = Stage.SAVE
 
     def __init__(self, config: RunConfig, data_fingerprint: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
         self.config = config

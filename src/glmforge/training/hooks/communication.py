@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.communication import Traffic, measure_communication
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 
@@ -21,6 +22,7 @@ class CommunicationHook(Hook):
     """
 
     name = "communication"
+    stage = Stage.MEASURE
 
     def __init__(self, *every: int) -> None:
         self.every = every

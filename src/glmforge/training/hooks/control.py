@@ -9,6 +9,7 @@ from pathlib import Path
 from glmforge.observe.control import REFUSED, TAKEN, Command, ControlError, parse_command, take_command
 from glmforge.observe.run import record_event
 from glmforge.training.hooks.profile import ProfileHook
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ class ControlHook(Hook):
     """
 
     name = "control"
+    stage = Stage.COMMAND
 
     def __init__(self, output_dir: Path, profile: ProfileHook) -> None:
         self.root, self.profile = output_dir, profile

@@ -11,6 +11,7 @@ from glmforge.config.observe import DebugConfig
 from glmforge.observe.metrics import Record, make_record
 from glmforge.optim.sharding import local_part, num_copies
 from glmforge.parallel.model import ParallelModel
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, Trainer
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -20,6 +21,7 @@ class DebugHook(Hook):
     """Switches on what `observe.debug` asks for, and off again at the end."""
 
     name = "debug"
+    stage = Stage.COLLECT
 
     def __init__(self, config: DebugConfig) -> None:
         self.config = config

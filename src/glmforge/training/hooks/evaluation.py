@@ -9,6 +9,7 @@ from glmforge.observe.run import RunDirectory, record_event
 from glmforge.observe.sinks import JsonlSink, Sink, TensorBoardSink
 from glmforge.parallel.model import ParallelModel
 from glmforge.training.hooks.early_stopping import EarlyStopping
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 Evaluate = Callable[[ParallelModel], Sequence[Record]]
@@ -19,6 +20,7 @@ class EvaluationHook(Hook):
     """Appends the records of `evaluate`, with step and tokens, to `evaluation.jsonl`, and shows them in TensorBoard."""
 
     name = "evaluation"
+    stage = Stage.EVALUATE
 
     def __init__(
         self, output_dir: Path, every_steps: int, evaluate: Evaluate, early_stopping: EarlyStopping | None = None

@@ -26,6 +26,7 @@ from glmforge.plan.flops import train_flops_per_token
 from glmforge.plan.hardware import find_accelerator
 from glmforge.training.hooks.router_biases import RouterBiases
 from glmforge.training.hooks.source_totals import SourceTotals
+from glmforge.training.order import Stage
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
@@ -53,6 +54,7 @@ class MetricsHook(Hook):
     """
 
     name = "metrics"
+    stage = Stage.WRITE
 
     def __init__(self, output_dir: Path, recorders: Sequence[Recorder] = ()) -> None:
         self.directory = RunDirectory(output_dir)

@@ -24,6 +24,7 @@ import torch
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
 from glmforge.observe.run import record_event
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, Preempted, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class PreemptionHook(Hook):
     after SIGINT, ends the process at once."""
 
     name = "preemption"
+    stage = Stage.COMMAND
 
     def __init__(self, output_dir: Path) -> None:
         self.root = output_dir

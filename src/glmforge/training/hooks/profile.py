@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.training.hooks.communication import CommunicationHook
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class ProfileHook(Hook):
     """
 
     name = "profile"
+    stage = Stage.COMMAND
 
     def __init__(self, output_dir: Path, communication: CommunicationHook | None = None) -> None:
         self.root, self._communication = output_dir, communication

@@ -7,6 +7,7 @@ is written meanwhile asks for itself (`ensure_writable`): this hook ends a run t
 from pathlib import Path
 
 from glmforge.cluster.lease import ensure_writable
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 
@@ -14,6 +15,7 @@ class RunLockHook(Hook):
     """Raises `LeaseLostError` on rank 0. Must be the first hook, so that the others do nothing more."""
 
     name = "run lock"
+    stage = Stage.GUARD
 
     def __init__(self, output_dir: Path) -> None:
         self.root = output_dir

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from glmforge.config.fault_tolerance import SpikeConfig
 from glmforge.observe.run import record_event
 from glmforge.training.detect import RobustWindow
+from glmforge.training.order import Stage
 from glmforge.training.step import ENDING
 from glmforge.training.trainer import DivergedError, Hook, RollBack, StepOutcome, Trainer
 
@@ -29,6 +30,7 @@ class SpikeHook(Hook):
     """
 
     name = "spikes"
+    stage = Stage.JUDGE
 
     def __init__(self, output_dir: Path, config: SpikeConfig) -> None:
         self.root, self.config = output_dir, config

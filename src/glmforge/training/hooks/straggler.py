@@ -21,6 +21,7 @@ from glmforge.observe.run import record_event
 from glmforge.parallel.communication import Traffic
 from glmforge.parallel.world import World
 from glmforge.training.hooks.communication import CommunicationHook
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class StragglerHook(Hook):
     """
 
     name = "straggler"
+    stage = Stage.MEASURE
 
     def __init__(self, output_dir: Path, every: int, ratio: float, communication: CommunicationHook) -> None:
         self.root, self.every, self.ratio, self._communication = output_dir, every, ratio, communication

@@ -29,6 +29,7 @@ from typing import IO, Any
 import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
+from glmforge.training.order import Stage
 from glmforge.training.trainer import Hook, StepOutcome, Trainer
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class WatchdogHook(Hook):
     """
 
     name = "watchdog"
+    stage = Stage.GUARD
 
     def __init__(self, output_dir: Path, timeout_s: float) -> None:
         self.root, self.timeout_s = output_dir, timeout_s

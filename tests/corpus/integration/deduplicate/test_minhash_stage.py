@@ -257,7 +257,7 @@ def test_documents_larger_than_a_batch(write_shards: Any, run_stage: Any) -> Non
     assert ran.ids == ["0.0", "1.0"]
 
 
-DATA = Path(__file__).parents[6] / "shared" / "data" / "dedup"
+DATA = Path(__file__).parents[5] / "shared" / "data" / "dedup"
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"needs real documents in {DATA}")

@@ -25,7 +25,7 @@ from glmforge_corpus.pipeline.stage import DOCUMENTS, QUARANTINE, StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
 PROSE = "The river rose in the night, and by morning the lower road was gone; nobody had heard it go. "
-SHARED = Path(__file__).resolve().parents[6] / "shared" / "data" / "web"
+SHARED = Path(__file__).resolve().parents[5] / "shared" / "data" / "web"
 
 
 class Run:

@@ -15,7 +15,7 @@ from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 from helpers.rule_texts import batch_of, datatrove_tokeniser, failed_rules, random_text
 
-DOCUMENTS = Path(__file__).parents[6] / "shared" / "data" / "text" / "debian-docs-multilingual.jsonl.zst"
+DOCUMENTS = Path(__file__).parents[5] / "shared" / "data" / "text" / "debian-docs-multilingual.jsonl.zst"
 
 
 @pytest.fixture(scope="module")

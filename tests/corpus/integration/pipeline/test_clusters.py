@@ -16,7 +16,7 @@ from glmforge_corpus.pipeline.run import run_pipeline
 from helpers.corpus import Deadly, Numbers, Shout
 from helpers.slurm import slurm_cluster
 
-TESTS = Path(__file__).parents[4]
+TESTS = Path(__file__).parents[3]
 EXECUTORS = {
     "local": {"workers": 1},
     "slurm": {"partition": "main", "time": "10", "cpus_per_task": 2, "sbatch_args": {"mem-per-cpu": "100M"}},
