@@ -7,6 +7,7 @@ source goes on at any sample, on any number of ranks, with other batch sizes, an
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
+from glmforge.backend.objective import Objective
 from glmforge.config.layout import resolve_layout
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
@@ -16,7 +17,6 @@ from glmforge.data.stream.loader import Loader
 from glmforge.data.stream.plan import BatchRange, planned_batches
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.world import World
-from glmforge.training.objective import Objective
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from glmforge.backend.native import NativeBackend
+from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.config.layout import resolve_layout
@@ -20,6 +22,7 @@ from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
@@ -31,10 +34,10 @@ from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
-from glmforge.training.objective import NextTokenObjective, ObjectiveFactory
 from glmforge.training.skipped import recall_skipped
 from glmforge.training.state import TrainState
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ def build_trainer(
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
-    return Trainer(config, model, optimizer, source, hooks), checkpoints
+    return Trainer(config, NativeBackend(model, optimizer), source, hooks), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -170,7 +173,7 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
         num_layers=config.model.num_hidden_layers,
     )
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
-    Trainer(config, model, optimizer, source, [stopwatch]).fit()
+    Trainer(config, NativeBackend(model, optimizer), source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 
@@ -182,8 +185,8 @@ class _Stopwatch(Hook):
         self._max_seconds = max_seconds
         self._started = time.monotonic()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.seconds.append(outcome.step_seconds)
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.seconds.append(result.seconds)
         late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
         if late and len(self.seconds) > 1:
-            trainer.raise_flag("stop")
+            trainer.vote("stop")

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.model.router import Balance
-from glmforge.training.objective import Objective
 
 Range = tuple[int, int]
 """Samples [start, stop) of a phase."""

@@ -2,18 +2,17 @@
 
 The loop knows nothing of logging, evaluation or checkpoints, and nothing of where batches come from. Hooks are small
 stateful objects that are called around it; what they keep must survive in their `state_dict`, so a resumed run goes on
-as if it had never stopped. Two things hooks can ask of the loop: to go back (`RollBack`), and to end (the flags
+as if it had never stopped. Two things hooks can ask of the loop: to go back (`RollBack`), and to end (the votes
 "preempt", "interrupt" and "stop").
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-import torch
-
+from glmforge.backend.base import Backend
 from glmforge.cluster.interrupts import INTERRUPTED
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
@@ -23,12 +22,12 @@ from glmforge.model.dropout import Noise
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
-from glmforge.optim.optimizer import Optimizer
-from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.reducer import Reducer
 from glmforge.training.order import Stage, in_order
 from glmforge.training.source import BatchSource, NoSource, Phase, Range, StepInput
 from glmforge.training.state import TrainState
-from glmforge.training.step import FLAGS, StepResult, train_step
+from glmforge.training.step import StepResult, train_step
+from glmforge.training.votes import Ballot
 
 
 class DivergedError(GlmforgeError):
@@ -62,28 +61,6 @@ class RollBack(Exception):
         self.first_sample, self.stop_sample = first_sample, stop_sample
 
 
-@dataclass(frozen=True)
-class StepOutcome:
-    """What hooks see after a step: how it was trained, the step's result and its cost in seconds of wall time.
-
-    Attributes:
-        batch: the samples of the global batch.
-        tokens: their tokens.
-        step_seconds: from asking for the batch to the end of the update, hooks excluded.
-        data_seconds: the part of it spent waiting for the batch.
-        flags: what some rank has asked for; see `glmforge.training.step.FLAGS`.
-    """
-
-    phase: Phase
-    result: StepResult
-    lr: float
-    step_seconds: float
-    data_seconds: float
-    batch: BatchRange
-    tokens: int
-    flags: frozenset[str] = frozenset()
-
-
 class Hook:
     """Base of all hooks; each method does nothing.
 
@@ -111,12 +88,12 @@ class Hook:
     def on_gradients(self, trainer: "Trainer") -> None:
         """In every step, when the whole gradient is there and has not been clipped."""
 
-    def on_step_end(self, trainer: "Trainer", outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: "Trainer", result: StepResult) -> None:
         """After every step, also a skipped one."""
 
-    def on_record(self, trainer: "Trainer", outcome: StepOutcome) -> None:
+    def on_record(self, trainer: "Trainer", result: StepResult) -> None:
         """Before the record of a logging step is written: the time to `trainer.record` what was added up since the last
-        one. On all ranks; `outcome` is of the last step."""
+        one. On all ranks; `result` is of the last step."""
 
     def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
         """After an evaluation, which gave these records, one per source. On all ranks."""
@@ -148,46 +125,48 @@ class Hook:
 class Trainer:
     """Takes steps on what a source gives, with hooks around them. `fit` trains to the end of the source:
 
-        with_hooks = Trainer(config, model, optimizer, source, hooks)
-        state = with_hooks.fit()
+        state = Trainer(config, backend, source, hooks).fit()
 
     `step` takes one step on any batch, for loops of one's own (reinforcement learning, a notebook, a test):
 
-        trainer = Trainer(config, model, optimizer)
+        trainer = Trainer(config, backend)
         phase = Phase("mine", NextTokenObjective(mtp_loss_weight=0.3))
         for batch in batches:
-            outcome = trainer.step(StepInput(batch, phase, lr=1e-3))
-            print(trainer.state.step, outcome.result.losses["loss"])
+            result = trainer.step(StepInput(batch, phase, lr=1e-3))
+            print(trainer.state.step, result.losses["loss"])
 
     Such a loop that has hooks puts itself into `with trainer.running():`.
 
     Args:
         config: the run; the trainer reads gradient clipping, regularisation, seed, and how many steps may fail.
+        backend: carries out the steps.
         source: what `fit` trains on; not needed to `step`.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
 
     Attributes:
         state: where the run stands.
+        reducer: sums small vectors over all ranks along with the step's own: what a hook adds before the gradients are
+            clipped is in `StepResult.metrics`.
         batch: this rank's share of the batch that is being trained on, None before the first one.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        model: ParallelModel,
-        optimizer: Optimizer,
+        backend: Backend,
         source: BatchSource | None = None,
         hooks: Sequence[Hook] = (),
         bus: MetricsBus | None = None,
     ) -> None:
-        self.config, self.world, self.model, self.optimizer = config, model.world, model, optimizer
+        self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
         self.source, self.hooks = source or NoSource(), in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
         self.state = TrainState()
+        self.reducer = Reducer(self.world)
         self.batch: Batch | None = None
         self._phase: Phase | None = None
-        self._flags: set[str] = set()
+        self._ballot = Ballot()
         self._ends = False
 
     def fit(self) -> TrainState:
@@ -225,7 +204,7 @@ class Trainer:
             for hook in self.hooks:
                 hook.close()
 
-    def step(self, given: StepInput, *, data_seconds: float = 0.0) -> StepOutcome:
+    def step(self, given: StepInput, *, data_seconds: float = 0.0) -> StepResult:
         """Take one optimizer step. All ranks call this together.
 
         Args:
@@ -244,30 +223,32 @@ class Trainer:
         for hook in self.hooks:
             hook.on_step_start(self)
         result = train_step(
-            self.model,
-            self.optimizer,
+            self.backend,
             given.phase.objective,
             micro_batches,
             lr=given.lr,
             grad_clip=self.config.optim.grad_clip,
             router_bias_rate=given.phase.router_bias_rate,
             noise=Noise.of_step(self.config.regularization, self.config.seed, self.state.step),
-            flags=self._take_flags(),
+            votes=self._ballot.take(),
+            reducer=self.reducer,
             on_gradients=self._on_gradients,
         )
-        seconds = data_seconds + time.perf_counter() - started
         first = self.state.samples.get(given.phase.name, 0) if given.first_sample is None else given.first_sample
-        samples = BatchRange(first, num_rows * data_ranks)
-        tokens = given.batch.num_tokens * data_ranks
-        self._advance(given, samples, tokens, result)
-        outcome = StepOutcome(given.phase, result, given.lr, seconds, data_seconds, samples, tokens, result.flags)
-        self._end_step(outcome)
-        return outcome
+        result = replace(
+            result,
+            samples=BatchRange(first, num_rows * data_ranks),
+            tokens=given.batch.num_tokens * data_ranks,
+            seconds=data_seconds + time.perf_counter() - started,
+            data_seconds=data_seconds,
+        )
+        self._advance(given, result)
+        self._end_step(result)
+        return result
 
-    def raise_flag(self, name: str) -> None:
-        """Ask all ranks for something (see `FLAGS`): they agree on it in the next step. Safe in a signal handler."""
-        assert name in FLAGS, name
-        self._flags.add(name)
+    def vote(self, name: str) -> None:
+        """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
+        self._ballot.cast(name)
 
     def record(self, **metrics: object) -> None:
         """Put values, numbers or tensors, into the next record, under names of `glmforge.observe.metrics.METRICS`."""
@@ -300,33 +281,28 @@ class Trainer:
         self.model.set_capacity_factor(phase.capacity_factor)
         self.model.set_balance(phase.balance)
 
-    def _end_step(self, outcome: StepOutcome) -> None:
+    def _end_step(self, result: StepResult) -> None:
         for hook in self.hooks:
-            hook.on_step_end(self, outcome)
+            hook.on_step_end(self, result)
         self._check_divergence()
-        if "interrupt" in outcome.flags:
+        if "interrupt" in result.votes:
             raise Interrupted(
                 f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command goes on there"
             )
-        if "preempt" in outcome.flags:
+        if "preempt" in result.votes:
             raise Preempted(
                 f"{self.config.name}: told to give way after step {self.state.step:,}; saved, start it again"
             )
-        self._ends = "stop" in outcome.flags
-
-    def _take_flags(self) -> set[str]:
-        raised = set(self._flags)
-        self._flags -= raised  # a signal may raise another one meanwhile
-        return raised
+        self._ends = "stop" in result.votes
 
     def _on_gradients(self) -> None:
         for hook in self.hooks:
             hook.on_gradients(self)
 
-    def _advance(self, given: StepInput, samples: BatchRange, tokens: int, result: StepResult) -> None:
+    def _advance(self, given: StepInput, result: StepResult) -> None:
         state = self.state
         state.step += 1
-        state.move_to(given.position or state.position.after(given.phase.name, samples.stop, tokens))
+        state.move_to(given.position or state.position.after(given.phase.name, result.samples.stop, result.tokens))
         state.finished = given.is_last
         state.nonfinite_steps = 0 if result.finite else state.nonfinite_steps + 1
         state.total_nonfinite_steps += not result.finite
@@ -350,9 +326,3 @@ class Trainer:
                 f"step {self.state.step}: loss or gradient is not finite (skipped {self.state.nonfinite_steps} in a "
                 f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or look at the batch"
             )
-
-
-def model_tensors(model: ParallelModel, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Everything a checkpoint holds, under flat names: `model.<parameter or buffer>`, `optim.<state>`."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    return tensors | {f"optim.{name}": tensor for name, tensor in optimizer.state_dict().items()}

@@ -25,8 +25,8 @@ class Trainer(FakeTrainer):
     def compute(self) -> None:
         torch.ones(3, 3) @ torch.ones(3, 3)
 
-    def agreed_flags(self) -> frozenset[str]:
-        raised = torch.tensor([float("profile" in self.flags)])
+    def agreed_votes(self) -> frozenset[str]:
+        raised = torch.tensor([float("profile" in self.votes)])
         dist.all_reduce(raised)
         return frozenset({"profile"}) if raised.item() else frozenset()
 

@@ -45,7 +45,7 @@ def rank_made_up(root: Path) -> list[list[dict[str, Any]]]:
         trainer = FakeTrainer(hook, world=world)
         records = []
         for _ in range(4):
-            trainer.step(step_seconds=10.0)
+            trainer.step(seconds=10.0)
             records.append(hook.take_record())
         assert hook.take_record() == {}
         found.append(records)

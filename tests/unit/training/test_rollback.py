@@ -11,7 +11,8 @@ from glmforge.recipes.pretrain import train
 from glmforge.training.skipped import recall_skipped, remember_skipped
 from glmforge.training.source import Position
 from glmforge.training.state import TrainState
-from glmforge.training.trainer import DivergedError, Hook, RollBack, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
 from helpers.tiny_data import TinyData
 
 NUM_STEPS = 12
@@ -27,14 +28,14 @@ class GoBack(Hook):
         self.seen: list[tuple[int, int]] = []
         self.went_back_to: list[int] = []
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.seen.append((trainer.state.step, outcome.batch.first))
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.seen.append((trainer.state.step, result.samples.first))
         if trainer.state.step == self.at and not self.went_back_to:
-            first = outcome.batch.first - (self.length - 1) * outcome.batch.size
+            first = result.samples.first - (self.length - 1) * result.samples.size
             raise RollBack(
-                phase=outcome.phase.name,
+                phase=trainer.phase.name,
                 first_sample=first,
-                stop_sample=outcome.batch.stop,
+                stop_sample=result.samples.stop,
                 before_step=self.at - self.length + 1,
             )
 
@@ -69,8 +70,8 @@ def test_a_kill_before_the_next_checkpoint_does_not_forget_the_spike(tiny_data: 
         pass
 
     class KillAfterReturn(GoBack):
-        def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-            super().on_step_end(trainer, outcome)
+        def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+            super().on_step_end(trainer, result)
             if self.went_back_to:
                 raise Kill
 

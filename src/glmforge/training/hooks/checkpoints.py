@@ -28,8 +28,9 @@ from glmforge.observe.units import format_bytes
 from glmforge.training.order import Stage
 from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
-from glmforge.training.step import ENDING
-from glmforge.training.trainer import Hook, StepOutcome, Trainer, model_tensors
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+from glmforge.training.votes import ENDING
 
 logger = logging.getLogger(__name__)
 
@@ -54,20 +55,20 @@ class CheckpointHook(Hook):
         self._is_main = trainer.world.is_main
         self._saver = CheckpointSaver(self.root, config, run_name=self.config.name)
         if config.every_steps is not None or config.ephemeral_every_steps is not None:
-            self._saver.prepare(model_tensors(trainer.model, trainer.optimizer))
+            self._saver.prepare(trainer.backend.state_tensors())
 
     def on_gradients(self, trainer: Trainer) -> None:
         """The update that follows writes to what may still be on its way into memory aside."""
         if self._saver is not None:
             self._saver.finish_copy()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         config, state = self.config.checkpoint, trainer.state
-        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done)
-        if ends or "save" in outcome.flags or _is_due(config.every_steps, state.step):
-            self.save(trainer, outcome.phase.name, durable=ends)
+        ends = bool(result.votes & ENDING) or (config.save_final and state.is_done)
+        if ends or "save" in result.votes or _is_due(config.every_steps, state.step):
+            self.save(trainer, trainer.phase.name, durable=ends)
         elif _is_due(config.ephemeral_every_steps, state.step):
-            self.save(trainer, outcome.phase.name, ephemeral=True)
+            self.save(trainer, trainer.phase.name, ephemeral=True)
         self._report()
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -99,7 +100,7 @@ class CheckpointHook(Hook):
             rollbacks=state.rollbacks,
             stopped=state.stopped,
         )
-        tensors = model_tensors(trainer.model, trainer.optimizer)
+        tensors = trainer.backend.state_tensors()
         self._saver.save(
             state.step,
             tensors,
@@ -119,7 +120,7 @@ class CheckpointHook(Hook):
         config = self.config.checkpoint
         found = load_latest(
             self.root,
-            model_tensors(trainer.model, trainer.optimizer),
+            trainer.backend.state_tensors(),
             config=self.config.model_dump(mode="json"),
             local_root=None if config.local_dir is None else local_root(config.local_dir, self.config.name),
             before_step=before_step,

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.communication import Traffic, measure_communication
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class CommunicationHook(Hook):
@@ -40,7 +41,7 @@ class CommunicationHook(Hook):
             self.measured = self._traffic = self._block.enter_context(measure_communication(trainer.world))
         self._warm = True
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._block.close()
 
     def close(self) -> None:

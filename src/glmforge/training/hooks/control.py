@@ -56,7 +56,7 @@ class ControlHook(Hook):
 
     def _obey(self, trainer: Trainer, command: Command) -> None:
         if command.name != "profile":
-            trainer.raise_flag(command.name)
+            trainer.vote(command.name)
         elif not self.profile.request(trainer, command.steps):
             self._refuse(trainer, "a profile is being taken already; give it again afterwards")
             return

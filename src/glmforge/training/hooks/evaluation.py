@@ -10,7 +10,8 @@ from glmforge.observe.sinks import JsonlSink, Sink, TensorBoardSink
 from glmforge.parallel.model import ParallelModel
 from glmforge.training.hooks.early_stopping import EarlyStopping
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 Evaluate = Callable[[ParallelModel], Sequence[Record]]
 """All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...)."""
@@ -43,7 +44,7 @@ class EvaluationHook(Hook):
             # A directory of its own: two writers that resume would hide each other's records.
             self._sinks.append(TensorBoardSink(self.directory.tensorboard / "evaluation", resume_step=step))
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         state = trainer.state
         if state.step % self.every_steps and not state.is_done:
             return
@@ -51,7 +52,7 @@ class EvaluationHook(Hook):
         # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
         trainer.model.set_capacity_factor(None)
         records = self.evaluate(trainer.model)
-        trainer.model.set_capacity_factor(outcome.phase.capacity_factor)
+        trainer.model.set_capacity_factor(trainer.phase.capacity_factor)
         trainer.model.train()
         reason = None if self.early_stopping is None else self.early_stopping.update(records)
         if not state.is_done:  # a run at its end is not stopped early, and may be prolonged

@@ -29,7 +29,7 @@ from glmforge.training.hooks.source_totals import SourceTotals
 from glmforge.training.order import Stage
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.trainer import Hook, Trainer
 
 _LAYER_RECORDS = 10_000
 """At most so many records of a run tell of every layer: one a quarter of an hour in a run of months."""
@@ -63,7 +63,7 @@ class MetricsHook(Hook):
         self._progress: TrainingProgress | None = None
         self._sources = SourceTotals()
         self._biases: RouterBiases | None = None
-        self._outcome: StepOutcome | None = None
+        self._result: StepResult | None = None
         self._peak_flops: float | None = None
         self._flops: Tensor | float = 0.0
         self._begin_record()
@@ -83,21 +83,21 @@ class MetricsHook(Hook):
         if config.precision.compute == "bf16":
             self._peak_flops = _peak_flops(trainer.world.device)
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self._outcome = outcome
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self._result = result
         self._steps += 1
-        self._seconds += outcome.step_seconds
-        self._data_seconds += outcome.data_seconds
-        self._tokens += outcome.tokens
-        self._flops = self._flops + _model_flops(trainer, outcome)
-        self._sources.add([source.name for source in trainer.config.data.sources], outcome.result)
+        self._seconds += result.seconds
+        self._data_seconds += result.data_seconds
+        self._tokens += result.tokens
+        self._flops = self._flops + _model_flops(trainer, result)
+        self._sources.add([source.name for source in trainer.config.data.sources], result)
         if trainer.state.step % trainer.config.observe.log_every == 0 or trainer.state.is_done:
-            self._write(trainer, outcome)
+            self._write(trainer, result)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """The last step of a run that was stopped may have no record yet."""
-        if self._outcome is not None and self._steps:
-            self._write(trainer, self._outcome)
+        if self._result is not None and self._steps:
+            self._write(trainer, self._result)
         if self._progress is not None and trainer.state.stopped is not None:
             self._progress.note(f"stopped after step {trainer.state.step:,}: {trainer.state.stopped}")
 
@@ -124,17 +124,17 @@ class MetricsHook(Hook):
         self._seconds = self._data_seconds = self._tokens = 0.0
         self._flops = 0.0
 
-    def _write(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def _write(self, trainer: Trainer, result: StepResult) -> None:
         """Write a record on rank 0. All ranks call this together."""
-        by_layer = len(outcome.result.counts_LE) > 0 and _is_due(trainer, _LAYER_RECORDS)
+        by_layer = len(result.counts_LE) > 0 and _is_due(trainer, _LAYER_RECORDS)
         biases: Record = {}
         if by_layer and self._biases is not None:
-            biases = self._biases.take_record(len(outcome.result.counts_LE))
+            biases = self._biases.take_record(len(result.counts_LE))
         if trainer.world.is_main:
-            record = self._progress_and_speed(trainer, outcome) | self._sources.record()
+            record = self._progress_and_speed(trainer, result) | self._sources.record()
             for recorder in self._recorders:
                 record |= recorder.take_record()
-            record |= _balance(trainer, outcome, by_layer) | biases
+            record |= _balance(trainer, result, by_layer) | biases
             if _is_due(trainer, _LAYER_RECORDS):
                 record |= make_record(**trainer.source.metrics())
             for sink in self._sinks:
@@ -144,8 +144,8 @@ class MetricsHook(Hook):
         self._sources.begin_record()
         self._begin_record()
 
-    def _progress_and_speed(self, trainer: Trainer, outcome: StepOutcome) -> Record:
-        state, result, phase = trainer.state, outcome.result, outcome.phase
+    def _progress_and_speed(self, trainer: Trainer, result: StepResult) -> Record:
+        state, phase = trainer.state, trainer.phase
         flops_per_second = float(self._flops) / self._seconds / trainer.world.size
         return make_record(
             step=state.step,
@@ -153,14 +153,14 @@ class MetricsHook(Hook):
             tokens=state.tokens,
             samples=sum(state.samples.values()),
             world_size=trainer.world.size,
-            batch_size=outcome.batch.size,
-            seq_len=outcome.tokens // outcome.batch.size,
+            batch_size=result.samples.size,
+            seq_len=result.tokens // result.samples.size,
             rope_theta=phase.rope_theta or trainer.config.model.rope_theta,
             skipped_samples=_num_skipped(state),
             rollbacks=state.rollbacks,
             nonfinite_steps_total=state.total_nonfinite_steps,
             **_losses(result),
-            lr=outcome.lr,
+            lr=result.lr,
             grad_norm=result.grad_norm,
             router_bias_rate=phase.router_bias_rate,
             tokens_per_second=self._tokens / self._seconds,
@@ -173,12 +173,11 @@ class MetricsHook(Hook):
         )
 
 
-def _balance(trainer: Trainer, outcome: StepOutcome, by_layer: bool) -> Record:
-    result = outcome.result
+def _balance(trainer: Trainer, result: StepResult, by_layer: bool) -> Record:
     if not len(result.counts_LE):
         return {}
     counts_LE = result.counts_LE.cpu()
-    dropped_LE = result.dropped_LE.cpu() if outcome.phase.capacity_factor is not None else None
+    dropped_LE = result.dropped_LE.cpu() if trainer.phase.capacity_factor is not None else None
     record = balance_metrics(counts_LE, dropped_LE, by_layer=by_layer)
     return record | make_record(expert_load=expert_load(counts_LE) if _is_due(trainer, _EXPERT_LOAD_RECORDS) else None)
 
@@ -208,13 +207,13 @@ def _losses(result: StepResult) -> dict[str, object]:
     return dict(losses)
 
 
-def _model_flops(trainer: Trainer, outcome: StepOutcome) -> Tensor | float:
+def _model_flops(trainer: Trainer, result: StepResult) -> Tensor | float:
     """FLOPs of the model in a step, over all ranks; not read from the device here."""
     model = trainer.config.model
-    with_mtp = outcome.phase.objective.num_mtp > 0
+    with_mtp = trainer.phase.objective.num_mtp > 0
     fixed = train_flops_per_token(model, 0, with_mtp)
     per_length = train_flops_per_token(model, 1, with_mtp) - fixed
-    return (fixed + per_length * outcome.result.mean_attended_length) * outcome.tokens
+    return (fixed + per_length * result.mean_attended_length) * result.tokens
 
 
 def _peak_flops(device: torch.device) -> float | None:

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from glmforge.observe.run import RunDirectory, record_event
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +48,17 @@ class ProfileHook(Hook):
         if self._requested or self._steps_left:
             return False
         self._requested = steps
-        trainer.raise_flag("profile")
+        trainer.vote("profile")
         return True
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if self._steps_left:
             if self._profile is not None:
                 self._profile.step()
             self._steps_left -= 1
             if not self._steps_left:
                 self._finish()
-        elif "profile" in outcome.flags:
+        elif "profile" in result.votes:
             self._start(trainer)
 
     def close(self) -> None:

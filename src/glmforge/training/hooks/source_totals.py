@@ -1,4 +1,4 @@
-"""Tokens and loss of each source of data, added up on the device; read on logging steps and saves only.
+"""Tokens and loss of each source of data, added up from the next-token objective's metrics.
 
 Shape: S sources.
 """
@@ -26,17 +26,17 @@ class SourceTotals:
 
     def add(self, names: Sequence[str], result: StepResult) -> None:
         """A step's tokens and, if it was taken, its loss."""
-        tokens_S, nll_S = result.source_tokens_S, result.source_nll_S
+        tokens_S, nll_S = result.metrics["source_tokens"], result.metrics["source_nll"]
         if self._sums_3S is None:
             self._names = names
             loaded = [[self._loaded.get(sums, {}).get(name, 0.0) for name in names] for sums in _SUMS]
-            self._sums_3S = torch.tensor(loaded, dtype=torch.float64, device=tokens_S.device)
+            self._sums_3S = torch.tensor(loaded, dtype=torch.float64)
         self._sums_3S[0] += tokens_S
         if result.finite:
             self._sums_3S[1:] += torch.stack((tokens_S, nll_S))
 
     def record(self) -> Record:
-        """The metrics since the last record. Waits for the device."""
+        """The metrics since the last record."""
         sums = self.state_dict()
         return make_record(
             source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},

@@ -22,7 +22,8 @@ from glmforge.parallel.communication import Traffic
 from glmforge.parallel.world import World
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,11 @@ class StragglerHook(Hook):
         self.root, self.every, self.ratio, self._communication = output_dir, every, ratio, communication
         self._record: Record = {}
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         world, traffic = trainer.world, self._communication.measured
         if world.size == 1 or traffic is None or trainer.state.step % self.every:
             return
-        own_R = gather(own_seconds(outcome.step_seconds, traffic), world)
+        own_R = gather(own_seconds(result.seconds, traffic), world)
         if own_R.isnan().any():
             logger.debug("ranks are not compared: the time of some communication is not known")
             return

@@ -30,7 +30,8 @@ import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class WatchdogHook(Hook):
     def on_gradients(self, trainer: Trainer) -> None:
         self.sign_of_life("on_gradients")
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._allowed_s = self.timeout_s
         self.sign_of_life("on_step_end")
 

@@ -1,6 +1,7 @@
 """What goes into the records, with a made-up trainer: nothing is trained."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,54 +11,57 @@ import torch
 
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.training.hooks import metrics as metrics_hook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.source_totals import SourceTotals
+from glmforge.training.source import Phase, Total
 from glmforge.training.state import TrainState
+from glmforge.training.step import StepResult
 from helpers.models import run_config
 
 TOKENS = 8 * 16  # per step
 
 
 def fake_trainer(config: RunConfig) -> Any:
-    """No model to speak of, and a curriculum that has gone through nothing."""
+    """No model to speak of, and a source that has gone through an eighth of a text per sample."""
     world = World.single("cpu")
     model = SimpleNamespace(world=world, moe_layers=dict)
-    curriculum = SimpleNamespace(epochs=lambda samples: {"text": sum(samples.values()) / 8})
-    return SimpleNamespace(config=config, world=world, state=TrainState(), model=model, curriculum=curriculum)
-
-
-def outcome_of(trainer: Any, *, length: float = 16.0, seconds: float = 1.0, **changes: Any) -> Any:
-    """The outcome of a step that `trainer` has just taken."""
-    config, none = trainer.config, torch.zeros(0, 8, dtype=torch.int64)
-    result = {
-        "losses": {"loss": torch.tensor(1.0)},
-        "grad_norm": torch.tensor(1.0),
-        "counts_LE": none,
-        "dropped_LE": none,
-        "mean_attended_length": torch.tensor(length, dtype=torch.float64),
-        "source_tokens_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
-        "source_nll_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
-        "finite": True,
-    }
-    phase = config.phases[0]
-    return SimpleNamespace(
-        phase=phase,
-        result=SimpleNamespace(**(result | changes)),
-        lr=1e-3,
-        step_seconds=seconds,
-        data_seconds=0.0,
-        batch=BatchRange(0, phase.batch_size),
-        tokens=phase.tokens_per_step,
+    phase = Phase("main", NextTokenObjective(config.phases[0], config.model.num_nextn_predict_layers))
+    trainer = SimpleNamespace(config=config, phase=phase, world=world, state=TrainState(), model=model)
+    trainer.source = SimpleNamespace(
+        total=Total(config.num_steps, config.num_tokens),
+        metrics=lambda: {"source_epochs": {"text": sum(trainer.state.samples.values()) / 8}},
     )
+    return trainer
+
+
+def result_of(trainer: Any, *, length: float = 16.0, **changes: Any) -> StepResult:
+    """The result of a step that `trainer` has just taken."""
+    none, sums_S = torch.zeros(0, 8, dtype=torch.int64), torch.zeros(len(trainer.config.data.sources))
+    result = StepResult(
+        losses={"loss": 1.0},
+        grad_norm=1.0,
+        finite=True,
+        counts_LE=none,
+        dropped_LE=none,
+        mean_attended_length=torch.tensor(length, dtype=torch.float64),
+        metrics={"source_tokens": sums_S, "source_nll": sums_S},
+        votes=frozenset(),
+        lr=1e-3,
+        samples=BatchRange(0, trainer.config.phases[0].batch_size),
+        tokens=trainer.config.phases[0].tokens_per_step,
+        seconds=1.0,
+    )
+    return replace(result, **changes)
 
 
 def step(trainer: Any, hook: MetricsHook, **changes: Any) -> None:
     trainer.state.step += 1
-    hook.on_step_end(trainer, outcome_of(trainer, **changes))
+    hook.on_step_end(trainer, result_of(trainer, **changes))
 
 
 def records(folder: Path, config: RunConfig, steps: list[tuple[float, float]], recorders: Any = ()) -> list[dict]:
@@ -132,17 +136,21 @@ def sums(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def sources(tokens: torch.Tensor, nll: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"source_tokens": tokens, "source_nll": nll}
+
+
 TWO_SOURCES = {"tokenizer": "t", "sources": [{"name": "web", "path": "web"}, {"name": "code", "path": "code"}]}
 
 
 def test_sources_have_their_tokens_since_the_start_and_their_loss_since_the_last_record(tmp_path: Path) -> None:
     trainer, hook = fake_trainer(quiet(log_every=2, data=TWO_SOURCES)), MetricsHook(tmp_path)
     hook.on_train_start(trainer)
-    step(trainer, hook, source_tokens_S=sums(30, 0), source_nll_S=sums(60, 0))
-    step(trainer, hook, source_tokens_S=sums(10, 0), source_nll_S=sums(40, 0))
-    step(trainer, hook, source_tokens_S=sums(0, 40), source_nll_S=sums(0, 20))
+    step(trainer, hook, metrics=sources(sums(30, 0), sums(60, 0)))
+    step(trainer, hook, metrics=sources(sums(10, 0), sums(40, 0)))
+    step(trainer, hook, metrics=sources(sums(0, 40), sums(0, 20)))
     # Not taken: its tokens are consumed, its loss is no number.
-    step(trainer, hook, source_tokens_S=sums(20, 20), source_nll_S=sums(float("nan"), 1), finite=False)
+    step(trainer, hook, metrics=sources(sums(20, 20), sums(float("nan"), 1)), finite=False)
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert (first["source_tokens"], first["source_loss"]) == ({"web": 40}, {"web": 2.5})
     assert (second["source_tokens"], second["source_loss"]) == ({"web": 60, "code": 60}, {"code": 0.5})
@@ -161,7 +169,7 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
                 hook = MetricsHook(folder)
                 hook.load_state_dict(state)
                 hook.on_train_start(trainer)
-            step(trainer, hook, source_tokens_S=tokens_S, source_nll_S=nll_S)
+            step(trainer, hook, metrics=sources(tokens_S, nll_S))
         hook.close()
         return read_jsonl(folder / "metrics.jsonl")
 
@@ -175,7 +183,7 @@ def test_a_source_that_is_no_longer_configured_keeps_its_tokens() -> None:
     totals = SourceTotals()
     totals.load_state_dict({"total": {"gone": 7.0, "web": 1.0}, "tokens": {}, "nll": {}})
     assert totals.record() == {"source_tokens": {"gone": 7, "web": 1}}  # before the first step
-    result: Any = SimpleNamespace(source_tokens_S=sums(2, 0), source_nll_S=sums(1, 0), finite=True)
+    result: Any = SimpleNamespace(metrics=sources(sums(2, 0), sums(1, 0)), finite=True)
     totals.add(["web", "code"], result)
     assert totals.record() == {"source_tokens": {"gone": 7, "web": 3}, "source_loss": {"web": 0.5}}
     totals.load_state_dict({})
