@@ -21,7 +21,8 @@ from torch.nn import Parameter
 from train_step import CONFIG as MODEL
 
 from glmforge.config.optim import OptimConfig
-from glmforge.config.treatment import treatment
+from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.parameters import parameter_table
 from glmforge.model import GlmMoe
 from glmforge.optim.optimizer import build_optimizer
 
@@ -38,22 +39,19 @@ def named_parameters() -> dict[str, Parameter]:
 
 
 def ours(dtype: torch.dtype) -> Callable[[], None]:
-    return build_optimizer(named_parameters().items(), CONFIG, newton_schulz_dtype=dtype).step
+    return build_optimizer(named_parameters().items(), parameter_table(MODEL), CONFIG, compute_dtype=dtype).step
 
 
 def torchs() -> Callable[[], None]:
-    matrices, decayed, others = [], [], []
-    for name, parameter in named_parameters().items():
-        how = treatment(name, parameter.shape, CONFIG)
-        if how.method == "muon":
-            matrices += _separate(parameter, how.num_fused)
+    matrices, groups, parameters = [], [], named_parameters()
+    for group in parameter_groups(parameter_table(MODEL), CONFIG):
+        if group.optimizer.name == "muon":
+            for row in group.parameters:
+                matrices += _separate(parameters[row.name], row.num_fused)
         else:
-            (decayed if how.weight_decay else others).append(parameter)
+            own = [parameters[row.name] for row in group.parameters]
+            groups.append({"params": own, "weight_decay": group.weight_decay})
     muon = torch.optim.Muon(matrices, lr=CONFIG.lr, weight_decay=CONFIG.weight_decay, adjust_lr_fn="match_rms_adamw")
-    groups = [
-        {"params": decayed, "weight_decay": CONFIG.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
     adamw = torch.optim.AdamW(groups, lr=CONFIG.lr, betas=CONFIG.betas, eps=CONFIG.eps, fused=True)
 
     def step() -> None:

@@ -22,3 +22,7 @@ class DataError(GlmforgeError):
 
 class CheckpointError(GlmforgeError):
     """A checkpoint that is missing, not whole, or does not fit the run that wants to load it."""
+
+
+class HostError(GlmforgeError):
+    """A machine that cannot be reached, or cannot do what is asked of it."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.objectives.next_token import NextTokenObjective
@@ -74,10 +75,10 @@ def train(config: RunConfig, world: World, *, last_bit: int | None = None) -> Co
         _move_last_bits(model, last_bit)
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
         world=world,
-        newton_schulz_dtype=torch.float32,
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=torch.float32,
     )
     model.set_balance(phase.balance)
     objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
@@ -86,10 +87,10 @@ def run_case(config: RunConfig, world: World) -> dict[str, Tensor]:
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
         world=world,
-        newton_schulz_dtype=torch.float32,
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=torch.float32,
     )
     backend = NativeBackend(model, optimizer)
     model.set_capacity_factor(phase.capacity_factor)

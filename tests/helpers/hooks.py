@@ -10,9 +10,14 @@ import torch
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metrics import make_record
+from glmforge.observe.run import RunDirectory, event_record
+from glmforge.observe.run_sinks import RunFiles
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
-from glmforge.training.source import NoSource
+from glmforge.training.source import NoSource, Phase
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook
@@ -33,15 +38,32 @@ def fake_config(**sections: object) -> RunConfig:
 
 
 class FakeTrainer(SimpleNamespace):
-    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its result."""
+    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its result.
 
-    def __init__(self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None) -> None:
-        super().__init__(
-            config=config or fake_config(), world=world or World.single("cpu"), state=TrainState(), votes=set()
-        )
-        self.phase = self.config.phases[0]
+    With `root` rank 0 writes to that run directory.
+    """
+
+    def __init__(
+        self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None, root: Path | None = None
+    ) -> None:
+        world = world or World.single("cpu")
+        super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
+        self.phase = phase_of(self.config, 0)
         self.hooks = hooks
+        self.bus = MetricsBus()
+        if root is not None and world.is_main:
+            self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
         self.source = NoSource()
+
+    def record(self, **metrics: object) -> None:
+        self.bus.record(metrics, step=self.state.step)
+
+    def recorded(self) -> dict[str, object]:
+        """What has been recorded after the present step."""
+        return make_record(**self.bus.recorded_after(self.state.step))
+
+    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
+        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def vote(self, name: str) -> None:
         self.votes.add(name)
@@ -56,6 +78,10 @@ class FakeTrainer(SimpleNamespace):
         for hook in self.hooks:
             hook.on_train_start(self)  # type: ignore[arg-type]
 
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.close()
+
     def step(self, **changes: Any) -> None:
         """A step whose result is `step_result(**changes)`; all ranks hear of what was asked for."""
         for hook in self.hooks:
@@ -64,13 +90,26 @@ class FakeTrainer(SimpleNamespace):
         self.compute()
         seconds = time.perf_counter() - started
         votes, self.votes = self.agreed_votes(), set()
-        phase = self.phase = self.config.phases[changes.pop("phase", 0)]
+        index = changes.pop("phase", 0)
+        phase, self.phase = self.config.phases[index], phase_of(self.config, index)
         first = self.state.samples.get(phase.name, 0)
         self.state.step += 1
         self.state.samples[phase.name] = first + phase.batch_size
         result = step_result(phase, first=first, **{"votes": votes, "seconds": seconds} | changes)
         for hook in self.hooks:
             hook.on_step_end(self, result)  # type: ignore[arg-type]
+
+
+def phase_of(config: RunConfig, index: int) -> Phase:
+    """A phase of the configuration as the curriculum gives it to the trainer."""
+    phase = config.phases[index]
+    return Phase(
+        name=phase.name,
+        objective=NextTokenObjective(phase, config.model.num_nextn_predict_layers),
+        rope_theta=phase.rope_theta,
+        capacity_factor=phase.capacity_factor,
+        router_bias_rate=phase.router_bias_rate,
+    )
 
 
 def step_result(

@@ -5,9 +5,9 @@ from pathlib import Path, PurePosixPath
 
 import torch.distributed as dist
 
-from glmforge.checkpoint.hosts import Advance, Host, Transfers
 from glmforge.checkpoint.node_local.consolidate import Consolidated, consolidate
 from glmforge.checkpoint.save import save_local
+from glmforge.cluster.hosts import Advance, Host, Transfers
 from helpers.checkpoints import make_meta, make_tensors
 from helpers.distributed import run_ranks
 
@@ -35,8 +35,8 @@ class Node(Host):
         self.disk = disk
         self.fetched: list[str] = []
 
-    def parts_below(self, root: PurePosixPath, target: Path) -> Path:
-        return super().parts_below(self.disk / root, target)
+    def fetch_matching(self, root: PurePosixPath, pattern: str, target: Path) -> Path:
+        return super().fetch_matching(self.disk / root, pattern, target)
 
     def fetch(self, directory: PurePosixPath, names: Sequence[str], target: Path, advance: Advance) -> None:
         self.fetched += names

@@ -21,8 +21,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from glmforge.checkpoint.format.wording import describe_os_error
 from glmforge.cluster.lease import LeaseLostError
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.config.parameters import parameter_shapes
+from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
-from glmforge.config.treatment import treatment
 from glmforge.errors import CheckpointError
 from glmforge.files import shown
 
@@ -139,7 +139,7 @@ def judge(
             "the checkpoint's configuration is damaged: its phases are no list of phases with names; take another one"
         )
     begun = {name for name, count in samples_consumed.items() if count}
-    keeps_states = fresh_optimizer or _same_treatment(stored, current)
+    keeps_states = fresh_optimizer or _same_states(stored, current)
     judged = []
     for difference in find_differences(stored, current):
         rule = rule_of(difference.path)
@@ -241,20 +241,13 @@ def _num_samples(phase: Mapping[str, Any]) -> int | None:
         return None
 
 
-def _same_treatment(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether every parameter keeps states of the same names; False if that cannot be told."""
+def _same_states(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether the optimizer keeps the same states of the same parameters; False if that cannot be told."""
     try:
         runs = [RunConfig.model_validate(dict(config)) for config in (stored, current)]
     except ValidationError:
         return False
-    first, second = (
-        [
-            (how.method == "muon", how.is_frozen)  # LAMB has AdamW's states
-            for name, shape in parameter_shapes(run.model).items()
-            for how in [treatment(name, shape, run.optim, run.model.num_hidden_layers)]
-        ]
-        for run in runs
-    )
+    first, second = (optimizer_states(parameter_table(run.model), run.optim).keys() for run in runs)
     return first == second
 
 

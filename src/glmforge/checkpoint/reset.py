@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.fit import TensorSpec, check_fit
-from glmforge.checkpoint.format.durable import write_durably
 from glmforge.checkpoint.format.manifest import record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
@@ -29,15 +28,19 @@ from glmforge.checkpoint.format.store import (
     publish,
     step_of,
 )
-from glmforge.checkpoint.format.wording import describe_os_error, list_some
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
+from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
+from glmforge.cluster.os_errors import describe_os_error
+from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
-from glmforge.optim.optimizer import build_optimizer
+from glmforge.optim.optimizer import STATE_DTYPES
 
 Advance = Callable[[int, int], None]
 """Called with the number of tensors that have been made and of all."""
@@ -128,22 +131,14 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    return _specs(MODEL_PREFIX, _model(config).state_dict())
+    with torch.device("meta"):
+        tensors = GlmMoe(config.model).state_dict()
+    return {f"{MODEL_PREFIX}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:
-    model = _model(config)
-    optimizer = build_optimizer(model.named_parameters(), config.optim, num_layers=config.model.num_hidden_layers)
-    return _specs(_OPTIM_PREFIX, optimizer.state_dict())
-
-
-def _model(config: RunConfig) -> GlmMoe:
-    with torch.device("meta"):
-        return GlmMoe(config.model)
-
-
-def _specs(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
-    return {f"{prefix}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    states = optimizer_states(parameter_table(config.model), config.optim)
+    return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
 
 def _new_meta(meta: CheckpointMeta, config: RunConfig, position: str) -> CheckpointMeta:

@@ -25,7 +25,6 @@ from pathlib import Path
 from torch import Tensor
 
 from glmforge.checkpoint.collective import broadcast, rank, run_each, run_on_rank_zero, run_together, world_size
-from glmforge.checkpoint.format.durable import fsync_directory, fsync_file, write_durably
 from glmforge.checkpoint.format.manifest import FileRecord, check_written, find_problems, record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta
 from glmforge.checkpoint.format.shards import write_shards
@@ -39,6 +38,7 @@ from glmforge.checkpoint.format.store import (
     remove_leftovers,
 )
 from glmforge.checkpoint.node_local.parts_of_ranks import Part, merged_records, part_name, write_part
+from glmforge.cluster.durable import fsync_directory, fsync_file, write_durably
 from glmforge.errors import CheckpointError
 
 RNG_PREFIX = "rng."  # generator states are stored among the tensors, one for each rank

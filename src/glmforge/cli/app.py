@@ -13,9 +13,9 @@ from rich.logging import RichHandler
 from glmforge import __version__
 from glmforge.cli import chat, checkpoint, control, demo, export, init, model, plan, report, train
 from glmforge.cli.data import app as data
+from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
-from glmforge.kernels.threads import limit_spinning
 
 app = typer.Typer(
     name="glmforge",

@@ -108,9 +108,10 @@ def consolidate(
 
         glmforge checkpoint consolidate runs/glm --hostfile hosts.txt --ssh "ssh -F cluster.conf"
     """
-    from glmforge.checkpoint.hosts import Transfers, make_host, parse_hosts, read_hostfile
     from glmforge.checkpoint.node_local.consolidate import consolidate as collect
     from glmforge.checkpoint.node_local.parts_of_ranks import local_root
+    from glmforge.cluster.hostfile import parse_hosts, read_hostfile
+    from glmforge.cluster.hosts import Transfers, make_host
     from glmforge.observe.run import RunDirectory
     from glmforge.observe.units import format_bytes, format_duration
 

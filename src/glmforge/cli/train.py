@@ -35,14 +35,14 @@ def train(
 
 
 def _train(config: str, overrides: list[str]) -> None:
+    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
     from glmforge.observe.units import counted
-    from glmforge.parallel.world import is_main_process
     from glmforge.recipes.pretrain import train as run
     from glmforge.training.trainer import Preempted
 
     loaded = load_config(config, overrides)
-    console = Console(stderr=True, quiet=not is_main_process(), soft_wrap=True)
+    console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:
         state = run(loaded)
     except Preempted as told:

@@ -2,10 +2,10 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from glmforge.config.fields import YamlPair
 from glmforge.config.model import Strict, refuse
+from glmforge.config.optimizers import OptimizerName, OptimizerSettings
 
 
 class ParameterRule(Strict):
@@ -19,15 +19,15 @@ class ParameterRule(Strict):
     lr_scale: NonNegativeFloat | None = Field(
         default=None, description="times the learning rate, that of layer_lr_decay included; 0 freezes"
     )
-    optimizer: Literal["muon", "adamw", "lamb"] | None = Field(default=None, description="muon, lamb: matrices only")
+    optimizer: OptimizerName | None = Field(default=None, description="muon, lamb: matrices only")
 
 
-class OptimConfig(Strict):
-    """Muon (or LAMB) for matrices, AdamW for the rest; one learning-rate schedule over all phases."""
+class LearningConfig(Strict):
+    """What does not depend on how an optimizer works."""
 
-    matrix_optimizer: Literal["muon", "adamw", "lamb"] = "muon"
+    matrix_optimizer: OptimizerName = "muon"
     lm_head: Literal["muon", "adamw"] = Field(
-        default="muon", description="the report says Muon, others use AdamW; with LAMB, muon means LAMB"
+        default="muon", description="the report says Muon, others use AdamW; muon means as matrix_optimizer"
     )
     lr: PositiveFloat = 2.5e-4
     min_lr: NonNegativeFloat = 2.5e-5
@@ -50,13 +50,6 @@ class OptimConfig(Strict):
         default=[], description="exceptions by parameter name; the first that matches counts"
     )
     grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None does not clip")
-    betas: YamlPair = (0.9, 0.95)
-    eps: PositiveFloat = 1e-8
-    muon_momentum: float = Field(default=0.95, ge=0, lt=1)
-    muon_nesterov: bool = True
-    muon_update_rms: PositiveFloat = 0.2
-    newton_schulz: Literal["quintic", "polar_express"] = "quintic"
-    newton_schulz_steps: PositiveInt = 5
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -66,8 +59,9 @@ class OptimConfig(Strict):
             refuse("min_lr", f"{self.min_lr:g} is more than lr = {self.lr:g}")
         return self
 
-    @model_validator(mode="after")
-    def _check_betas(self) -> Self:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            refuse("betas", f"{list(self.betas)}: both must lie in [0, 1)")
-        return self
+
+class OptimConfig(OptimizerSettings, LearningConfig):
+    """Muon (or another) for matrices, AdamW for the rest; one learning-rate schedule over all phases.
+
+    The fields of `LearningConfig` come first.
+    """

@@ -21,9 +21,9 @@ from glmforge.config.model import ModelConfig, Strict, refuse
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parallel import ParallelConfig, PrecisionConfig
-from glmforge.config.parameters import parameter_shapes
+from glmforge.config.parameter_groups import wrong_rule
+from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
-from glmforge.config.treatment import wrong_rule
 
 
 class RegularizationConfig(Strict):
@@ -108,7 +108,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        wrong = wrong_rule(self.optim, parameter_shapes(self.model)) if self.optim.rules else None
+        wrong = wrong_rule(self.optim, parameter_table(self.model)) if self.optim.rules else None
         if wrong is not None:
             field, problem = wrong
             refuse(f"optim.{field}", problem)

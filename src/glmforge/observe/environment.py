@@ -4,13 +4,15 @@ Read from the operating system and from package metadata; the only program start
 known is None or absent, never guessed.
 """
 
+import math
 import os
 import platform
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from glmforge.cluster.cores import usable_cores
 
 LIBRARIES = (
     "glmforge",
@@ -30,7 +32,7 @@ def describe_machine() -> dict[str, Any]:
     """CPU model, usable cores, bytes of physical memory, GPUs (name, bytes of memory), operating system."""
     return {
         "cpu": _cpu_model(),
-        "cores": usable_cores(),
+        "cores": math.ceil(usable_cores()),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _gpus(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -67,13 +69,6 @@ def process_rss_bytes() -> int | None:
     if not statm.exists():
         return None
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def usable_cores() -> int:
-    """Cores this process may run on, which under Slurm and containers are fewer than the machine has."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_model() -> str:

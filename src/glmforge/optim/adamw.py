@@ -9,56 +9,46 @@ its bias correction right.
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.optim.adamw import adamw
 
 from glmforge.config.optim import OptimConfig
+from glmforge.config.parameter_groups import ParameterGroup
 from glmforge.optim.sharding import local_part
+from glmforge.optim.update_rule import TrainedParameter, UpdateRule
+from glmforge.parallel.world import World
 
 
-@dataclass(frozen=True, eq=False)
-class AdamWParameter:
-    """A parameter, its two moments (same placement) and its number of steps (a scalar beside it)."""
+class AdamW(UpdateRule):
+    """Both moments are laid out like the parameter; its number of steps is a scalar beside it."""
 
-    parameter: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    step: Tensor
-    weight_decay: float
-    lr_scale: float = 1.0
-
-
-class AdamW:
-    """Trains `parameters` with the betas and eps of `config`."""
-
-    def __init__(self, parameters: Sequence[AdamWParameter], config: OptimConfig):
-        self._betas = config.betas
-        self._eps = config.eps
-        self._by_rates: dict[tuple[float, float], list[AdamWParameter]] = defaultdict(list)
+    def __init__(
+        self, parameters: Sequence[TrainedParameter], config: OptimConfig, world: World, compute_dtype: torch.dtype
+    ):
+        super().__init__(parameters, config, world, compute_dtype)
+        self._by_group: dict[ParameterGroup, list[TrainedParameter]] = defaultdict(list)
         for parameter in parameters:
-            self._by_rates[parameter.weight_decay, parameter.lr_scale].append(parameter)
+            self._by_group[parameter.group].append(parameter)
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update every parameter that has a gradient."""
-        for (weight_decay, lr_scale), members in self._by_rates.items():
+        for group, members in self._by_group.items():
             trained = [(m, m.parameter.grad) for m in members if m.parameter.grad is not None]
             adamw(
                 [local_part(member.parameter) for member, _ in trained],
                 [local_part(gradient) for _, gradient in trained],
-                [local_part(member.exp_avg) for member, _ in trained],
-                [local_part(member.exp_avg_sq) for member, _ in trained],
+                [local_part(member.states["exp_avg"]) for member, _ in trained],
+                [local_part(member.states["exp_avg_sq"]) for member, _ in trained],
                 [],
-                [member.step for member, _ in trained],
+                [member.states["step"] for member, _ in trained],
                 fused=True,
                 amsgrad=False,
-                beta1=self._betas[0],
-                beta2=self._betas[1],
-                lr=lr * lr_scale,
-                weight_decay=weight_decay,
-                eps=self._eps,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                lr=lr * group.lr_scale,
+                weight_decay=group.weight_decay,
+                eps=self.config.eps,
                 maximize=False,
             )

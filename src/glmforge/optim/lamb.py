@@ -25,17 +25,10 @@ import torch
 from torch import Tensor
 
 from glmforge.config.optim import OptimConfig
-from glmforge.optim.adamw import AdamWParameter
 from glmforge.optim.matrices import Spread, spreads_of
 from glmforge.optim.sharding import local_part
+from glmforge.optim.update_rule import TrainedParameter, UpdateRule
 from glmforge.parallel.world import World
-
-
-@dataclass(frozen=True, eq=False)
-class LambParameter(AdamWParameter):
-    """A parameter of two or three dims; `num_fused` matrices stand above each other in the second-last dim."""
-
-    num_fused: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +44,14 @@ class _Part:
         return self.spread.view(tensor, self.here)
 
 
-class Lamb:
-    """Trains `parameters` with the betas and eps of `config`; raises `ValueError` as `spreads_of` does."""
+class Lamb(UpdateRule):
+    """Trains parameters of two or three dims; raises `ValueError` as `spreads_of` does."""
 
-    def __init__(self, parameters: Sequence[LambParameter], config: OptimConfig, world: World):
-        self._betas, self._eps, self._world = config.betas, config.eps, world
-        self._parameters = list(parameters)
+    def __init__(
+        self, parameters: Sequence[TrainedParameter], config: OptimConfig, world: World, compute_dtype: torch.dtype
+    ):
+        super().__init__(parameters, config, world, compute_dtype)
+        self._betas, self._eps = config.betas, config.eps
         self._parts: list[list[_Part]] = []
         self._num_matrices = 0
         for source in parameters:
@@ -65,41 +60,41 @@ class Lamb:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update the parameters that have a gradient; all ranks that hold the same layers must agree on which."""
-        trained = [
-            pair for pair in zip(self._parameters, self._parts, strict=True) if pair[0].parameter.grad is not None
-        ]
+        trained = [pair for pair in zip(self.parameters, self._parts, strict=True) if pair[0].has_gradient]
         if not trained:
             return
-        squares_2M = torch.zeros(2, self._num_matrices, dtype=torch.float64, device=self._world.device)
+        squares_2M = torch.zeros(2, self._num_matrices, dtype=torch.float64, device=self.world.device)
         for source, parts in trained:
             self._accumulate(source)
             for row, tensor in enumerate((local_part(source.parameter), self._update(source))):
                 for part in parts:
                     squares_2M[row, part.slots] = _squares(part.of(tensor)).to(squares_2M)
-        ratios_M = _trust_ratios(self._world.sum(squares_2M, "stage").sqrt())
+        ratios_M = _trust_ratios(self.world.sum(squares_2M, "stage").sqrt())
         for source, parts in trained:
             weight, update = local_part(source.parameter), self._update(source)
             for part in parts:
                 ratio_N11 = ratios_M[part.slots].to(weight)[:, None, None]
-                part.of(weight).addcmul_(part.of(update), ratio_N11, value=-lr * source.lr_scale)
+                part.of(weight).addcmul_(part.of(update), ratio_N11, value=-lr * source.group.lr_scale)
 
-    def _accumulate(self, source: LambParameter) -> None:
+    def _accumulate(self, source: TrainedParameter) -> None:
         """Add the gradient to the moments."""
         assert source.parameter.grad is not None
         gradient = local_part(source.parameter.grad)
-        local_part(source.exp_avg).lerp_(gradient, 1 - self._betas[0])
-        local_part(source.exp_avg_sq).mul_(self._betas[1]).addcmul_(gradient, gradient, value=1 - self._betas[1])
-        source.step.add_(1)
+        local_part(source.states["exp_avg"]).lerp_(gradient, 1 - self._betas[0])
+        local_part(source.states["exp_avg_sq"]).mul_(self._betas[1]).addcmul_(
+            gradient, gradient, value=1 - self._betas[1]
+        )
+        source.states["step"].add_(1)
 
-    def _update(self, source: LambParameter) -> Tensor:
+    def _update(self, source: TrainedParameter) -> Tensor:
         """AdamW's direction for this rank's part of a parameter, weight decay included; a new tensor."""
-        steps = source.step.double()  # in fp32, 1 - beta ** 1 would have four digits
-        root = (local_part(source.exp_avg_sq) / (1 - self._betas[1] ** steps)).sqrt_().add_(self._eps)
-        mean = local_part(source.exp_avg) / (1 - self._betas[0] ** steps)
-        return mean.div_(root).add_(local_part(source.parameter), alpha=source.weight_decay)
+        steps = source.states["step"].double()  # in fp32, 1 - beta ** 1 would have four digits
+        root = (local_part(source.states["exp_avg_sq"]) / (1 - self._betas[1] ** steps)).sqrt_().add_(self._eps)
+        mean = local_part(source.states["exp_avg"]) / (1 - self._betas[0] ** steps)
+        return mean.div_(root).add_(local_part(source.parameter), alpha=source.group.weight_decay)
 
-    def _parts_of(self, source: LambParameter) -> Iterator[_Part]:
-        spreads, here = spreads_of(source.parameter, source.num_fused, self._world.layout, self._world.rank)
+    def _parts_of(self, source: TrainedParameter) -> Iterator[_Part]:
+        spreads, here = spreads_of(source.parameter, source.num_fused, self.world.layout, self.world.rank)
         for spread in spreads:
             box = spread.boxes[here]
             if box.size:

@@ -19,28 +19,7 @@ from torch import Tensor
 
 from glmforge.config.layout import Layout
 from glmforge.optim.sharding import UNION_AXES, Span, Split, Union, chunk, local_part, splits_of, union_of, union_ranks
-
-
-@dataclass(frozen=True, eq=False)
-class MuonParameter:
-    """A parameter of two or three dims and its momentum (same placement).
-
-    `num_fused` matrices stand above each other in the second-last dim; `lr_scale` is times the learning rate.
-    """
-
-    parameter: Tensor
-    momentum: Tensor
-    weight_decay: float
-    num_fused: int = 1
-    lr_scale: float = 1.0
-
-    @property
-    def union(self) -> Union:
-        return union_of(self.parameter)
-
-    @property
-    def has_gradient(self) -> bool:
-        return self.parameter.grad is not None
+from glmforge.optim.update_rule import TrainedParameter
 
 
 class Box(NamedTuple):
@@ -126,9 +105,14 @@ class Spread:
 class Stack:
     """Equal matrices of one parameter. `here` is this rank within the union."""
 
-    source: MuonParameter
+    source: TrainedParameter
     spread: Spread
     here: int
+
+    @property
+    def union(self) -> Union:
+        """The ranks that hold the parameter between them."""
+        return union_of(self.source.parameter)
 
     def of(self, tensor: Tensor) -> Tensor:
         """This rank's box of the parameter, its gradient or its momentum; see `Spread.view`."""
@@ -147,7 +131,7 @@ class Slice:
         return self.stop - self.start
 
     @property
-    def source(self) -> MuonParameter:
+    def source(self) -> TrainedParameter:
         return self.stack.source
 
     @property
@@ -173,7 +157,7 @@ class Slice:
         return self.stack.of(tensor)[start - first : stop - first]
 
 
-def stacks_of(source: MuonParameter, layout: Layout, rank: int) -> list[Stack]:
+def stacks_of(source: TrainedParameter, layout: Layout, rank: int) -> list[Stack]:
     """The stacks of a parameter as `rank` sees them. Raises `ValueError` as `spreads_of` does."""
     spreads, here = spreads_of(source.parameter, source.num_fused, layout, rank)
     return [Stack(source, spread, here) for spread in spreads]

@@ -27,27 +27,29 @@ from torch import Tensor
 
 from glmforge.config.optim import OptimConfig
 from glmforge.optim.exchange import Exchange
-from glmforge.optim.matrices import MuonParameter, Slice
+from glmforge.optim.matrices import Slice
 from glmforge.optim.newton_schulz import coefficients, newton_schulz
 from glmforge.optim.ownership import plan_batches
 from glmforge.optim.sharding import local_part
+from glmforge.optim.update_rule import TrainedParameter, UpdateRule
 from glmforge.parallel.world import World
 
 
-class Muon:
-    """Trains `parameters` by the settings in `config`.
+class Muon(UpdateRule):
+    """Trains parameters of two or three dims.
 
-    Newton-Schulz and the traffic between ranks are in `dtype` on the world's device; momentum and weights keep their
-    own. Raises `ValueError` as `glmforge.optim.sharding.splits_of` does.
+    Newton-Schulz and the traffic between ranks are in `compute_dtype` on the world's device; momentum and weights keep
+    their own. Raises `ValueError` as `glmforge.optim.sharding.splits_of` does.
     """
 
-    def __init__(self, parameters: Sequence[MuonParameter], config: OptimConfig, world: World, dtype: torch.dtype):
+    def __init__(
+        self, parameters: Sequence[TrainedParameter], config: OptimConfig, world: World, compute_dtype: torch.dtype
+    ):
+        super().__init__(parameters, config, world, compute_dtype)
         self._momentum = config.muon_momentum
         self._nesterov = config.muon_nesterov
         self._update_rms = config.muon_update_rms
         self._coefficients = coefficients(config.newton_schulz, config.newton_schulz_steps)
-        self._world, self._dtype = world, dtype
-        self._parameters = list(parameters)
         self._batches = plan_batches(parameters, world)
         self._trained: list[bool] = []
         self._exchanges: list[Exchange] = []
@@ -55,9 +57,9 @@ class Muon:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         """Update the parameters that have a gradient; all ranks that hold a part must agree on which."""
-        trained = [parameter.has_gradient for parameter in self._parameters]
+        trained = [parameter.has_gradient for parameter in self.parameters]
         if trained != self._trained:
-            self._exchanges = [Exchange(batch, self._world, self._dtype) for batch in self._batches]
+            self._exchanges = [Exchange(batch, self.world, self.compute_dtype) for batch in self._batches]
             self._trained = trained
         for exchange in self._exchanges:
             if exchange.num_matrices:
@@ -71,18 +73,18 @@ class Muon:
         del directions
         updates_NAB = newton_schulz(matrices_NAB, self._coefficients) if len(matrices_NAB) else matrices_NAB
         for piece, update in zip(exchange.pieces, exchange.scatter(updates_NAB), strict=True):
-            rate = lr * piece.source.lr_scale
+            rate = lr * piece.source.group.lr_scale
             scale = rate * self._update_rms * math.sqrt(max(piece.matrix_shape))
             weight = piece.of(piece.source.parameter)
-            weight.mul_(1 - rate * piece.source.weight_decay).add_(update, alpha=-scale)
+            weight.mul_(1 - rate * piece.source.group.weight_decay).add_(update, alpha=-scale)
 
     def _accumulate(self, piece: Slice, sends: bool) -> Tensor | None:
         """Add the gradient to the momentum, and return the direction to be orthogonalised if it is to be sent."""
         assert piece.source.parameter.grad is not None
         gradient = piece.of(local_part(piece.source.parameter.grad).contiguous())
-        momentum = piece.of(piece.source.momentum)
+        momentum = piece.of(piece.source.states["momentum"])
         momentum.lerp_(gradient, 1 - self._momentum)
         if not sends:
             return None
         direction = gradient.lerp(momentum, self._momentum) if self._nesterov else momentum
-        return direction.to(self._dtype)
+        return direction.to(self.compute_dtype)

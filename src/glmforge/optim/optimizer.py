@@ -1,88 +1,82 @@
-"""One optimizer for the whole model: Muon or LAMB for its matrices, AdamW for the rest, one step and one state.
+"""One optimizer for the whole model: an update rule for each optimizer of its parameter groups, one step and one state.
 
-The state is a flat mapping from "<kind>.<parameter name>" to a tensor laid out like the parameter, complete
-from the start. `torch.distributed.checkpoint` therefore saves it sharded, and loads it into an optimizer
-that has not stepped yet, on any number of ranks.
+The state is a flat mapping from "<state>.<parameter name>" to a tensor, complete from the start and laid out like the
+parameter unless it is a scalar. `torch.distributed.checkpoint` therefore saves it sharded, and loads it into an
+optimizer that has not stepped yet, on any number of ranks.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from glmforge.config.optim import OptimConfig
-from glmforge.config.treatment import Treatment, treatment
+from glmforge.config.optimizers import OPTIMIZERS, State
+from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.parameters import ParameterTable
 from glmforge.errors import CheckpointError
-from glmforge.optim.adamw import AdamW, AdamWParameter
-from glmforge.optim.lamb import Lamb, LambParameter
-from glmforge.optim.matrices import MuonParameter
-from glmforge.optim.muon import Muon
 from glmforge.optim.sharding import splits_of
+from glmforge.optim.update_rule import TrainedParameter, UpdateRule
 from glmforge.parallel.world import World
+
+STATE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_optimizer(
     named_parameters: Iterable[tuple[str, Parameter]],
+    table: ParameterTable,
     config: OptimConfig,
     *,
     world: World | None = None,
-    newton_schulz_dtype: torch.dtype = torch.bfloat16,
-    num_layers: int | None = None,
+    compute_dtype: torch.dtype = torch.bfloat16,
 ) -> "Optimizer":
     """The optimizer of all parameters that require a gradient; frozen ones are left out.
 
-    Build it after the model has been sharded, from the parameters of all model parts on this rank. Names must be those
-    of the published checkpoint, by which `glmforge.config.treatment` decides. `world` is the one the model is laid out
-    on, None for a single process that trains where its parameters lie. `newton_schulz_dtype=torch.float32` makes Muon's
-    updates independent of the layout to within fp32 rounding, at twice the cost or more. `num_layers` are the trunk's,
-    which `layer_lr_decay` asks for. A rule with `lr_scale: 0` takes `requires_grad` from its parameters here. Raises
-    `ValueError` for tensors that are not placed as by `glmforge.parallel`.
+    Build it after the model has been sharded, from the parameters of all model parts on this rank. `table` is the whole
+    model's, from which `glmforge.config.parameter_groups` makes the groups. `world` is the one the model is laid out
+    on, None for a single process that trains where its parameters lie. `compute_dtype=torch.float32` makes Muon's
+    updates independent of the layout to within fp32 rounding, at twice the cost or more. A rule with `lr_scale: 0`
+    takes `requires_grad` from its parameters here. Raises `UndeclaredParameterError` for a name that is not in the
+    table, and `ValueError` for tensors that are not placed as by `glmforge.parallel`.
     """
-    parameters: dict[str, tuple[Parameter, Treatment]] = {}
+    groups = {row.name: group for group in parameter_groups(table, config) for row in group.parameters}
+    trained: dict[str, TrainedParameter] = {}
     for name, parameter in named_parameters:
-        how = treatment(name, parameter.shape, config, num_layers)
-        if how.is_frozen:
+        row = table[name]
+        group = groups[name]
+        if group.is_frozen:
             parameter.requires_grad_(False)
         elif parameter.requires_grad:
-            parameters[name] = parameter, how
-    world = world or _alone([parameter for parameter, _ in parameters.values()])
-    return Optimizer(parameters, config, world, newton_schulz_dtype)
+            states = {state.name: _allocate(state, parameter) for state in group.optimizer.states}
+            trained[name] = TrainedParameter(parameter, states, group, row.num_fused)
+    return Optimizer(trained, config, world or _alone([p.parameter for p in trained.values()]), compute_dtype)
 
 
 class Optimizer:
     """See `build_optimizer`. `lr` is the learning rate of the next step, that of `config` until `set_lr`."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, tuple[Parameter, Treatment]],
-        config: OptimConfig,
-        world: World,
-        newton_schulz_dtype: torch.dtype,
+        self, trained: Mapping[str, TrainedParameter], config: OptimConfig, world: World, compute_dtype: torch.dtype
     ):
         self.lr = config.lr
-        self._parameters = [parameter for parameter, _ in parameters.values()]
-        self._state: dict[str, Tensor] = {}
-        with_muon: list[MuonParameter] = []
-        with_lamb: list[LambParameter] = []
-        with_adamw: list[AdamWParameter] = []
-        for name, (parameter, how) in parameters.items():
-            if how.method == "muon":
-                with_muon.append(self._muon_parameter(name, parameter, how))
-            elif how.method == "lamb":
-                with_lamb.append(LambParameter(*self._adamw_fields(name, parameter, how), num_fused=how.num_fused))
-            else:
-                with_adamw.append(AdamWParameter(*self._adamw_fields(name, parameter, how)))
-        self._parts = (
-            Muon(with_muon, config, world, newton_schulz_dtype),
-            Lamb(with_lamb, config, world),
-            AdamW(with_adamw, config),
-        )
+        self._parameters = [source.parameter for source in trained.values()]
+        self._state = {
+            state.key(name): source.states[state.name]
+            for name, source in trained.items()
+            for state in source.group.optimizer.states
+        }
+        self._rules: list[UpdateRule] = []
+        for declaration in OPTIMIZERS.values():
+            own = [source for source in trained.values() if source.group.optimizer is declaration]
+            if own:
+                self._rules.append(resolve_name(declaration.update_rule)(own, config, world, compute_dtype))
 
     def step(self) -> None:
         """Update every parameter that has a gradient; collective where parameters are sharded."""
-        for part in self._parts:
-            part.step(self.lr)
+        for rule in self._rules:
+            rule.step(self.lr)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -94,7 +88,7 @@ class Optimizer:
         self.lr = lr
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The live state, not a copy: "momentum.<name>", or "exp_avg.", "exp_avg_sq." and "step.<name>".
+        """The live state, not a copy: "<state>.<parameter>", such as "momentum.lm_head.weight".
 
         Loading into these tensors in place, as `torch.distributed.checkpoint.load` does, loads the optimizer.
         """
@@ -112,29 +106,19 @@ class Optimizer:
                 )
             own.copy_(state[name])
 
-    def _muon_parameter(self, name: str, parameter: Parameter, how: Treatment) -> MuonParameter:
-        momentum = self._remember(f"momentum.{name}", torch.zeros_like(parameter, requires_grad=False))
-        return MuonParameter(parameter, momentum, how.weight_decay, how.num_fused, how.lr_scale)
 
-    def _adamw_fields(
-        self, name: str, parameter: Parameter, how: Treatment
-    ) -> tuple[Parameter, Tensor, Tensor, Tensor, float, float]:
-        """Those of `AdamWParameter`, in its order."""
-        mean = self._remember(f"exp_avg.{name}", torch.zeros_like(parameter, requires_grad=False))
-        square = self._remember(f"exp_avg_sq.{name}", torch.zeros_like(parameter, requires_grad=False))
-        step = self._remember(f"step.{name}", torch.zeros((), device=parameter.device))
-        return parameter, mean, square, step, how.weight_decay, how.lr_scale
-
-    def _remember(self, key: str, tensor: Tensor) -> Tensor:
-        self._state[key] = tensor
-        return tensor
-
-
-def _alone(parameters: Collection[Parameter]) -> World:
+def _alone(parameters: Collection[Tensor]) -> World:
     device = next((parameter.device for parameter in parameters), torch.device("cpu"))
     if any(splits_of(parameter) for parameter in parameters):
         raise ValueError("the optimizer of sharded parameters needs the world they are sharded over")
     return World.single(device)
+
+
+def _allocate(state: State, parameter: Tensor) -> Tensor:
+    dtype = STATE_DTYPES[state.dtype]
+    if state.is_scalar:
+        return torch.zeros((), dtype=dtype, device=parameter.device)
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
 
 
 def _refuse_other_names(own: Collection[str], loaded: Collection[str]) -> None:

@@ -17,8 +17,9 @@ from itertools import groupby, zip_longest
 import torch
 
 from glmforge.kernels.target import kernel_device
-from glmforge.optim.matrices import MuonParameter, Slice, Stack, stacks_of
+from glmforge.optim.matrices import Slice, Stack, stacks_of
 from glmforge.optim.sharding import Union, union_ranks
+from glmforge.optim.update_rule import TrainedParameter
 from glmforge.parallel.world import World
 
 
@@ -44,7 +45,7 @@ def batch_elements(device: torch.device) -> int:
     return 2**20 if kernel_device(device) == "cpu" else 2**26
 
 
-def plan_batches(parameters: Sequence[MuonParameter], world: World) -> list[Batch]:
+def plan_batches(parameters: Sequence[TrainedParameter], world: World) -> list[Batch]:
     """All matrices that this rank has a part in, in rounds. All ranks of a union get the same rounds of it, in order.
 
     Those without communication come first, then those of experts.
@@ -54,7 +55,7 @@ def plan_batches(parameters: Sequence[MuonParameter], world: World) -> list[Batc
     batches = [Batch(None, False, (slices,)) for slices in _pack(_local_slices(stacks), limit)]
     unions: tuple[Union, ...] = ("expert_stage", "stage")
     for union in unions:
-        members = [stack for stack in stacks if stack.source.union == union]
+        members = [stack for stack in stacks if stack.union == union]
         loads = _local_loads(members, len(union_ranks(world.layout, world.rank, union)))
         for is_cut in (False, True):
             shared = [stack for stack in members if not stack.spread.is_local and stack.spread.is_cut == is_cut]

@@ -14,7 +14,6 @@ and two unions of axes have groups as well: `stage`, all ranks that hold the sam
 hold the same experts.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import AXES, Layout
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.parallel.peers import PeerLostError, Peers
@@ -127,23 +127,8 @@ def _union_groups(layout: Layout, device: torch.device) -> dict[str, dist.Proces
 def default_device() -> torch.device:
     """This process's GPU where there is one, else the CPU."""
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", LaunchEnvironment.read().local_rank)
     return torch.device("cpu")
-
-
-def world_size_from_environment() -> int:
-    """Number of processes that the launcher started (1 without a launcher)."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main_process() -> bool:
-    """Whether this is the process that speaks to the user, also before and after there is a world."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def is_first_of_node() -> bool:
-    """Whether this process is the one of its node that works for the others."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 @contextmanager
@@ -152,7 +137,8 @@ def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
 
     A process group that exists already is used and left alone.
     """
-    size = world_size_from_environment()
+    launch = LaunchEnvironment.read()
+    size = launch.world_size
     if layout.world_size != size:
         raise ConfigError(
             f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; "
@@ -165,9 +151,9 @@ def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
     if dist.is_initialized():
         yield World.join(layout, device)
         return
-    peers, store = _connect(size, timeout_s)
+    peers, store = _connect(launch, timeout_s)
     with _explained(peers):
-        _init_process_group(store, size, device, timeout_s)
+        _init_process_group(store, launch, device, timeout_s)
         try:
             peers.meet()
             yield World.join(layout, device)
@@ -192,14 +178,17 @@ def _explained(peers: Peers) -> Iterator[None]:
         peers.leave()
 
 
-def _connect(size: int, timeout_s: int) -> tuple[Peers, dist.Store]:
+def _connect(launch: LaunchEnvironment, timeout_s: int) -> tuple[Peers, dist.Store]:
     """Introduce this rank in the job's store. Raises `PeerLostError` if there is none in time."""
-    environment = os.environ
-    rank = int(environment["RANK"])
-    address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    rank, size = launch.rank, launch.world_size
+    if launch.address is None or launch.port is None:
+        raise ConfigError(
+            f"WORLD_SIZE is {size}, but MASTER_ADDR or MASTER_PORT is missing: start ranks with torchrun, or set both"
+        )
+    address, port = launch.address, launch.port
     # torchrun's agent already serves a store at this address; without it rank 0 serves one.
-    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    prefix = f"glmforge/attempt-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    agent_serves = launch.agent_serves
+    prefix = f"glmforge/attempt-{launch.attempt}"
 
     def client(*, serves: bool, num_clients: int | None) -> dist.Store:
         timeout = timedelta(seconds=timeout_s)
@@ -228,13 +217,13 @@ def _connect(size: int, timeout_s: int) -> tuple[Peers, dist.Store]:
     return peers, store
 
 
-def _init_process_group(store: dist.Store, size: int, device: torch.device, timeout_s: int) -> None:
+def _init_process_group(store: dist.Store, launch: LaunchEnvironment, device: torch.device, timeout_s: int) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=int(os.environ["RANK"]),
-        world_size=size,
+        rank=launch.rank,
+        world_size=launch.world_size,
         timeout=timedelta(seconds=timeout_s),
     )

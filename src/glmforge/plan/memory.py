@@ -6,18 +6,16 @@ are not in them.
 """
 
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
-from glmforge.config.parameters import parameter_shapes
-from glmforge.config.treatment import Method, treatment
+from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.parameters import parameter_table
 from glmforge.plan.parameters import count_parameters
 
 _BYTES = {"bf16": 2, "fp32": 4}
 _FP32 = _BYTES["fp32"]
-_STATES: dict[Method, int] = {"muon": 1, "adamw": 2, "lamb": 2}  # fp32 numbers kept per element
 
 DType = Literal["bf16", "fp32"]
 
@@ -43,19 +41,16 @@ def weight_bytes(config: ModelConfig, dtype: DType, with_mtp: bool = True) -> in
 
 
 def training_state(config: ModelConfig, optim: OptimConfig) -> TrainingState:
-    """Bytes of fp32 master weights and gradients and of the optimizer's fp32 state.
+    """Bytes of fp32 master weights and gradients and of the states that each group's optimizer declares.
 
-    Muon keeps one momentum per element, AdamW and LAMB two moments; who has what, `glmforge.config.treatment` tells.
-    What a rule freezes has neither gradient nor state.
+    Scalars beside a parameter (its number of steps) are left out. What a rule freezes has neither gradient nor state.
     """
-    gradients = optimizer = 0
-    for name, shape in parameter_shapes(config).items():
-        how = treatment(name, shape, optim, config.num_hidden_layers)
-        if not how.is_frozen:
-            gradients += prod(shape)
-            optimizer += prod(shape) * _STATES[how.method]
-    weights = count_parameters(config).with_mtp.total
-    return TrainingState(weights * _FP32, gradients * _FP32, optimizer * _FP32)
+    trained = [group for group in parameter_groups(parameter_table(config), optim) if not group.is_frozen]
+    return TrainingState(
+        weights=count_parameters(config).with_mtp.total * _FP32,
+        gradients=sum(group.num_elements for group in trained) * _FP32,
+        optimizer=sum(group.num_elements * group.optimizer.bytes_per_element for group in trained),
+    )
 
 
 def kv_cache_bytes_per_token(config: ModelConfig, dtype: DType = "bf16") -> int:

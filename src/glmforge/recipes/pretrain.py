@@ -1,7 +1,6 @@
 """Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
 
 import logging
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,20 +13,24 @@ from glmforge.backend.native import NativeBackend
 from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
+from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
+from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
-from glmforge.kernels.threads import busy_cores, usable_cores, warn_if_crowded
 from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
+from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.world import World, join_world, world_size_from_environment
+from glmforge.parallel.world import World, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
@@ -63,7 +66,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
     mend, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
-    layout = resolve_layout(config, world_size_from_environment())
+    launch = LaunchEnvironment.read()
+    layout = resolve_layout(config, launch.world_size)
     prepare_environment(config.output_dir)
     keep_large_blocks()
     lease_s = config.fault_tolerance.lock_lease_s
@@ -72,9 +76,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         run_lock(config.output_dir, world, lease_s),
     ):
         if world.is_main and world.device.type == "cpu":
-            warn_if_crowded(
-                torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", 1)), usable_cores(), busy_cores()
-            )
+            warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
         data = open_data(config, world)
         config = _with_tokens(config, data, say_so=world.is_main)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
@@ -94,20 +96,19 @@ def build_trainer(
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
     model = build_model(config, world)
-    # fp32 runs orthogonalise in fp32 too: then the layout changes results by rounding only.
-    newton_schulz_dtype = DTYPES[config.precision.compute]
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
         world=world,
-        newton_schulz_dtype=newton_schulz_dtype,
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=DTYPES[config.precision.compute],  # fp32 too, so that layouts differ by rounding only
     )
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
-    hooks = [*run_hooks(config, data, checkpoints), *extra_hooks, checkpoints]
+    hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
-    return Trainer(config, NativeBackend(model, optimizer), source, hooks), checkpoints
+    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
+    return Trainer(config, NativeBackend(model, optimizer), source, hooks, bus), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -168,9 +169,9 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(),
+        parameter_table(config.model),
         config.optim,
-        newton_schulz_dtype=DTYPES[config.precision.compute],
-        num_layers=config.model.num_hidden_layers,
+        compute_dtype=DTYPES[config.precision.compute],
     )
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
     Trainer(config, NativeBackend(model, optimizer), source, [stopwatch]).fit()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.data import DataConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.cache import copy_shards, local_prefix
@@ -19,7 +20,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.bits_per_byte import HeldOut
-from glmforge.parallel.world import World, is_first_of_node
+from glmforge.parallel.world import World
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World
     data = config.data
     beside_copies = data.cache_dir is not None and data.packing_dir is None
     failure: DataError | None = None
-    if is_first_of_node() if beside_copies else world.is_main:
+    if LaunchEnvironment.read().is_first_of_node if beside_copies else world.is_main:
         try:
             for phase in config.phases:
                 for name in config.source_weights(phase) if phase.packing == "best_fit" else ():

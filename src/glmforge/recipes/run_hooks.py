@@ -1,64 +1,58 @@
-"""The hooks that a run's configuration asks for, in the order in which they are called.
+"""The hooks that a run's configuration asks for. The order in which they are called they declare themselves."""
 
-What measures a step comes first, so that no other hook's work is measured with it; what saves comes last, so that the
-others' states are those of the step.
-"""
-
+from collections.abc import Iterator
 from functools import partial
 
+from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.evaluate.bits_per_byte import evaluate_held_out
 from glmforge.recipes.run_data import RunData
-from glmforge.training.hooks import (
-    AnomalyHook,
-    CheckpointHook,
-    CommunicationHook,
-    ControlHook,
-    DebugHook,
-    EarlyStopping,
-    EvaluationHook,
-    MetricsHook,
-    PreemptionHook,
-    ProfileHook,
-    RunLockHook,
-    SpikeHook,
-    StragglerHook,
-    WatchdogHook,
-)
+from glmforge.training import hooks
+from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook
 
 
-def run_hooks(config: RunConfig, data: RunData, checkpoints: CheckpointHook) -> list[Hook]:
-    """The hooks that `config` asks for but the last one, `checkpoints`, in the order they are to be called in."""
-    root, observe, faults = config.output_dir, config.observe, config.fault_tolerance
+def run_hooks(config: RunConfig, data: RunData) -> Iterator[Hook]:
+    """The hooks that `config` asks for but the one that saves."""
+    root, observe, faults, profiling = config.output_dir, config.observe, config.fault_tolerance, Profiling()
+    yield hooks.RunLockHook(root)
+    if faults.hang_timeout_s is not None:
+        yield hooks.WatchdogHook(root, faults.hang_timeout_s)
+    yield from _measurements(observe, profiling)
+    yield hooks.PreemptionHook()
+    yield hooks.ControlHook(root, profiling)
+    yield hooks.ProfileHook(root, profiling)
+    yield hooks.DebugHook(observe.debug)
+    yield hooks.SpeedHook()
+    yield hooks.SourcesHook()
+    yield hooks.RoutersHook()
+    yield hooks.MetricsHook()
+    if observe.anomalies is not None:
+        yield hooks.AnomalyHook(observe.anomalies)
+    if faults.spikes is not None:
+        yield hooks.SpikeHook(faults.spikes)
+    yield from _evaluations(config, data)
+
+
+def _measurements(observe: ObserveConfig, profiling: Profiling) -> Iterator[Hook]:
     measured = [every for every in (observe.communication_every, observe.straggler_every) if every is not None]
-    communication = CommunicationHook(*measured) if measured else None
-    stragglers = None
-    if observe.straggler_every is not None and communication is not None:
-        stragglers = StragglerHook(root, observe.straggler_every, observe.straggler_ratio, communication)
-    debug, profile = DebugHook(observe.debug), ProfileHook(root, communication)
-    recorders = [hook for hook in (communication, stragglers, debug, checkpoints) if hook is not None]
-    hooks: list[Hook | None] = [
-        RunLockHook(root),
-        WatchdogHook(root, faults.hang_timeout_s) if faults.hang_timeout_s is not None else None,
-        communication,
-        stragglers,
-        PreemptionHook(root),
-        ControlHook(root, profile),
-        profile,
-        debug,
-        MetricsHook(root, recorders),
-        AnomalyHook(root, observe.anomalies) if observe.anomalies is not None else None,
-        SpikeHook(root, faults.spikes) if faults.spikes is not None else None,
-    ]
-    if observe.evaluate_every is not None:
-        evaluate = partial(
-            evaluate_held_out,
-            held_out=data.held_out,
-            tokenizer=data.tokenizer,
-            seq_len=max(phase.seq_len for phase in config.phases),
-            max_tokens=observe.evaluate_tokens,
-        )
-        stopping = EarlyStopping(observe.early_stopping) if observe.early_stopping else None
-        hooks.append(EvaluationHook(root, observe.evaluate_every, evaluate, stopping))
-    return [hook for hook in hooks if hook is not None]
+    if measured:
+        yield hooks.CommunicationHook(profiling, *measured)
+    if observe.straggler_every is not None:
+        yield hooks.StragglerHook(observe.straggler_every, observe.straggler_ratio)
+
+
+def _evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
+    observe = config.observe
+    if observe.evaluate_every is None:
+        return
+    evaluate = partial(
+        evaluate_held_out,
+        held_out=data.held_out,
+        tokenizer=data.tokenizer,
+        seq_len=max(phase.seq_len for phase in config.phases),
+        max_tokens=observe.evaluate_tokens,
+    )
+    yield hooks.EvaluationHook(observe.evaluate_every, evaluate)
+    if observe.early_stopping is not None:
+        yield hooks.EarlyStoppingHook(observe.early_stopping)

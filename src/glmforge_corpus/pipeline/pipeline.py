@@ -31,8 +31,8 @@ from glmforge.data.files import printable
 from glmforge.errors import ConfigError
 from glmforge_corpus.block import Block
 from glmforge_corpus.pipeline.clean import Clean
-from glmforge_corpus.pipeline.executors import Executors
 from glmforge_corpus.pipeline.registry import block_class, stage_class
+from glmforge_corpus.pipeline.settings import ExecutorSettings
 from glmforge_corpus.pipeline.stage import Stage
 
 _Part = TypeVar("_Part", bound=Strict)
@@ -49,7 +49,9 @@ class Settings(Strict):
         description="keep what each stage wrote, so that a later one can be done again with other options; without it, "
         "a run needs room for the documents of two stages and not of all",
     )
-    executors: Executors = Field(default_factory=Executors, description="where tasks run, by name of the executor")
+    executors: ExecutorSettings = Field(
+        default_factory=ExecutorSettings, description="where tasks run, by name of the executor"
+    )
 
 
 class Pipeline(Settings):

@@ -33,8 +33,9 @@ from glmforge.data.files import disk_errors, write_whole
 from glmforge.errors import DataError
 from glmforge_corpus.block import Block
 from glmforge_corpus.pipeline.execution import Executor
-from glmforge_corpus.pipeline.executors import Executors
+from glmforge_corpus.pipeline.executors import make_executor
 from glmforge_corpus.pipeline.pipeline import Pipeline, dump_pipeline, dump_stage
+from glmforge_corpus.pipeline.settings import ExecutorSettings
 from glmforge_corpus.pipeline.stage import DOCUMENTS, HELD_OUT, JSONL, QUARANTINE, REPORT, Stage, StageContext
 from glmforge_corpus.pipeline.statistics import Statistics, dump_json
 from glmforge_corpus.pipeline.task import DONE, PlannedStep, remove_partial
@@ -91,7 +92,7 @@ def run_pipeline(
     """
     work = pipeline.output / WORK
     # What cannot be run is refused before anything is written.
-    planned, chosen = _plan(pipeline.stages, work, pipeline.seed), pipeline.executors.make(executor)
+    planned, chosen = _plan(pipeline.stages, work, pipeline.seed), make_executor(executor, pipeline.executors)
     with _only_run(pipeline.output), chosen as running:
         _check(planned, work, redo)
         _forget_damaged(planned, released=not pipeline.keep_intermediate)
@@ -119,7 +120,7 @@ def run_stages(
         (shards of the last stage, statistics of each stage).
     """
     planned = _plan(stages, directory / WORK, seed, shards)
-    executor = Executors.model_validate({"local": {"workers": workers}}).make("local")
+    executor = make_executor("local", ExecutorSettings.model_validate({"local": {"workers": workers}}))
     with _only_run(directory), executor as running:
         _check(planned, directory / WORK, redo)
         _forget_damaged(planned, released=False)

@@ -22,6 +22,7 @@ from glmforge.optim.clip import clip_grad_norm_
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.world import World
 from helpers.distributed import run_ranks
+from helpers.parameters import table_of
 
 # Rows are uneven over the ranks (10, 14), fewer than the ranks (2, 1), or even (12).
 NUM_EXPERTS, INNER, HIDDEN = 4, 6, 12
@@ -44,7 +45,7 @@ SHAPES = {
     "lm_head.weight": (14, HIDDEN),
 }
 NUM_MATRICES = 10 + 3 * NUM_EXPERTS + 2 * NUM_EXPERTS - 1  # Muon's; the embedding is AdamW's
-NUM_LAYERS = 2  # and an MTP layer
+TABLE = table_of(SHAPES)  # of two layers and an MTP layer
 STAGE_1 = ("model.layers.1", "model.layers.2", "lm_head")
 WITHOUT_GRADIENT_AT_STEP_1 = ("model.layers.2", "model.layers.0.self_attn.k_proj.bias")
 TP_DIMS = {"q_proj": 0, "k_proj": 0, "o_proj": 1, "down_proj": 1, "embed_tokens": 0, "lm_head": 0}
@@ -157,9 +158,7 @@ def build(
         stage = world.axis_rank("pp")
         mine = [name for name in SHAPES if world.layout.pp == 1 or name.startswith(STAGE_1) == bool(stage)]
         parameters = {name: lay_out(name, values[name], world) for name in mine}
-    optimizer = build_optimizer(
-        parameters.items(), config, world=world, newton_schulz_dtype=dtype, num_layers=NUM_LAYERS
-    )
+    optimizer = build_optimizer(parameters.items(), TABLE, config, world=world, compute_dtype=dtype)
     return parameters, optimizer
 
 
@@ -340,7 +339,7 @@ def build_without_a_world() -> str:
     world = World.join(Layout(dp_shard=2), torch.device("cpu"))
     parameter = lay_out("lm_head.weight", torch.zeros(14, HIDDEN), world)
     with pytest.raises(ValueError, match="needs the world") as refused:
-        build_optimizer([("lm_head.weight", parameter)], CONFIG)
+        build_optimizer([("lm_head.weight", parameter)], TABLE, CONFIG)
     return str(refused.value)
 
 

@@ -15,6 +15,7 @@ from glmforge.parallel.world import World
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.hooks.control import ControlHook
 from glmforge.training.hooks.profile import ProfileHook
+from glmforge.training.profiling import Profiling
 from helpers.distributed import run_ranks
 from helpers.hooks import FakeTrainer, events
 
@@ -34,9 +35,9 @@ class Trainer(FakeTrainer):
 def rank_profiled(root: Path, steps: int) -> list[bool]:
     """In which of 8 steps communication was measured; before step 3 somebody asks for a profile of `steps` steps."""
     world = World.join(Layout(dp_shard=3), torch.device("cpu"))
-    communication = CommunicationHook(1)
-    profile = ProfileHook(root, communication)
-    trainer = Trainer(communication, ControlHook(root, profile), profile, world=world)
+    profiling = Profiling()
+    profile = ProfileHook(root, profiling)
+    trainer = Trainer(CommunicationHook(profiling, 1), ControlHook(root, profiling), profile, world=world, root=root)
     if world.is_main:
         record_event(root, "started", step=0)
     trainer.start()
@@ -45,7 +46,7 @@ def rank_profiled(root: Path, steps: int) -> list[bool]:
         if step == 2 and world.is_main:
             send_command(root, Command("profile", steps))
         trainer.step()
-        measured.append(communication.measured is not None)
+        measured.append("comm_bytes_other" in trainer.bus.recorded_after(trainer.state.step))
     profile.close()
     return measured
 
@@ -71,12 +72,13 @@ def test_a_profile_of_a_live_run(tmp_path: Path, steps: int, paused: list[int]) 
 
 def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("in the way")
-    profile = ProfileHook(tmp_path)
-    trainer = FakeTrainer(profile)
-    assert profile.request(trainer, 1)  # type: ignore[arg-type]
-    assert not profile.request(trainer, 1)  # type: ignore[arg-type]
+    profiling = Profiling()
+    trainer = FakeTrainer(ProfileHook(tmp_path, profiling), root=tmp_path)
+    assert profiling.request(1)
+    assert not profiling.request(1)
+    trainer.vote("profile")
     trainer.step()
-    assert not profile.request(trainer, 1)  # type: ignore[arg-type]
+    assert not profiling.request(1)
     trainer.step()
     assert [event for event, _, _ in events(tmp_path)] == ["profile not written"]
-    assert profile.request(trainer, 1)  # type: ignore[arg-type]
+    assert profiling.request(1)

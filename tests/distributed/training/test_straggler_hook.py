@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 
 from glmforge.config.layout import Layout
-from glmforge.parallel.communication import Traffic
 from glmforge.parallel.world import World
 from glmforge.training.hooks import straggler
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.hooks.straggler import StragglerHook, own_seconds
+from glmforge.training.profiling import Profiling
+from glmforge.training.trainer import Hook
 from helpers.distributed import run_ranks
 from helpers.hooks import FakeTrainer, events
 
@@ -32,6 +33,16 @@ CASES: list[tuple[list[float | None], float, dict[str, Any], str]] = [
 """Own seconds of each rank, the ratio that is reported, the metrics, and what the event says."""
 
 
+class Measured(Hook):
+    """Records made-up communication in every step."""
+
+    def __init__(self, **metrics: float | None) -> None:
+        self.metrics = metrics
+
+    def on_step_end(self, trainer: Any, result: Any) -> None:
+        trainer.record(**self.metrics)
+
+
 def rank_made_up(root: Path) -> list[list[dict[str, Any]]]:
     """For each case, the record after each of 4 steps of which every second is compared; a step lasts 10 s."""
     world = World.join(Layout(dp_shard=4), torch.device("cpu"))
@@ -40,14 +51,12 @@ def rank_made_up(root: Path) -> list[list[dict[str, Any]]]:
     for number, (own, ratio, _, _) in enumerate(CASES):
         seconds = own[world.rank]
         waited = None if seconds is None else 10.0 - seconds
-        communication: Any = SimpleNamespace(measured={"fsdp": Traffic(seconds=waited), "tp": Traffic(seconds=0.0)})
-        hook = StragglerHook(root / str(number), 2, ratio, communication)
-        trainer = FakeTrainer(hook, world=world)
+        measured = Measured(comm_bytes_fsdp=8, comm_seconds_fsdp=waited, comm_bytes_tp=8, comm_seconds_tp=0.0)
+        trainer = FakeTrainer(measured, StragglerHook(2, ratio), world=world, root=root / str(number))
         records = []
         for _ in range(4):
             trainer.step(seconds=10.0)
-            records.append(hook.take_record())
-        assert hook.take_record() == {}
+            records.append({name: v for name, v in trainer.recorded().items() if not name.startswith("comm_")})
         found.append(records)
     return found
 
@@ -62,16 +71,17 @@ def test_the_slowest_rank_is_compared_with_the_median(tmp_path: Path) -> None:
 
 
 def test_own_time_is_never_negative_and_unknown_if_some_is() -> None:
-    assert own_seconds(3.0, {}) == 3.0
-    assert own_seconds(3.0, {"tp": Traffic(seconds=2.0), "fsdp": Traffic(seconds=2.0)}) == 0.0
-    assert math.isnan(own_seconds(3.0, {"tp": Traffic(seconds=9.0), "fsdp": Traffic()}))
+    nothing = {"comm_bytes_pp": None, "comm_seconds_pp": None}
+    both = nothing | {"comm_bytes_tp": 8, "comm_seconds_tp": 2.0, "comm_bytes_fsdp": 0, "comm_seconds_fsdp": 2.0}
+    assert own_seconds(3.0, nothing) == 3.0
+    assert own_seconds(3.0, both) == 0.0
+    assert math.isnan(own_seconds(3.0, both | {"comm_seconds_tp": None}))
 
 
-def test_a_single_process_has_nobody_to_compare_with(tmp_path: Path) -> None:
-    communication: Any = SimpleNamespace(measured={})
-    hook = StragglerHook(tmp_path, 1, 1.25, communication)
-    FakeTrainer(hook).step()
-    assert hook.take_record() == {}
+def test_a_single_process_has_nobody_to_compare_with() -> None:
+    trainer = FakeTrainer(Measured(comm_bytes_tp=None), StragglerHook(1, 1.25))
+    trainer.step()
+    assert trainer.recorded() == {}
 
 
 class Trainer(FakeTrainer):
@@ -86,12 +96,10 @@ class Trainer(FakeTrainer):
 
 def rank_working(root: Path) -> dict[str, Any]:
     world = World.join(Layout(dp_shard=2), torch.device("cpu"))
-    communication = CommunicationHook(2)
-    hook = StragglerHook(root, 2, 1.25, communication)
-    trainer = Trainer(communication, hook, world=world)
+    trainer = Trainer(CommunicationHook(Profiling(), 2), StragglerHook(2, 1.25), world=world, root=root)
     trainer.step()  # the first is never measured
     trainer.step()
-    return hook.take_record()
+    return {name: value for name, value in trainer.recorded().items() if not name.startswith("comm_")}
 
 
 def test_the_rank_that_works_more_is_found(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 
 from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoint
 from glmforge.checkpoint.format.store import checkpoint_path
-from glmforge.checkpoint.hosts import SshHost, Transfers
 from glmforge.checkpoint.node_local import consolidate as room
 from glmforge.checkpoint.node_local.consolidate import Consolidated
-from glmforge.errors import CheckpointError
+from glmforge.cluster.hosts import SshHost, Transfers
+from glmforge.errors import CheckpointError, HostError
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_tensors
 from helpers.distributed import run_ranks
 from helpers.node_disks import LOCAL, NODES, write_node_disks
@@ -88,7 +88,7 @@ def test_pieces_come_over_ssh(tmp_path: Path, ready, tool: str, monkeypatch: pyt
             SshHost, method, lambda *a, name=name, original=original: (used.append(name), original(*a))[1]
         )
     if tool == "tar":
-        monkeypatch.setattr("glmforge.checkpoint.hosts.shutil.which", lambda name: None)
+        monkeypatch.setattr("glmforge.cluster.hosts.shutil.which", lambda name: None)
     done = collect(tmp_path, ssh, local_root)
     assert used == [tool] * 2
     assert done.fetched_bytes >= done.num_bytes * 0.9  # but for meta.json, which is written anew, and the manifest
@@ -102,7 +102,7 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
 ) -> None:
     ssh, local_root, disks = ready
     if tool == "tar":
-        monkeypatch.setattr("glmforge.checkpoint.hosts.shutil.which", lambda name: None)
+        monkeypatch.setattr("glmforge.cluster.hosts.shutil.which", lambda name: None)
     staging = tmp_path / ".consolidate"
     staging.mkdir()
     files = sorted(file for name in NODES for file in (disks / name / LOCAL / f"step-{STEP:08d}").glob("__*"))
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named_with_its_host(tmp_path: Path, ready, monkeypatch: 
         with pytest.raises(CheckpointError, match=r"no space left on device: the checkpoint needs .* more"):
             collect(root, ssh, local_root)
         monkeypatch.setattr(room, "_check_space", lambda *args: None)
-        with pytest.raises(CheckpointError, match=r"^node\d: rsync: .*No space left on device") as full:
+        with pytest.raises(HostError, match=r"^node\d: rsync: .*No space left on device") as full:
             collect(root, ssh, local_root)
         assert "\n" not in str(full.value)
         assert not checkpoint_path(root, STEP).exists()

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from glmforge.checkpoint import StoredTensors, load_checkpoint, read_meta, reset, save_checkpoint, verify_checkpoint
 from glmforge.checkpoint.reset import reset_optimizer
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
@@ -33,7 +34,7 @@ def run_config(**sections: Any) -> RunConfig:
 def tensors_of(config: RunConfig) -> dict[str, Tensor]:
     """What a run with that configuration saves and loads, at its start."""
     model = GlmMoe.create(config.model)
-    optimizer = build_optimizer(model.named_parameters(), config.optim)
+    optimizer = build_optimizer(model.named_parameters(), parameter_table(config.model), config.optim)
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     return weights | {f"optim.{name}": tensor for name, tensor in optimizer.state_dict().items()}
 

@@ -1,4 +1,5 @@
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from glmforge.errors import CheckpointError
 from glmforge.optim import ownership as ownership_module
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.world import World
+from helpers.parameters import table_of
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 5, 8
 SHAPES = {
@@ -35,6 +37,11 @@ def parameters_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, Parameter]:
     return {name: Parameter(value) for name, value in random_like(shapes, seed=0).items()}
 
 
+def build(parameters: dict[str, Parameter], config: OptimConfig, **options: Any) -> Optimizer:
+    table = table_of({name: tuple(parameter.shape) for name, parameter in parameters.items()})
+    return build_optimizer(parameters.items(), table, config, **options)
+
+
 def train(optimizer: Optimizer, parameters: dict[str, Parameter], steps: range) -> None:
     for step in steps:
         gradients = random_like({name: tuple(p.shape) for name, p in parameters.items()}, seed=100 + step)
@@ -53,7 +60,7 @@ def test_a_matrix_is_trained_as_by_torchs_muon(shape, nesterov):
     reference = torch.optim.Muon(
         theirs.values(), lr=0.02, weight_decay=0.1, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
     )
-    train(build_optimizer(ours.items(), config), ours, range(4))
+    train(build(ours, config), ours, range(4))
     for step in range(4):
         theirs[name].grad = random_like({name: shape}, seed=100 + step)[name]
         reference.param_groups[0]["lr"] = 0.02 / (1 + step)
@@ -79,7 +86,7 @@ def test_vectors_and_embeddings_are_trained_as_by_torchs_adamw():
         {"params": vectors, "weight_decay": 0.0},
     ]
     reference = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    train(build_optimizer(ours.items(), CONFIG), ours, range(1))
+    train(build(ours, CONFIG), ours, range(1))
     for name, gradient in random_like(shapes, seed=100).items():
         theirs[name].grad = gradient
     reference.step()
@@ -95,10 +102,7 @@ def test_packed_experts_are_trained_as_separate_matrices():
         separate[f"{expert}.gate"] = Parameter(gate_up[:INNER])
         separate[f"{expert}.up"] = Parameter(gate_up[INNER:])
         separate[f"{expert}.down"] = Parameter(down)
-    optimizers = [
-        build_optimizer(parameters.items(), CONFIG, newton_schulz_dtype=torch.float32)
-        for parameters in (packed, separate)
-    ]
+    optimizers = [build(parameters, CONFIG, compute_dtype=torch.float32) for parameters in (packed, separate)]
     for step in range(3):
         gate_up, down = random_like({name: tuple(p.shape) for name, p in packed.items()}, seed=step).values()
         for parameter, gradient in zip(packed.values(), (gate_up, down), strict=True):
@@ -123,7 +127,7 @@ def test_batch_size_changes_no_numbers(monkeypatch):
         monkeypatch.setattr(ownership_module, "batch_elements", lambda device, size=size: size)
         parameters = parameters_of(SHAPES)
         train(
-            build_optimizer(parameters.items(), CONFIG, newton_schulz_dtype=torch.float32),
+            build(parameters, CONFIG, compute_dtype=torch.float32),
             parameters,
             range(3),
         )
@@ -138,7 +142,7 @@ def test_batch_size_changes_no_numbers(monkeypatch):
 def test_parameters_in_host_memory_are_orthogonalised_on_the_device():
     expected, offloaded = parameters_of(SHAPES), parameters_of(SHAPES)
     for parameters, world in ((expected, None), (offloaded, World.single("cuda"))):
-        optimizer = build_optimizer(parameters.items(), CONFIG, world=world, newton_schulz_dtype=torch.float32)
+        optimizer = build(parameters, CONFIG, world=world, compute_dtype=torch.float32)
         train(optimizer, parameters, range(3))
     for name in SHAPES:
         assert offloaded[name].device.type == "cpu"
@@ -152,7 +156,7 @@ def test_frozen_parameters_and_those_without_gradient_stay():
     idle_matrix = "model.layers.1.mlp.experts.down_proj"
     parameters[frozen].requires_grad_(False)
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    optimizer = build_optimizer(parameters.items(), CONFIG)
+    optimizer = build(parameters, CONFIG)
     assert not any(name.endswith(frozen) for name in optimizer.state_dict())
     for name, gradient in random_like(SHAPES, seed=1).items():
         parameters[name].grad = None if name in (frozen, idle, idle_matrix) else gradient
@@ -169,7 +173,7 @@ def test_update_has_the_root_mean_square_of_adamws():
     parameters = parameters_of({name: shape})
     before = parameters[name].detach().clone()
     config = OptimConfig(lr=0.5, weight_decay=0.0, newton_schulz="polar_express", newton_schulz_steps=8)
-    optimizer = build_optimizer(parameters.items(), config, newton_schulz_dtype=torch.float32)
+    optimizer = build(parameters, config, compute_dtype=torch.float32)
     parameters[name].grad = torch.randn(shape)
     optimizer.step()
     rms = (parameters[name] - before).square().mean().sqrt() / 0.5
@@ -207,7 +211,7 @@ def lamb_reference(config: OptimConfig, steps: range) -> dict[str, torch.Tensor]
 def test_lamb_scales_every_linear_map_by_its_own_trust_ratio():
     config = OptimConfig(lr=0.02, weight_decay=0.1, matrix_optimizer="lamb")
     parameters = parameters_of(SHAPES)
-    train(build_optimizer(parameters.items(), config), parameters, range(4))
+    train(build(parameters, config), parameters, range(4))
     for name, expected in lamb_reference(config, range(4)).items():
         # fp32 against fp64: a few roundings of 6e-8 of weights up to 4
         torch.testing.assert_close(parameters[name].double(), expected, rtol=0, atol=2e-6)
@@ -222,7 +226,7 @@ def test_lamb_takes_whole_steps_where_a_norm_is_zero():
     gradient[1] = 0  # no update: the weight stays
     before = parameters[name].detach().clone()
     parameters[name].grad = gradient
-    optimizer = build_optimizer(parameters.items(), config)
+    optimizer = build(parameters, config)
     optimizer.set_lr(0.5)
     optimizer.step()
     # Adam's first step is the sign of the gradient, but for eps
@@ -238,9 +242,9 @@ def test_a_scale_of_the_learning_rate_is_another_learning_rate(method):
     config = OptimConfig(matrix_optimizer=method, weight_decay=0.1)
     scaled, plain, halved = (parameters_of(SHAPES) for _ in range(3))
     optimizers = [
-        build_optimizer(scaled.items(), config.model_copy(update={"rules": [rule]})),
-        build_optimizer(plain.items(), config),
-        build_optimizer(halved.items(), config),
+        build(scaled, config.model_copy(update={"rules": [rule]})),
+        build(plain, config),
+        build(halved, config),
     ]
     for parameters, optimizer, lr in zip((scaled, plain, halved), optimizers, (0.02, 0.02, 0.01), strict=True):
         for name, gradient in random_like(SHAPES, seed=100).items():
@@ -256,7 +260,7 @@ def test_lower_layers_learn_slower():
     config = OptimConfig(layer_lr_decay=0.5, weight_decay=0.0, matrix_optimizer="adamw")
     parameters = parameters_of(SHAPES)
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    optimizer = build_optimizer(parameters.items(), config, num_layers=2)
+    optimizer = build(parameters, config)
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.set_lr(0.8)
@@ -273,7 +277,7 @@ def test_a_scale_of_zero_freezes_without_gradient_decay_or_state(method):
     frozen = [name for name in SHAPES if name.startswith("model.layers.0.self_attn")]
     rule = ParameterRule(match="model.layers.0.self_attn.*", lr_scale=0.0)
     parameters = parameters_of(SHAPES)
-    optimizer = build_optimizer(parameters.items(), OptimConfig(matrix_optimizer=method, rules=[rule]))
+    optimizer = build(parameters, OptimConfig(matrix_optimizer=method, rules=[rule]))
     assert {name for name, parameter in parameters.items() if not parameter.requires_grad} == set(frozen)
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     train(optimizer, parameters, range(1))
@@ -285,15 +289,15 @@ def test_a_scale_of_zero_freezes_without_gradient_decay_or_state(method):
 def test_training_goes_on_bit_equal_from_a_loaded_state(method):
     config = OptimConfig(matrix_optimizer=method)
     straight = parameters_of(SHAPES)
-    train(build_optimizer(straight.items(), config), straight, range(6))
+    train(build(straight, config), straight, range(6))
 
     parameters = parameters_of(SHAPES)
-    optimizer = build_optimizer(parameters.items(), config)
+    optimizer = build(parameters, config)
     train(optimizer, parameters, range(3))
     saved = copy.deepcopy(optimizer.state_dict())
 
     resumed = {name: Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
-    fresh = build_optimizer(resumed.items(), config)
+    fresh = build(resumed, config)
     fresh.load_state_dict(saved)
     train(fresh, resumed, range(3, 6))
     for name in SHAPES:
@@ -302,21 +306,21 @@ def test_training_goes_on_bit_equal_from_a_loaded_state(method):
 
 def test_state_is_whole_before_the_first_step_and_named_by_parameter():
     parameters = parameters_of(SHAPES)
-    state = build_optimizer(parameters.items(), CONFIG).state_dict()
+    state = build(parameters, CONFIG).state_dict()
     matrices = [name for name, shape in SHAPES.items() if len(shape) > 1 and "embed" not in name]
     others = [name for name in SHAPES if name not in matrices]
     kinds = ("exp_avg", "exp_avg_sq", "step")
     expected = {f"momentum.{name}" for name in matrices} | {f"{kind}.{name}" for kind in kinds for name in others}
     assert state.keys() == expected
-    lamb = build_optimizer(parameters.items(), OptimConfig(matrix_optimizer="lamb")).state_dict()
+    lamb = build(parameters, OptimConfig(matrix_optimizer="lamb")).state_dict()
     assert lamb.keys() == {f"{kind}.{name}" for kind in kinds for name in SHAPES}
     assert not any(tensor.requires_grad for tensor in state.values())
 
 
 def test_a_state_that_does_not_fit_is_refused():
     parameters = parameters_of(SHAPES)
-    optimizer = build_optimizer(parameters.items(), CONFIG)
-    other = build_optimizer(parameters.items(), OptimConfig(lm_head="adamw")).state_dict()
+    optimizer = build(parameters, CONFIG)
+    other = build(parameters, OptimConfig(lm_head="adamw")).state_dict()
     with pytest.raises(CheckpointError, match=r"1 tensors missing \['momentum.lm_head.weight'\], 3 unexpected"):
         optimizer.load_state_dict(other)
     state = optimizer.state_dict() | {"momentum.lm_head.weight": torch.zeros(7, HIDDEN)}

@@ -2,12 +2,16 @@ import pytest
 import torch
 
 from glmforge.config.layout import Layout
+from glmforge.config.optimizers import OPTIMIZERS
+from glmforge.config.parameter_groups import ParameterGroup
 from glmforge.optim import ownership as ownership_module
-from glmforge.optim.matrices import MuonParameter, Slice
+from glmforge.optim.matrices import Slice
 from glmforge.optim.ownership import assign_owners, plan_batches
+from glmforge.optim.update_rule import TrainedParameter
 from glmforge.parallel.world import World
 
 NUM_EXPERTS, INNER, HIDDEN = 3, 5, 8
+GROUP = ParameterGroup(OPTIMIZERS["muon"], weight_decay=0.0, lr_scale=1.0, parameters=())
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 7])
@@ -42,7 +46,7 @@ def matrices(slices: list[Slice]) -> list[int]:
 def test_plan_holds_every_matrix_once_and_no_batch_is_too_large(monkeypatch, limit):
     monkeypatch.setattr(ownership_module, "batch_elements", lambda device: limit * INNER * HIDDEN)
     gate_up = torch.zeros(NUM_EXPERTS, 2 * INNER, HIDDEN)
-    parameters = [MuonParameter(gate_up, gate_up, 0.0, 2) for _ in range(3)]
+    parameters = [TrainedParameter(gate_up, {}, GROUP, num_fused=2) for _ in range(3)]
     batches = plan_batches(parameters, World.single("cpu"))
     assert all(batch.union is None for batch in batches)
     slices = [piece for batch in batches for piece in batch.slices_by_owner[0]]
@@ -62,7 +66,7 @@ def test_all_ranks_make_the_same_plan_of_copies(monkeypatch, limit):
     plans = []
     for rank in range(4):
         router, packed = torch.zeros(HIDDEN, HIDDEN), torch.zeros(NUM_EXPERTS, 2 * INNER, HIDDEN)
-        parameters = [MuonParameter(packed, packed, 0.0, 2), MuonParameter(router, router, 0.0)]
+        parameters = [TrainedParameter(packed, {}, GROUP, num_fused=2), TrainedParameter(router, {}, GROUP)]
         batches = plan_batches(parameters, World(rank, 4, torch.device("cpu"), layout))
         assert all(batch.union == "stage" and not batch.gathers for batch in batches)
         plans.append(
@@ -86,4 +90,4 @@ def test_all_ranks_make_the_same_plan_of_copies(monkeypatch, limit):
 def test_a_parameter_of_four_dims_is_refused():
     tensor = torch.zeros(2, 2, 2, 2)
     with pytest.raises(ValueError, match=r"not a parameter of shape \[2, 2, 2, 2\]"):
-        plan_batches([MuonParameter(tensor, tensor, 0.0)], World.single("cpu"))
+        plan_batches([TrainedParameter(tensor, {}, GROUP)], World.single("cpu"))

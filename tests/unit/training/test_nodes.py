@@ -1,7 +1,7 @@
 import pytest
 
 from glmforge.errors import ConfigError
-from glmforge.training.nodes import check_nodes, num_nodes
+from glmforge.training.nodes import check_nodes
 from helpers.models import run_config
 
 
@@ -14,20 +14,6 @@ def launched(monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setenv(name, value)
 
     return launch
-
-
-@pytest.mark.parametrize(
-    ("environment", "nodes"),
-    [
-        ({}, 1),
-        ({"WORLD_SIZE": "4"}, 1),
-        ({"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, 2),
-        ({"WORLD_SIZE": "12", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}, 2),
-    ],
-)
-def test_nodes_by_the_launchers_environment(launched, environment: dict[str, str], nodes: int) -> None:
-    launched(**environment)
-    assert num_nodes() == nodes
 
 
 def test_too_few_nodes_are_refused(launched) -> None:

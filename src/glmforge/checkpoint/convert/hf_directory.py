@@ -28,8 +28,8 @@ from glmforge.checkpoint.convert.hf_names import (
     packed_shapes,
     published_pieces,
 )
-from glmforge.checkpoint.format.durable import fsync_file, write_durably
 from glmforge.checkpoint.format.wording import list_some
+from glmforge.cluster.durable import fsync_file, write_durably
 from glmforge.config.model import ModelConfig
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer

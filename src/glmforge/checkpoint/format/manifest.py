@@ -21,8 +21,8 @@ from typing import Annotated
 from pydantic import AfterValidator, NonNegativeInt, ValidationError
 from pydantic_core import PydanticCustomError
 
-from glmforge.checkpoint.format.durable import drop_from_memory, fsync_file, write_durably
 from glmforge.checkpoint.format.wording import describe_invalid, list_some
+from glmforge.cluster.durable import drop_from_memory, fsync_file, write_durably
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes, shown

@@ -27,7 +27,7 @@ from glmforge.checkpoint.format.manifest import find_problems, summarize_problem
 from glmforge.checkpoint.format.shard_metadata import read_shard_metadata
 from glmforge.checkpoint.format.shards import dcp_errors_in_words
 from glmforge.checkpoint.format.stored_part import StoredPart, read_part_header
-from glmforge.checkpoint.format.wording import describe_os_error
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 
 T = TypeVar("T")

@@ -38,8 +38,8 @@ from torch.serialization import set_crc32_options
 
 from glmforge.checkpoint.collective import current_group, raise_failures
 from glmforge.checkpoint.format.manifest import FileRecord
-from glmforge.checkpoint.format.wording import describe_os_error
 from glmforge.checkpoint.format.writers import BalancedSavePlanner, item_bytes
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 

@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from glmforge.checkpoint.format.durable import fsync_directory
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
+from glmforge.cluster.durable import fsync_directory
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory

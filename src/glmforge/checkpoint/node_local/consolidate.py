@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from glmforge.checkpoint.format.durable import write_durably
 from glmforge.checkpoint.format.manifest import (
     FileRecord,
     find_problems,
@@ -29,8 +28,7 @@ from glmforge.checkpoint.format.manifest import (
 from glmforge.checkpoint.format.meta import META_FILE, read_meta
 from glmforge.checkpoint.format.store import checkpoint_path, list_checkpoints, publish, step_of
 from glmforge.checkpoint.format.verify import verify_checkpoint
-from glmforge.checkpoint.format.wording import describe_os_error, list_some
-from glmforge.checkpoint.hosts import Host, Transfers
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.node_local.parts_of_ranks import (
     Part,
     merged_records,
@@ -39,7 +37,10 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
     read_parts,
     whole_saves,
 )
+from glmforge.cluster.durable import write_durably
+from glmforge.cluster.hosts import Host, Transfers
 from glmforge.cluster.lease import Lease
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 
@@ -83,8 +84,8 @@ def consolidate(
     """Make `<root>/step-N` of what lies in `<local_root>/step-N` on `hosts`, and remove it there.
 
     `step` is the newest that is whole over all hosts if None; the result is None if `root` has a newer one already.
-    `root` may hold that checkpoint already. Raises `CheckpointError`: nothing has then been published or removed that
-    was not whole.
+    `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
+    do: nothing has then been published or removed that was not whole.
     """
     started = time.monotonic()
     with Lease(root.parent, "glmforge checkpoint consolidate"):
@@ -114,7 +115,7 @@ def _take_inventory(host: Host, local_root: Path) -> _Inventory:
     parts: dict[int, list[Part]] = {}
     problems: dict[int, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="glmforge-parts-") as empty:
-        below = host.parts_below(PurePosixPath(local_root), Path(empty))
+        below = host.fetch_matching(PurePosixPath(local_root), "step-*/part-*.json", Path(empty))
         for directory in list_checkpoints(below):
             found, unreadable = read_parts(directory)
             of_step = step_of(directory)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from glmforge.checkpoint.format.durable import fsync_directory, write_durably
 from glmforge.checkpoint.format.manifest import FileName, FileRecord, find_file_problems
 from glmforge.checkpoint.format.wording import describe_invalid
+from glmforge.cluster.durable import fsync_directory, write_durably
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 from glmforge.checkpoint import latest_checkpoint, read_meta
+from glmforge.cluster.cores import busy_cores, usable_cores
 from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig, dump_config, load_config
 from glmforge.data.chat.shard import tokenize_conversations
@@ -32,7 +33,6 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.chat import ChatModel, Conversation
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
-from glmforge.kernels.threads import busy_cores, usable_cores
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.sinks import read_jsonl

@@ -1,16 +1,19 @@
-"""What happens around the training loop. One hook per file."""
+"""What happens around the training loop. One hook per file; none imports another."""
 
 from glmforge.training.hooks.anomaly import AnomalyHook
 from glmforge.training.hooks.checkpoints import CheckpointHook
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.hooks.control import ControlHook
 from glmforge.training.hooks.debug import DebugHook
-from glmforge.training.hooks.early_stopping import EarlyStopping
+from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.preemption import PreemptionHook
 from glmforge.training.hooks.profile import ProfileHook
+from glmforge.training.hooks.routers import RoutersHook
 from glmforge.training.hooks.run_lock import RunLockHook
+from glmforge.training.hooks.sources import SourcesHook
+from glmforge.training.hooks.speed import SpeedHook
 from glmforge.training.hooks.spikes import SpikeHook
 from glmforge.training.hooks.straggler import StragglerHook
 from glmforge.training.hooks.watchdog import WatchdogHook, prepare_environment
@@ -21,12 +24,15 @@ __all__ = [
     "CommunicationHook",
     "ControlHook",
     "DebugHook",
-    "EarlyStopping",
+    "EarlyStoppingHook",
     "EvaluationHook",
     "MetricsHook",
     "PreemptionHook",
     "ProfileHook",
+    "RoutersHook",
     "RunLockHook",
+    "SourcesHook",
+    "SpeedHook",
     "SpikeHook",
     "StragglerHook",
     "WatchdogHook",

@@ -6,12 +6,10 @@ mixture or sequence length has another loss.
 
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 from glmforge.config.observe import AnomalyConfig
-from glmforge.observe.run import RunDirectory, record_event
-from glmforge.observe.sinks import JsonlSink
+from glmforge.observe.bus import Kind
 from glmforge.training.detect import RobustWindow
 from glmforge.training.order import Stage
 from glmforge.training.step import StepResult
@@ -23,7 +21,7 @@ _DESCRIBED_SAMPLES = 8
 
 
 class AnomalyHook(Hook):
-    """Appends each step whose loss or gradient norm is unusually high, or no number, to `anomalies.jsonl`.
+    """Reports each step whose loss or gradient norm is unusually high, or no number (`anomalies.jsonl`).
 
     The lines of steps that are trained again after a resume or a rollback stay.
     """
@@ -31,8 +29,7 @@ class AnomalyHook(Hook):
     name = "anomalies"
     stage = Stage.WRITE
 
-    def __init__(self, output_dir: Path, config: AnomalyConfig) -> None:
-        self.root = output_dir
+    def __init__(self, config: AnomalyConfig) -> None:
         self._windows = {name: RobustWindow(config.window, config.threshold) for name in ("loss", "grad_norm")}
         self._phase: str | None = None
 
@@ -46,7 +43,7 @@ class AnomalyHook(Hook):
         if not found and not result.finite:
             found = ["another loss term"]
         if found and trainer.world.is_main:
-            self._record(trainer, result, found, values)
+            self._report(trainer, result, found, values)
         for name, value in values.items():
             self._windows[name].add(value)
 
@@ -61,7 +58,7 @@ class AnomalyHook(Hook):
     def _is_anomaly(self, name: str, value: float) -> bool:
         return not math.isfinite(value) or self._windows[name].is_outlier(value)
 
-    def _record(self, trainer: Trainer, result: StepResult, found: list[str], values: dict[str, float]) -> None:
+    def _report(self, trainer: Trainer, result: StepResult, found: list[str], values: dict[str, float]) -> None:
         step, batch = trainer.state.step, result.samples
         described = range(batch.first, batch.first + min(batch.size, _DESCRIBED_SAMPLES))
         record: dict[str, Any] = {"step": step, "phase": trainer.phase.name, "anomaly": ", ".join(found)}
@@ -77,11 +74,10 @@ class AnomalyHook(Hook):
             if tokens
         }
         record["samples"] = [trainer.source.describe(trainer.phase.name, sample) for sample in described]
-        with JsonlSink(RunDirectory(self.root).anomalies) as sink:
-            sink.write(record)
+        trainer.bus.write(Kind.ANOMALY, record)
         detail = _in_words(record, found)
         logger.warning("anomaly in step %d: %s", step, detail)
-        record_event(self.root, "anomaly", step=step, detail=detail)
+        trainer.event("anomaly", detail)
 
 
 def _in_words(record: dict[str, Any], found: list[str]) -> str:

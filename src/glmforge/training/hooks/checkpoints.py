@@ -22,8 +22,7 @@ from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.policy.saver import CheckpointSaver, SaveReport
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
-from glmforge.observe.metrics import Record, make_record
-from glmforge.observe.run import RunDirectory, record_event
+from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
 from glmforge.training.order import Stage
 from glmforge.training.skipped import remember_skipped
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointHook(Hook):
-    """Saves under `<output_dir>/checkpoints`; must be the last hook, so that the others' states are of this step."""
+    """Saves under `<output_dir>/checkpoints`."""
 
     name = "checkpoints"
     stage = Stage.SAVE
@@ -47,12 +46,12 @@ class CheckpointHook(Hook):
         self.data_fingerprint = dict(data_fingerprint)
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self._saver: CheckpointSaver | None = None
-        self._is_main = False
+        self._trainer: Trainer | None = None
         self._unrecorded: list[SaveReport] = []
 
     def on_train_start(self, trainer: Trainer) -> None:
         config = self.config.checkpoint
-        self._is_main = trainer.world.is_main
+        self._trainer = trainer
         self._saver = CheckpointSaver(self.root, config, run_name=self.config.name)
         if config.every_steps is not None or config.ephemeral_every_steps is not None:
             self._saver.prepare(trainer.backend.state_tensors())
@@ -92,7 +91,7 @@ class CheckpointHook(Hook):
             config=self.config.model_dump(mode="json"),
             data_fingerprint=self.data_fingerprint,
             tokenizer_fingerprint=self.tokenizer_fingerprint,
-            hooks={hook.name: hook.state_dict() for hook in trainer.hooks},
+            hooks=_hook_states(trainer.hooks),
             skipped_samples={name: list(ranges) for name, ranges in state.skipped.items()},
             mixtures=trainer.source.state_dict(),
             nonfinite_steps=state.nonfinite_steps,
@@ -131,10 +130,9 @@ class CheckpointHook(Hook):
         self._check_same_data(path, meta)
         trainer.state = _train_state(meta)
         for hook in trainer.hooks:
-            hook.load_state_dict(meta.hooks.get(hook.name, {}))
+            hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
         changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
-        if trainer.world.is_main:
-            self._record_changes(meta, changes, resumed=before_step is None)
+        self._report_changes(trainer, meta, changes, resumed=before_step is None)
         rng_state = load_rng_state(path)
         if rng_state is not None:
             _set_rng_state(rng_state, trainer.world.device)
@@ -145,14 +143,14 @@ class CheckpointHook(Hook):
             remember_skipped(self.config.output_dir, trainer.state)
         return self.resume(trainer, before_step) is not None
 
-    def take_record(self) -> Record:
-        """The saves that have ended since the last record, together; empty if there are none. Rank 0 only."""
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
+        """The saves that have ended since the last record, together."""
         reports, self._unrecorded = self._unrecorded, []
         if not reports:
-            return {}
+            return
         saved = [report for report in reports if report.error is None]
         seconds, num_bytes = sum(r.seconds_total for r in saved), sum(r.num_bytes for r in saved)
-        return make_record(
+        trainer.record(
             checkpoint_seconds_blocked=sum(report.seconds_blocked for report in reports),
             checkpoint_seconds_total=seconds if saved else None,
             checkpoint_bytes=num_bytes if saved else None,
@@ -160,23 +158,25 @@ class CheckpointHook(Hook):
         )
 
     def _report(self) -> None:
-        """Write what has become of earlier saves to the run's events."""
-        if self._saver is None or not self._is_main:
+        """Tell what has become of earlier saves; rank 0 knows."""
+        if self._saver is None or self._trainer is None or not self._trainer.world.is_main:
             return
         for report in self._saver.poll():
             self._unrecorded.append(report)
             event = "saved" if report.error is None else "save failed"
             if report.error is not None:
                 logger.warning("step %d was not saved: %s", report.step, report.error)
-            record_event(self.config.output_dir, event, step=report.step, detail=_describe(report))
+            self._trainer.event(event, _describe(report), step=report.step)
 
-    def _record_changes(self, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool) -> None:
+    def _report_changes(
+        self, trainer: Trainer, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool
+    ) -> None:
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)
             changes += [("configuration changed", change) for change in noted]
         for event, detail in changes:
-            record_event(self.config.output_dir, event, step=meta.step, detail=detail)
+            trainer.event(event, detail, step=meta.step)
 
     def _check_same_data(self, path: Path, meta: CheckpointMeta) -> None:
         if meta.tokenizer_fingerprint != self.tokenizer_fingerprint:
@@ -192,6 +192,14 @@ class CheckpointHook(Hook):
                     f"{path}: {difference}; data that has been consumed must stay what it was: restore it, or start a "
                     "new run under another name"
                 )
+
+
+def _hook_states(hooks: Sequence[Hook]) -> dict[str, dict[str, Any]]:
+    """What hooks have to keep, by key; several may keep theirs under one."""
+    states: dict[str, dict[str, Any]] = {}
+    for hook in hooks:
+        states.setdefault(hook.state_key, {}).update(hook.state_dict())
+    return {key: state for key, state in states.items() if state}
 
 
 def _is_due(every: int | None, step: int) -> bool:

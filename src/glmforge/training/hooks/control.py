@@ -7,9 +7,8 @@ import logging
 from pathlib import Path
 
 from glmforge.observe.control import REFUSED, TAKEN, Command, ControlError, parse_command, take_command
-from glmforge.observe.run import record_event
-from glmforge.training.hooks.profile import ProfileHook
 from glmforge.training.order import Stage
+from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
@@ -20,14 +19,14 @@ class ControlHook(Hook):
 
     Args:
         output_dir: the run directory.
-        profile: what 'profile' is passed on to.
+        profiling: where a profile is asked for.
     """
 
     name = "control"
     stage = Stage.COMMAND
 
-    def __init__(self, output_dir: Path, profile: ProfileHook) -> None:
-        self.root, self.profile = output_dir, profile
+    def __init__(self, output_dir: Path, profiling: Profiling) -> None:
+        self.root, self.profiling = output_dir, profiling
         self._warned = False
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -48,23 +47,21 @@ class ControlHook(Hook):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Record that the run has ended, so that nobody tells it anything any more."""
-        if trainer.world.is_main:
-            state = trainer.state
-            done = state.stopped is None and state.finished
-            detail = "" if done else state.stopped or "told to by the control file"
-            record_event(self.root, "finished" if done else "stopped", step=state.step, detail=detail)
+        state = trainer.state
+        done = state.stopped is None and state.finished
+        detail = "" if done else state.stopped or "told to by the control file"
+        trainer.event("finished" if done else "stopped", detail)
 
     def _obey(self, trainer: Trainer, command: Command) -> None:
-        if command.name != "profile":
-            trainer.vote(command.name)
-        elif not self.profile.request(trainer, command.steps):
+        if command.name == "profile" and not self.profiling.request(command.steps):
             self._refuse(trainer, "a profile is being taken already; give it again afterwards")
             return
-        record_event(self.root, TAKEN, step=trainer.state.step, detail=str(command))
+        trainer.vote(command.name)
+        trainer.event(TAKEN, str(command))
 
     def _refuse(self, trainer: Trainer, reason: str) -> None:
         logger.warning("control refused: %s", reason)
-        record_event(self.root, REFUSED, step=trainer.state.step, detail=reason)
+        trainer.event(REFUSED, reason)
 
     def _take(self) -> str | None:
         """A control file that cannot be read is no reason to end a run: it is said once."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from glmforge.config.observe import DebugConfig
-from glmforge.observe.metrics import Record, make_record
 from glmforge.optim.sharding import local_part, num_copies
 from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Stage
@@ -25,7 +24,6 @@ class DebugHook(Hook):
 
     def __init__(self, config: DebugConfig) -> None:
         self.config = config
-        self._norms_L: Tensor | None = None
         self._before: tuple[bool, bool, int] | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -38,7 +36,7 @@ class DebugHook(Hook):
     def on_gradients(self, trainer: Trainer) -> None:
         due = (trainer.state.step + 1) % trainer.config.observe.log_every == 0
         if self.config.layer_grad_norms and due:
-            self._norms_L = layer_grad_norms(trainer.model)
+            trainer.record(layer_grad_norms=layer_grad_norms(trainer.model))
 
     def close(self) -> None:
         if self._before is not None:
@@ -46,11 +44,6 @@ class DebugHook(Hook):
             torch.autograd.set_detect_anomaly(enabled, check_nan)
             logging.getLogger("glmforge").setLevel(level)
             self._before = None
-
-    def take_record(self) -> Record:
-        """The metric of the last logging step, once; empty if there is none. Waits for the device."""
-        norms_L, self._norms_L = self._norms_L, None
-        return make_record(layer_grad_norms=norms_L)
 
 
 @torch.no_grad()

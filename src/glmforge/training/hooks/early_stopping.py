@@ -1,4 +1,4 @@
-"""When evaluations no longer improve."""
+"""Stop the run when evaluations no longer improve."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,32 @@ from typing import Any
 
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.observe.metrics import Record
+from glmforge.training.order import Stage
+from glmforge.training.trainer import Hook, Trainer
 
 
-class EarlyStopping:
+class EarlyStoppingHook(Hook):
     """Counts evaluations in a row that were no improvement on the best one; see `EarlyStoppingConfig`."""
+
+    name = "early stopping"
+    stage = Stage.EVALUATE
+    after = ("evaluation",)
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
         self.best = math.inf
         self.num_worse = 0
+
+    @property
+    def state_key(self) -> str:
+        return "evaluation"
+
+    def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        reason = self.update(records)
+        if not trainer.state.is_done:  # a run at its end is not stopped early, and may be prolonged
+            trainer.state.stopped = reason
+        if trainer.state.stopped is not None:
+            trainer.event("stopped early", trainer.state.stopped)
 
     def update(self, records: Sequence[Record]) -> str | None:
         """Take the records of one evaluation, one per source; gives the reason if the run is to stop."""
@@ -32,14 +49,14 @@ class EarlyStopping:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
         return {"best": self.best if math.isfinite(self.best) else None, "num_worse": self.num_worse}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave; an empty state begins anew."""
-        best = state.get("best")
-        self.best = math.inf if best is None else best
-        self.num_worse = state.get("num_worse", 0)
+        """An empty state changes nothing."""
+        if not state:
+            return
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.num_worse = state["num_worse"]
 
     def _value(self, records: Sequence[Record]) -> float:
         """The metric of the source that counts, or the mean; NaN, which never is an improvement, if one is."""

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch
 
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
-from glmforge.observe.run import record_event
 from glmforge.training.order import Stage
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Preempted, Trainer
@@ -45,8 +43,7 @@ class PreemptionHook(Hook):
     name = "preemption"
     stage = Stage.COMMAND
 
-    def __init__(self, output_dir: Path) -> None:
-        self.root = output_dir
+    def __init__(self) -> None:
         self._trainer: Trainer | None = None
         self._before: dict[int, Any] = {}
         self._received: dict[int, float] = {}
@@ -118,6 +115,4 @@ class PreemptionHook(Hook):
         return ", ".join(some) or "no signal"
 
     def _record(self, trainer: Trainer, since: float) -> None:
-        if trainer.world.is_main:
-            detail = f"{self._who}; saved {time.monotonic() - since:.1f} s after it"
-            record_event(self.root, "preempted", step=trainer.state.step, detail=detail)
+        trainer.event("preempted", f"{self._who}; saved {time.monotonic() - since:.1f} s after it")

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from glmforge.observe.run import RunDirectory, record_event
-from glmforge.training.hooks.communication import CommunicationHook
+from glmforge.observe.run import RunDirectory
 from glmforge.training.order import Stage
+from glmforge.training.profiling import Profiling
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -24,59 +24,46 @@ _ROWS = 60
 class ProfileHook(Hook):
     """On the flag "profile" writes a Chrome trace and a table of operators for the steps that follow.
 
-    They go to `<run>/profile/step-N/`, N being the last step before. While it profiles, communication is not measured:
-    a process has one profiler only.
+    They go to `<run>/profile/step-N/`, N being the last step before.
 
     Args:
         output_dir: the run directory.
-        communication: the hook to pause meanwhile; it is called before this one.
+        profiling: where profiles are asked for; while one is being taken, it says so.
     """
 
     name = "profile"
     stage = Stage.COMMAND
 
-    def __init__(self, output_dir: Path, communication: CommunicationHook | None = None) -> None:
-        self.root, self._communication = output_dir, communication
-        self._requested = 0
-        self._steps_left = 0
+    def __init__(self, output_dir: Path, profiling: Profiling) -> None:
+        self.root, self.profiling = output_dir, profiling
         self._first_step = 0
         self._profile: profile | None = None
         self._trainer: Trainer | None = None
 
-    def request(self, trainer: Trainer, steps: int) -> bool:
-        """Profile `steps` steps as soon as all ranks know of it; on rank 0. False while a profile is being taken."""
-        if self._requested or self._steps_left:
-            return False
-        self._requested = steps
-        trainer.vote("profile")
-        return True
-
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        if self._steps_left:
+        if self.profiling.steps_left:
             if self._profile is not None:
                 self._profile.step()
-            self._steps_left -= 1
-            if not self._steps_left:
+            self.profiling.steps_left -= 1
+            if not self.profiling.steps_left:
                 self._finish()
         elif "profile" in result.votes:
             self._start(trainer)
 
     def close(self) -> None:
         """Write what there is of a profile that is still being taken."""
-        if self._steps_left:
-            self._steps_left = 0
+        if self.profiling.steps_left:
+            self.profiling.steps_left = 0
             self._finish()
 
     def _start(self, trainer: Trainer) -> None:
         """All ranks call this together."""
         world = trainer.world
-        steps = torch.tensor(self._requested if world.is_main else 0, device=world.device)
+        steps = torch.tensor(self.profiling.requested if world.is_main else 0, device=world.device)
         # Another rank may have raised the flag, knowing no number.
-        self._steps_left = max(1, int(world.sum(steps)))
-        self._requested = 0
+        self.profiling.steps_left = max(1, int(world.sum(steps)))
+        self.profiling.requested = 0
         self._first_step, self._trainer = trainer.state.step, trainer
-        if self._communication is not None:
-            self._communication.paused = True
         if world.rank in (0, world.size - 1):
             activities = [ProfilerActivity.CPU]
             if world.device.type == "cuda":
@@ -85,8 +72,6 @@ class ProfileHook(Hook):
             self._profile.start()
 
     def _finish(self) -> None:
-        if self._communication is not None:
-            self._communication.paused = False
         taken, self._profile = self._profile, None
         if taken is None or self._trainer is None:
             return
@@ -101,8 +86,7 @@ class ProfileHook(Hook):
         else:
             event, detail = "profiled", f"{what}, in {folder}"
         logger.info("%s: %s", event, detail)
-        if rank == 0:
-            record_event(self.root, event, step=step, detail=detail)
+        self._trainer.event(event, detail)
 
 
 def _write(taken: profile, folder: Path, rank: int, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from glmforge.training.trainer import Hook, Trainer
 
 
 class RunLockHook(Hook):
-    """Raises `LeaseLostError` on rank 0. Must be the first hook, so that the others do nothing more."""
+    """Raises `LeaseLostError` on rank 0, before the others do anything more."""
 
     name = "run lock"
     stage = Stage.GUARD

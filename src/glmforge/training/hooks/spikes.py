@@ -10,11 +10,9 @@ from before the spike, the trainer says so and ends.
 """
 
 import logging
-from pathlib import Path
 from typing import Any, NoReturn
 
 from glmforge.config.fault_tolerance import SpikeConfig
-from glmforge.observe.run import record_event
 from glmforge.training.detect import RobustWindow
 from glmforge.training.order import Stage
 from glmforge.training.step import StepResult
@@ -33,8 +31,8 @@ class SpikeHook(Hook):
     name = "spikes"
     stage = Stage.JUDGE
 
-    def __init__(self, output_dir: Path, config: SpikeConfig) -> None:
-        self.root, self.config = output_dir, config
+    def __init__(self, config: SpikeConfig) -> None:
+        self.config = config
         self._window = RobustWindow(config.window, config.threshold)
         self._phase: str | None = None
         self._streak: list[dict[str, Any]] = []
@@ -84,7 +82,7 @@ class SpikeHook(Hook):
         )
         if trainer.world.is_main:
             logger.warning("loss spike: %s", what)
-            record_event(self.root, "spike", step=trainer.state.step, detail=what)
+        trainer.event("spike", what)
         if trainer.state.rollbacks >= self.config.max_rollbacks:
             raise DivergedError(
                 f"step {trainer.state.step}: {what}; the run has gone back {trainer.state.rollbacks} times already "

@@ -11,16 +11,14 @@ Shape: R ranks.
 import logging
 import math
 import socket
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from glmforge.observe.metrics import Record, make_record
-from glmforge.observe.run import record_event
-from glmforge.parallel.communication import Traffic
+from glmforge.parallel.communication import COMMUNICATION_AXES
 from glmforge.parallel.world import World
-from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.order import Stage
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -34,46 +32,44 @@ class StragglerHook(Hook):
     """Compares the ranks on each step whose number `every` divides.
 
     Args:
-        output_dir: the run directory.
-        every: steps; `communication` is to measure these.
+        every: steps; those whose communication is recorded are compared.
         ratio: own time over the median from which on a rank is reported as an event.
-        communication: the hook, called before this one, that measures what is communicated.
     """
 
     name = "straggler"
     stage = Stage.MEASURE
+    after = ("communication",)
 
-    def __init__(self, output_dir: Path, every: int, ratio: float, communication: CommunicationHook) -> None:
-        self.root, self.every, self.ratio, self._communication = output_dir, every, ratio, communication
-        self._record: Record = {}
+    def __init__(self, every: int, ratio: float) -> None:
+        self.every, self.ratio = every, ratio
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        world, traffic = trainer.world, self._communication.measured
-        if world.size == 1 or traffic is None or trainer.state.step % self.every:
+        world = trainer.world
+        if world.size == 1 or trainer.state.step % self.every:
             return
-        own_R = gather(own_seconds(result.seconds, traffic), world)
+        recorded = trainer.bus.recorded_after(trainer.state.step)
+        if not any(name.startswith("comm_") for name in recorded):  # as while a profile is being taken
+            return
+        own_R = gather(own_seconds(result.seconds, recorded), world)
         if own_R.isnan().any():
             logger.debug("ranks are not compared: the time of some communication is not known")
             return
         slowest, median = int(own_R.argmax()), float(own_R.quantile(0.5))
         ratio = float(own_R[slowest]) / median if median > 0 else math.inf
-        self._record = make_record(straggler_ratio=ratio, slowest_rank=slowest)
+        trainer.record(straggler_ratio=ratio, slowest_rank=slowest)
         if ratio >= self.ratio:
             host = host_of(slowest, world)
             detail = f"rank {slowest} on {host}: {float(own_R[slowest]):.3f} s of its own, the median is {median:.3f} s"
             if world.is_main:
                 logger.warning("straggler: %s", detail)
-                record_event(self.root, "straggler", step=trainer.state.step, detail=detail)
-
-    def take_record(self) -> Record:
-        """The metrics of the last compared step, once; empty if none was compared since."""
-        record, self._record = self._record, {}
-        return record
+            trainer.event("straggler", detail)
 
 
-def own_seconds(step_seconds: float, traffic: dict[str, Traffic]) -> float:
-    """A rank's step without its communication; NaN if the time of that is not known."""
-    waited = sum(math.nan if found.seconds is None else found.seconds for found in traffic.values())
+def own_seconds(step_seconds: float, recorded: Mapping[str, Any]) -> float:
+    """A rank's step without its communication (the metrics `comm_*`); NaN if the time of that is not known."""
+    axes = [axis for axis in COMMUNICATION_AXES if recorded.get(f"comm_bytes_{axis}") is not None]
+    seconds = [recorded.get(f"comm_seconds_{axis}") for axis in axes]
+    waited = sum(math.nan if one is None else one for one in seconds)
     # Times of axes may overlap, and then their sum is more than the step.
     return waited if math.isnan(waited) else max(0.0, step_seconds - waited)
 

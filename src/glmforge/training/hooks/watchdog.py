@@ -68,6 +68,7 @@ class WatchdogHook(Hook):
 
     name = "watchdog"
     stage = Stage.GUARD
+    after = ("run lock",)
 
     def __init__(self, output_dir: Path, timeout_s: float) -> None:
         self.root, self.timeout_s = output_dir, timeout_s
@@ -132,6 +133,7 @@ class WatchdogHook(Hook):
             path = self._write_report(self._trainer, silent_s, what)
             _say(f"glmforge: rank {rank}: see {path}")
             if self._trainer.world.is_main:
+                # Past the bus: the thread that hangs may be in one of its sinks.
                 detail = f"no sign of life for {silent_s:.0f} s, since {what}; see {path.parent}"
                 record_event(self.root, "hang", step=self._trainer.state.step, detail=detail)
             linger_s = min(_LINGER_S, self.timeout_s / 4)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedders import EmbedderOptions, normalise
+from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions, normalise
 
 MAX_WAIT = 60.0
 """Seconds between two attempts, at most."""

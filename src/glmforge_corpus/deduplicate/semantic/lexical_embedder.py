@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from glmforge.data.compiled import compiled
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge_corpus.decontaminate.normalised_words import fold_table, next_word, ngram_key, roll
-from glmforge_corpus.deduplicate.semantic.embedders import normalise
+from glmforge_corpus.deduplicate.semantic.embedder import normalise
 
 DIM = 384
 PROJECTIONS = 4

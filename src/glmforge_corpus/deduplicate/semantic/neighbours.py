@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
-from glmforge_corpus.deduplicate.semantic.embedders import normalise
+from glmforge_corpus.deduplicate.semantic.embedder import normalise
 
 ROWS_PER_BLOCK = 4096
 DOCUMENTS_PER_CLUSTER = 2048

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedders import EmbedderOptions, normalise
+from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions, normalise
 
 POOLINGS = {
     "pooling_mode_mean_tokens": "mean",

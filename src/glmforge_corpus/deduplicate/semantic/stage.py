@@ -25,7 +25,8 @@ from pydantic import Field
 
 from glmforge.data.documents.batch import read_batches
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedders import EmbedderOptions, make_embedder, normalise
+from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions, normalise
+from glmforge_corpus.deduplicate.semantic.embedders import check_embedder, make_embedder
 from glmforge_corpus.deduplicate.semantic.neighbours import (
     assign,
     default_num_clusters,
@@ -80,8 +81,8 @@ class Semantic(Stage, EmbedderOptions):
         place = _Place(self, context.directory, tuple(context.shards), context.seed)
         return [_Embed(place), _Centroids(place), _Assign(place), _Pairs(place), _Filter(place)]
 
-    def check(self) -> Self:  # type: ignore[override]
-        EmbedderOptions.check(self)
+    def check(self) -> Self:
+        check_embedder(self)
         return self
 
     def describe(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedders import EmbedderOptions
+from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
 from glmforge_corpus.deduplicate.semantic.embedding_endpoint import EndpointEmbedder
 
 Answer = tuple[int, Any]

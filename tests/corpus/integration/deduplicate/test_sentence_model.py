@@ -9,7 +9,8 @@ import torch
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedders import EmbedderOptions, make_embedder
+from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
+from glmforge_corpus.deduplicate.semantic.embedders import make_embedder
 from glmforge_corpus.deduplicate.semantic.sentence_model import POOLINGS, pool
 
 transformers = pytest.importorskip("transformers")

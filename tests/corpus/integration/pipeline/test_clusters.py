@@ -10,9 +10,9 @@ import ray
 
 from glmforge.errors import DataError
 from glmforge_corpus.pipeline.clean import Clean
-from glmforge_corpus.pipeline.executors import Executors
 from glmforge_corpus.pipeline.pipeline import Pipeline
 from glmforge_corpus.pipeline.run import run_pipeline
+from glmforge_corpus.pipeline.settings import ExecutorSettings
 from helpers.corpus import Deadly, Numbers, Shout
 from helpers.slurm import slurm_cluster
 
@@ -110,7 +110,7 @@ def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray, "init", nobody_answers)
     pipeline = _pipeline(tmp_path / "out").model_copy(
-        update={"executors": Executors.model_validate({"ray": {"address": "auto"}})}
+        update={"executors": ExecutorSettings.model_validate({"ray": {"address": "auto"}})}
     )
     with pytest.raises(DataError, match=r"executors.ray: no Ray cluster answers at address 'auto'"):
         run_pipeline(pipeline, "ray")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge_corpus.deduplicate.semantic import neighbours
-from glmforge_corpus.deduplicate.semantic.embedders import normalise
+from glmforge_corpus.deduplicate.semantic.embedder import normalise
 from glmforge_corpus.deduplicate.semantic.neighbours import (
     assign,
     default_num_clusters,

@@ -5,6 +5,7 @@ import pytest
 from glmforge.config.tree import dump
 from glmforge.errors import ConfigError, DataError
 from glmforge_corpus.pipeline import registry
+from glmforge_corpus.pipeline.executors import make_executor
 from glmforge_corpus.pipeline.pipeline import dump_pipeline, load_pipeline, parse_pipeline, pipeline_of
 
 FILE = """\
@@ -109,8 +110,8 @@ def test_mistakes_are_told_by_the_names_that_keys_go_by(shards, refuse, seed, me
 def test_an_executor_that_is_unknown_or_not_set_up():
     pipeline = parse_pipeline(FILE.replace("  slurm: {partition: cpu}\n", "  local: {workers: 1}\n"), "p")
     with pytest.raises(DataError, match=r"unknown executor 'pbs': there are local, slurm, ray"):
-        pipeline.executors.make("pbs")
+        make_executor("pbs", pipeline.executors)
     with pytest.raises(DataError, match=r"unknown executor 'slrum': did you mean 'slurm'\?"):
-        pipeline.executors.make("slrum")
+        make_executor("slrum", pipeline.executors)
     with pytest.raises(DataError, match=r"executor 'slurm': .* add 'executors.slurm'"):
-        pipeline.executors.make("slurm")
+        make_executor("slurm", pipeline.executors)

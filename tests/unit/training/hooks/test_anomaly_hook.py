@@ -17,7 +17,7 @@ def trainer_of(root: Path, batch_size: int = 8) -> FakeTrainer:
     sources = [{"name": name, "path": name} for name in ("web", "code", "books")]
     phases = [{"name": name, "steps": 100, "seq_len": 16, "batch_size": batch_size} for name in ("first", "second")]
     config = fake_config(data={"tokenizer": "tokenizer", "sources": sources}, phases=phases)
-    trainer = FakeTrainer(AnomalyHook(root, CONFIG), config=config)
+    trainer = FakeTrainer(AnomalyHook(CONFIG), config=config, root=root)
     for loss in CALM:
         trainer.step(loss=loss, grad_norm=loss / 2, source_tokens=(1, 1, 1))
     return trainer
@@ -84,7 +84,7 @@ def test_another_phase_has_another_level(tmp_path: Path) -> None:
 
 def test_state_survives_a_resume(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
-    resumed = AnomalyHook(tmp_path, CONFIG)
+    resumed = AnomalyHook(CONFIG)
     resumed.load_state_dict(trainer.hooks[0].state_dict())
     trainer.hooks = (resumed,)
     trainer.step(loss=9.0, source_tokens=(1, 1, 1))

@@ -7,21 +7,13 @@ import pytest
 from glmforge.observe.control import Command, send_command
 from glmforge.observe.run import record_event
 from glmforge.training.hooks.control import ControlHook
+from glmforge.training.profiling import Profiling
 from helpers.hooks import FakeTrainer, events
-
-
-class Profile(SimpleNamespace):
-    """Takes requests unless it is busy."""
-
-    def request(self, trainer: Any, steps: int) -> bool:
-        self.steps = steps
-        return not self.busy
 
 
 def trainer_of(root: Path, *, busy: bool = False) -> FakeTrainer:
     record_event(root, "started", step=0)
-    profile: Any = Profile(busy=busy, steps=None)
-    trainer = FakeTrainer(ControlHook(root, profile))
+    trainer = FakeTrainer(ControlHook(root, Profiling(steps_left=1 if busy else 0)), root=root)
     trainer.start()
     return trainer
 
@@ -44,8 +36,9 @@ def test_a_command_becomes_a_flag_before_the_step(tmp_path: Path, name: Any) -> 
 def test_profile_is_passed_on_with_its_steps(tmp_path: Path, busy: bool) -> None:
     trainer = trainer_of(tmp_path, busy=busy)
     send_command(tmp_path, Command("profile", 5))
-    trainer.step()
-    assert trainer.hooks[0].profile.steps == 5
+    trainer.hooks[0].on_step_start(trainer)  # type: ignore[arg-type]
+    assert trainer.hooks[0].profiling.requested == (0 if busy else 5)
+    assert trainer.votes == (set() if busy else {"profile"})
     (answer,) = events(tmp_path)[1:]
     if busy:
         assert answer == ("control refused", 0, "a profile is being taken already; give it again afterwards")

@@ -9,7 +9,7 @@ from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.config.schema import RunConfig
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
-from glmforge.training.hooks.early_stopping import EarlyStopping
+from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.hooks import events
@@ -18,7 +18,7 @@ from helpers.tiny_data import TinyData
 
 def stops_at(values: list[float], **config: object) -> int | None:
     """Number of the evaluation after which the run stops."""
-    stopping = EarlyStopping(EarlyStoppingConfig.model_validate(config))
+    stopping = EarlyStoppingHook(EarlyStoppingConfig.model_validate(config))
     for number, value in enumerate(values, start=1):
         if stopping.update([{"source": "text", "bits_per_byte": value, "nll": -value}]):
             return number
@@ -46,7 +46,7 @@ def test_it_follows_the_metric_and_the_source_or_the_mean() -> None:
     records = [{"source": "a", "bits_per_byte": 2.0}, {"source": "b", "bits_per_byte": 4.0}]
     better_mean = [{"source": "a", "bits_per_byte": 2.5}, {"source": "b", "bits_per_byte": 3.0}]
     for source, stopped in (("a", True), ("b", False), (None, False)):
-        stopping = EarlyStopping(EarlyStoppingConfig(source=source, patience=1))
+        stopping = EarlyStoppingHook(EarlyStoppingConfig(source=source, patience=1))
         assert stopping.update(records) is None
         reason = stopping.update(better_mean)
         assert (reason is not None) == stopped
@@ -55,7 +55,7 @@ def test_it_follows_the_metric_and_the_source_or_the_mean() -> None:
 
 def test_state_survives() -> None:
     config = EarlyStoppingConfig(patience=2)
-    before, after = EarlyStopping(config), EarlyStopping(config)
+    before, after = EarlyStoppingHook(config), EarlyStoppingHook(config)
     after.load_state_dict(before.state_dict())
     for value in (2.0, 3.0):
         assert before.update([{"source": "text", "bits_per_byte": value}]) is None

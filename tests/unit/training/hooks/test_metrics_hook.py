@@ -11,27 +11,24 @@ import torch
 
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
-from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.sinks import read_jsonl
-from glmforge.parallel.world import World
 from glmforge.plan.flops import train_flops_per_token
-from glmforge.training.hooks import metrics as metrics_hook
-from glmforge.training.hooks.metrics import MetricsHook
-from glmforge.training.hooks.source_totals import SourceTotals
-from glmforge.training.source import Phase, Total
+from glmforge.training.hooks import MetricsHook, RoutersHook, SourcesHook, SpeedHook, speed
+from glmforge.training.order import in_order
+from glmforge.training.source import Total
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
+from helpers.hooks import FakeTrainer
 from helpers.models import run_config
 
 TOKENS = 8 * 16  # per step
 
 
-def fake_trainer(config: RunConfig) -> Any:
-    """No model to speak of, and a source that has gone through an eighth of a text per sample."""
-    world = World.single("cpu")
-    model = SimpleNamespace(world=world, moe_layers=dict)
-    phase = Phase("main", NextTokenObjective(config.phases[0], config.model.num_nextn_predict_layers))
-    trainer = SimpleNamespace(config=config, phase=phase, world=world, state=TrainState(), model=model)
+def recording_trainer(folder: Path, config: RunConfig) -> Any:
+    """With the hooks that fill records; no model to speak of, and a source that eight samples take once through."""
+    hooks = in_order([MetricsHook(), SpeedHook(), SourcesHook(), RoutersHook()])
+    trainer: Any = FakeTrainer(*hooks, config=config, root=folder)
+    trainer.model = SimpleNamespace(world=trainer.world, moe_layers=dict)
     trainer.source = SimpleNamespace(
         total=Total(config.num_steps, config.num_tokens),
         metrics=lambda: {"source_epochs": {"text": sum(trainer.state.samples.values()) / 8}},
@@ -49,7 +46,7 @@ def result_of(trainer: Any, *, length: float = 16.0, **changes: Any) -> StepResu
         counts_LE=none,
         dropped_LE=none,
         mean_attended_length=torch.tensor(length, dtype=torch.float64),
-        metrics={"source_tokens": sums_S, "source_nll": sums_S},
+        metrics=sources(sums_S, sums_S),
         votes=frozenset(),
         lr=1e-3,
         samples=BatchRange(0, trainer.config.phases[0].batch_size),
@@ -59,19 +56,24 @@ def result_of(trainer: Any, *, length: float = 16.0, **changes: Any) -> StepResu
     return replace(result, **changes)
 
 
-def step(trainer: Any, hook: MetricsHook, **changes: Any) -> None:
+def sources(tokens: torch.Tensor, nll: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"source_tokens": tokens, "source_nll": nll}
+
+
+def step(trainer: Any, **changes: Any) -> None:
     trainer.state.step += 1
-    hook.on_step_end(trainer, result_of(trainer, **changes))
+    result = result_of(trainer, **changes)
+    for hook in trainer.hooks:
+        hook.on_step_end(trainer, result)
 
 
-def records(folder: Path, config: RunConfig, steps: list[tuple[float, float]], recorders: Any = ()) -> list[dict]:
-    """What the hook writes after steps of the given mean attended lengths and seconds."""
-    trainer = fake_trainer(config)
-    hook = MetricsHook(folder, recorders)
-    hook.on_train_start(trainer)
+def records(folder: Path, config: RunConfig, steps: list[tuple[float, float]]) -> list[dict]:
+    """What is written after steps of the given mean attended lengths and seconds."""
+    trainer = recording_trainer(folder, config)
+    trainer.start()
     for length, seconds in steps:
-        step(trainer, hook, length=length, seconds=seconds)
-    hook.close()
+        step(trainer, length=length, seconds=seconds)
+    trainer.close()
     return read_jsonl(folder / "metrics.jsonl")
 
 
@@ -108,8 +110,8 @@ def test_utilisation_only_of_known_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_name: str, compute: str, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device_name)
-    real = metrics_hook._peak_flops
-    monkeypatch.setattr(metrics_hook, "_peak_flops", lambda _: real(torch.device("cuda", 0)))
+    real = speed._peak_flops
+    monkeypatch.setattr(speed, "_peak_flops", lambda _: real(torch.device("cuda", 0)))
     (record,) = records(tmp_path, quiet(precision={"compute": compute}), [(16.0, 0.25)])
     if peak is None:
         assert "mfu" not in record
@@ -125,32 +127,32 @@ def test_a_cpu_has_no_utilisation(tmp_path: Path) -> None:
 
 
 def test_measured_communication_goes_into_the_next_record(tmp_path: Path) -> None:
-    pending = [{}, {"comm_seconds_tp": 0.5, "comm_bytes_tp": 64}]
-    communication = SimpleNamespace(take_record=lambda: pending.pop(0))
-    first, second = records(tmp_path, quiet(), [(16.0, 1.0)] * 2, [communication])
-    assert not [name for name in first if name.startswith("comm_")]
+    trainer = recording_trainer(tmp_path, quiet(log_every=2))
+    trainer.start()
+    for number in range(1, 7):
+        if number == 3:
+            trainer.record(comm_seconds_tp=0.5, comm_bytes_tp=torch.tensor(64))
+        step(trainer)
+    first, second, third = read_jsonl(tmp_path / "metrics.jsonl")
     assert (second["comm_seconds_tp"], second["comm_bytes_tp"]) == (0.5, 64)
+    assert not [name for name in first | third if name.startswith("comm_")]
 
 
 def sums(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def sources(tokens: torch.Tensor, nll: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {"source_tokens": tokens, "source_nll": nll}
-
-
 TWO_SOURCES = {"tokenizer": "t", "sources": [{"name": "web", "path": "web"}, {"name": "code", "path": "code"}]}
 
 
 def test_sources_have_their_tokens_since_the_start_and_their_loss_since_the_last_record(tmp_path: Path) -> None:
-    trainer, hook = fake_trainer(quiet(log_every=2, data=TWO_SOURCES)), MetricsHook(tmp_path)
-    hook.on_train_start(trainer)
-    step(trainer, hook, metrics=sources(sums(30, 0), sums(60, 0)))
-    step(trainer, hook, metrics=sources(sums(10, 0), sums(40, 0)))
-    step(trainer, hook, metrics=sources(sums(0, 40), sums(0, 20)))
+    trainer = recording_trainer(tmp_path, quiet(log_every=2, data=TWO_SOURCES))
+    trainer.start()
+    step(trainer, metrics=sources(sums(30, 0), sums(60, 0)))
+    step(trainer, metrics=sources(sums(10, 0), sums(40, 0)))
+    step(trainer, metrics=sources(sums(0, 40), sums(0, 20)))
     # Not taken: its tokens are consumed, its loss is no number.
-    step(trainer, hook, metrics=sources(sums(20, 20), sums(float("nan"), 1)), finite=False)
+    step(trainer, metrics=sources(sums(20, 20), sums(float("nan"), 1)), finite=False)
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert (first["source_tokens"], first["source_loss"]) == ({"web": 40}, {"web": 2.5})
     assert (second["source_tokens"], second["source_loss"]) == ({"web": 60, "code": 60}, {"code": 0.5})
@@ -160,17 +162,21 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
     steps = [(sums(n, 3 * n), sums(0.1 * n, 0.7 / n)) for n in (1, 2, 3, 4)]
 
     def written(folder: Path, resumed_after: int | None) -> list[dict]:
-        trainer, hook = fake_trainer(quiet(log_every=4, data=TWO_SOURCES)), MetricsHook(folder)
-        hook.on_train_start(trainer)
+        config = quiet(log_every=4, data=TWO_SOURCES)
+        trainer = recording_trainer(folder, config)
+        trainer.start()
         for number, (tokens_S, nll_S) in enumerate(steps):
             if number == resumed_after:
-                hook.close()
-                state = json.loads(json.dumps(hook.state_dict()))
-                hook = MetricsHook(folder)
-                hook.load_state_dict(state)
-                hook.on_train_start(trainer)
-            step(trainer, hook, metrics=sources(tokens_S, nll_S))
-        hook.close()
+                trainer.close()
+                states = json.loads(json.dumps([hook.state_dict() for hook in trainer.hooks]))
+                resumed = recording_trainer(folder, config)
+                resumed.state = trainer.state
+                for hook, state in zip(resumed.hooks, states, strict=True):
+                    hook.load_state_dict(state)
+                resumed.start()
+                trainer = resumed
+            step(trainer, metrics=sources(tokens_S, nll_S))
+        trainer.close()
         return read_jsonl(folder / "metrics.jsonl")
 
     (whole,), (resumed,) = written(tmp_path / "whole", None), written(tmp_path / "resumed", 3)
@@ -180,24 +186,31 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_no_longer_configured_keeps_its_tokens() -> None:
-    totals = SourceTotals()
-    totals.load_state_dict({"total": {"gone": 7.0, "web": 1.0}, "tokens": {}, "nll": {}})
-    assert totals.record() == {"source_tokens": {"gone": 7, "web": 1}}  # before the first step
-    result: Any = SimpleNamespace(metrics=sources(sums(2, 0), sums(1, 0)), finite=True)
-    totals.add(["web", "code"], result)
-    assert totals.record() == {"source_tokens": {"gone": 7, "web": 3}, "source_loss": {"web": 0.5}}
-    totals.load_state_dict({})
-    totals.add(["web", "code"], result)
-    assert totals.record()["source_tokens"] == {"web": 2}
+    trainer: Any = FakeTrainer(config=quiet(data=TWO_SOURCES))
+    result = result_of(trainer, metrics=sources(sums(2, 0), sums(1, 0)))
+    hook = SourcesHook()
+
+    def recorded() -> tuple[Any, Any]:
+        hook.on_record(trainer, result)
+        return trainer.recorded()["source_tokens"], trainer.recorded().get("source_loss")
+
+    hook.load_state_dict({"sources": {"total": {"gone": 7.0, "web": 1.0}, "tokens": {}, "nll": {}}})
+    assert hook.state_key == "metrics"  # where it lies in checkpoints
+    assert hook.state_dict()["sources"]["total"] == {"gone": 7, "web": 1}  # before the first step
+    hook.on_step_end(trainer, result)
+    assert recorded() == ({"gone": 7, "web": 3}, {"web": 0.5})
+    hook.load_state_dict({})
+    hook.on_step_end(trainer, result)
+    assert recorded() == ({"web": 2}, {"web": 0.5})
 
 
 def test_records_tell_what_phases_change_and_what_went_wrong(tmp_path: Path) -> None:
-    trainer, hook = fake_trainer(quiet(log_every=4)), MetricsHook(tmp_path)
+    trainer = recording_trainer(tmp_path, quiet(log_every=4))
     trainer.state = TrainState(
         step=3, samples={"main": 32}, skipped={"main": [(8, 16), (24, 28)]}, rollbacks=2, total_nonfinite_steps=5
     )
-    hook.on_train_start(trainer)
-    step(trainer, hook)
+    trainer.start()
+    step(trainer)
     (record,) = read_jsonl(tmp_path / "metrics.jsonl")
     expected = {"batch_size": 8, "seq_len": 16, "rope_theta": 1e6, "skipped_samples": 12, "rollbacks": 2,
                 "nonfinite_steps_total": 5, "source_epochs": {"text": 4.0}}  # fmt: skip
@@ -205,11 +218,12 @@ def test_records_tell_what_phases_change_and_what_went_wrong(tmp_path: Path) -> 
 
 
 def test_a_run_that_is_stopped_has_a_record_of_its_last_step(tmp_path: Path) -> None:
-    trainer, hook = fake_trainer(quiet(log_every=4)), MetricsHook(tmp_path)
-    hook.on_train_start(trainer)
-    step(trainer, hook)
-    hook.on_train_end(trainer)
-    hook.on_train_end(trainer)  # and only one
+    trainer = recording_trainer(tmp_path, quiet(log_every=4))
+    trainer.start()
+    step(trainer)
+    for _ in range(2):  # and only one
+        for hook in trainer.hooks:
+            hook.on_train_end(trainer)
     assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [1]
 
 
@@ -218,10 +232,10 @@ def test_lists_come_in_so_many_records_whatever_the_length(
     tmp_path: Path, num_steps: int, log_every: int, num_lists: int
 ) -> None:
     phase = {"name": "main", "steps": num_steps, "seq_len": 16, "batch_size": 8}
-    trainer, hook = fake_trainer(quiet(log_every=log_every, phases=[phase])), MetricsHook(tmp_path)
-    hook.on_train_start(trainer)
+    trainer = recording_trainer(tmp_path, quiet(log_every=log_every, phases=[phase]))
+    trainer.start()
     for _ in range(40):
-        step(trainer, hook, counts_LE=torch.ones(3, 8, dtype=torch.int64))
+        step(trainer, counts_LE=torch.ones(3, 8, dtype=torch.int64))
     written = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(written) == 40 // log_every
     assert sum("layer_max_violation" in record for record in written) == num_lists
@@ -229,16 +243,15 @@ def test_lists_come_in_so_many_records_whatever_the_length(
 
 
 def test_a_record_of_the_largest_model_is_small(tmp_path: Path) -> None:
-    config = quiet()
-    trainer, hook = fake_trainer(config), MetricsHook(tmp_path)
+    trainer = recording_trainer(tmp_path, quiet())
     generator = torch.Generator().manual_seed(0)
     gates = [SimpleNamespace(gate=SimpleNamespace(e_score_correction_bias=torch.zeros(160))) for _ in range(90)]
     trainer.model.moe_layers = lambda: dict(enumerate(gates))
-    hook.on_train_start(trainer)
+    trainer.start()
     for moe in gates:
         moe.gate.e_score_correction_bias.uniform_(-0.1, 0.1, generator=generator)
-    step(trainer, hook, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
-    step(trainer, hook, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
+    step(trainer, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
+    step(trainer, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
     kinds = {name for name in json.loads(lines[0]) if name.startswith("layer_")}
     assert len(kinds) == 6

@@ -16,7 +16,7 @@ from helpers.hooks import FakeTrainer, events
 
 @pytest.fixture
 def trainer(tmp_path: Path):
-    trainer = FakeTrainer(PreemptionHook(tmp_path))
+    trainer = FakeTrainer(PreemptionHook(), root=tmp_path)
     trainer.start()
     yield trainer
     trainer.hooks[0].close()
@@ -51,7 +51,7 @@ def interrupt_a_fork(root: Path, handler: object, *signals: int) -> tuple[int, s
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
-        trainer = FakeTrainer(PreemptionHook(root))
+        trainer = FakeTrainer(PreemptionHook(), root=root)
         raised = threading.Event()
         trainer.vote = lambda name: (trainer.votes.add(name), raised.set())
         trainer.start()
@@ -88,8 +88,8 @@ def test_sigterm_after_ctrl_c_is_the_second(tmp_path: Path) -> None:
 def test_the_handler_for_ctrl_c_of_before_comes_back(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        hook = PreemptionHook(tmp_path)
-        FakeTrainer(hook).start()
+        hook = PreemptionHook()
+        FakeTrainer(hook, root=tmp_path).start()
         assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
         hook.close()
         assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
@@ -112,8 +112,8 @@ def test_no_event_of_a_run_that_was_not_saved_for_it(
 
 def test_the_handlers_of_before_come_back(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    hook = PreemptionHook(tmp_path)
-    FakeTrainer(hook).start()
+    hook = PreemptionHook()
+    FakeTrainer(hook, root=tmp_path).start()
     assert all(signal.getsignal(number) != before[number] for number in SIGNALS)
     hook.close()
     hook.close()
@@ -122,8 +122,8 @@ def test_the_handlers_of_before_come_back(tmp_path: Path) -> None:
 
 def test_in_another_thread_signals_are_left_alone(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    hook = PreemptionHook(tmp_path)
-    thread = threading.Thread(target=FakeTrainer(hook).start)
+    hook = PreemptionHook()
+    thread = threading.Thread(target=FakeTrainer(hook, root=tmp_path).start)
     thread.start()
     thread.join()
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
@@ -153,7 +153,7 @@ def test_a_second_sigterm_ends_the_process(
     child = os.fork()
     if child == 0:
         try:
-            FakeTrainer(PreemptionHook(tmp_path)).start()
+            FakeTrainer(PreemptionHook(), root=tmp_path).start()
             os.kill(os.getpid(), first)
             os.kill(os.getpid(), second)
         finally:

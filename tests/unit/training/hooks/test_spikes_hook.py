@@ -16,8 +16,8 @@ CALM = [2.0, 2.1, 1.9, 2.05, 1.95, 2.0]
 PHASES = [{"name": name, "steps": 100, "seq_len": 16, "batch_size": 8} for name in ("first", "second")]
 
 
-def trainer_of(hook: SpikeHook) -> FakeTrainer:
-    return FakeTrainer(hook, config=fake_config(phases=PHASES))
+def trainer_of(hook: SpikeHook, root: Path | None = None) -> FakeTrainer:
+    return FakeTrainer(hook, config=fake_config(phases=PHASES), root=root)
 
 
 def train(trainer: FakeTrainer, losses: list[float], **changes: Any) -> RollBack | None:
@@ -42,7 +42,7 @@ def train(trainer: FakeTrainer, losses: list[float], **changes: Any) -> RollBack
     ids=["too short", "interrupted", "spike", "not finite", "after one more", "a drop"],
 )
 def test_patience(tmp_path: Path, losses: list[float], step: int | None) -> None:
-    trainer = trainer_of(SpikeHook(tmp_path, CONFIG))
+    trainer = trainer_of(SpikeHook(CONFIG), tmp_path)
     back = train(trainer, CALM + losses)
     if step is None:
         assert back is None
@@ -58,16 +58,16 @@ def test_patience(tmp_path: Path, losses: list[float], step: int | None) -> None
     assert f"samples [{8 * (step - 3)}, {8 * step}) of phase 'first'" in detail
 
 
-def test_spiking_losses_do_not_become_the_normal(tmp_path: Path) -> None:
+def test_spiking_losses_do_not_become_the_normal() -> None:
     """Pairs of high losses, as many as the window is long: each is judged by the calm ones."""
-    hook = SpikeHook(tmp_path, CONFIG)
+    hook = SpikeHook(CONFIG)
     trainer = trainer_of(hook)
     assert train(trainer, CALM + [9.0, 9.0, 2.0] * 8) is None
     assert train(trainer, [9.0] * 3) is not None
 
 
-def test_a_spike_does_not_reach_over_the_border_of_phases(tmp_path: Path) -> None:
-    trainer = trainer_of(SpikeHook(tmp_path, CONFIG))
+def test_a_spike_does_not_reach_over_the_border_of_phases() -> None:
+    trainer = trainer_of(SpikeHook(CONFIG))
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
     assert train(trainer, [9.0, 9.2, 8.9, 9.1, 9.0], phase=1) is None  # the level of the new phase
     back = train(trainer, [30.0] * 3, phase=1)
@@ -75,10 +75,10 @@ def test_a_spike_does_not_reach_over_the_border_of_phases(tmp_path: Path) -> Non
     assert (back.phase, back.first_sample, back.stop_sample, back.before_step) == ("second", 40, 64, 14)
 
 
-def test_a_spike_goes_on_after_a_resume(tmp_path: Path) -> None:
-    before = trainer_of(SpikeHook(tmp_path, CONFIG))
+def test_a_spike_goes_on_after_a_resume() -> None:
+    before = trainer_of(SpikeHook(CONFIG))
     assert train(before, [*CALM, 9.0, 9.0]) is None
-    resumed = SpikeHook(tmp_path, CONFIG)
+    resumed = SpikeHook(CONFIG)
     resumed.load_state_dict(before.hooks[0].state_dict())
     trainer = trainer_of(resumed)
     trainer.state = before.state
@@ -87,8 +87,8 @@ def test_a_spike_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert (back.before_step, back.first_sample, back.stop_sample) == (7, 48, 72)
 
 
-def test_going_back_forgets_the_spike_and_keeps_what_is_normal(tmp_path: Path) -> None:
-    hook = SpikeHook(tmp_path, CONFIG)
+def test_going_back_forgets_the_spike_and_keeps_what_is_normal() -> None:
+    hook = SpikeHook(CONFIG)
     trainer = trainer_of(hook)
     assert train(trainer, CALM + [9.0] * 3) is not None
     hook.on_rollback(trainer)  # type: ignore[arg-type]
@@ -97,12 +97,12 @@ def test_going_back_forgets_the_spike_and_keeps_what_is_normal(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flag", ["preempt", "interrupt", "stop"])
-def test_a_run_that_ends_goes_back_at_its_next_start(tmp_path: Path, flag: str) -> None:
-    hook = SpikeHook(tmp_path, CONFIG)
+def test_a_run_that_ends_goes_back_at_its_next_start(flag: str) -> None:
+    hook = SpikeHook(CONFIG)
     trainer = trainer_of(hook)
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
     assert train(trainer, [9.0], votes=frozenset({flag})) is None
-    resumed = SpikeHook(tmp_path, CONFIG)
+    resumed = SpikeHook(CONFIG)
     resumed.load_state_dict(hook.state_dict())
     trainer.hooks = (resumed,)
     back = train(trainer, [2.0])  # whatever this step is like
@@ -110,15 +110,15 @@ def test_a_run_that_ends_goes_back_at_its_next_start(tmp_path: Path, flag: str) 
     assert (back.before_step, back.first_sample, back.stop_sample) == (7, 48, 72)
 
 
-def test_a_save_that_was_asked_for_is_not_lost(tmp_path: Path) -> None:
-    trainer = trainer_of(SpikeHook(tmp_path, CONFIG))
+def test_a_save_that_was_asked_for_is_not_lost() -> None:
+    trainer = trainer_of(SpikeHook(CONFIG))
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
     assert train(trainer, [9.0], votes=frozenset({"save"})) is not None
     assert trainer.votes == {"save"}
 
 
-def test_one_spike_too_many_ends_the_run(tmp_path: Path) -> None:
-    trainer = trainer_of(SpikeHook(tmp_path, CONFIG))
+def test_one_spike_too_many_ends_the_run() -> None:
+    trainer = trainer_of(SpikeHook(CONFIG))
     trainer.state.rollbacks = 1
     assert train(trainer, CALM + [9.0] * 3) is not None
     trainer.hooks[0].on_rollback(trainer)  # type: ignore[arg-type]

@@ -9,20 +9,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glmforge.observe.metrics import Record, make_record
+from glmforge.training.order import Stage
+from glmforge.training.records import LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 _SUMS = ("total", "tokens", "nll")
 """Label tokens since the run began; then label tokens and summed loss of the steps taken since the last record."""
 
 
-class SourceTotals:
-    """What `source_tokens` and `source_loss` tell. Tokens survive a resume by the sources' names."""
+class SourcesHook(Hook):
+    """Records `source_*`. Tokens survive a resume by the sources' names."""
+
+    name = "sources"
+    stage = Stage.COLLECT
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
         self._sums_3S: Tensor | None = None
         self._loaded: dict[str, dict[str, float]] = {}
+
+    @property
+    def state_key(self) -> str:
+        return "metrics"
+
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.add([source.name for source in trainer.config.data.sources], result)
+
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
+        sums = self._named_sums()
+        trainer.record(
+            source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
+            source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
+        )
+        if is_one_of(trainer, LAYER_RECORDS):
+            trainer.record(**trainer.source.metrics())
+        if self._sums_3S is not None:
+            self._sums_3S[1:] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sources": self._named_sums()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """An empty state begins anew."""
+        self._loaded, self._sums_3S = state.get("sources", {}), None
 
     def add(self, names: Sequence[str], result: StepResult) -> None:
         """A step's tokens and, if it was taken, its loss."""
@@ -35,19 +65,7 @@ class SourceTotals:
         if result.finite:
             self._sums_3S[1:] += torch.stack((tokens_S, nll_S))
 
-    def record(self) -> Record:
-        """The metrics since the last record."""
-        sums = self.state_dict()
-        return make_record(
-            source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
-            source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
-        )
-
-    def begin_record(self) -> None:
-        if self._sums_3S is not None:
-            self._sums_3S[1:] = 0
-
-    def state_dict(self) -> dict[str, Any]:
+    def _named_sums(self) -> dict[str, dict[str, float]]:
         """The sums by name, of sources that have any; those no longer configured keep their tokens."""
         if self._sums_3S is None:
             return self._loaded
@@ -58,7 +76,3 @@ class SourceTotals:
             "tokens": {name: n for name, n in tokens.items() if n},
             "nll": {name: nll[name] for name, n in tokens.items() if n},
         }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave; an empty state begins anew."""
-        self._loaded, self._sums_3S = state, None

@@ -1,4 +1,4 @@
-"""The nodes that a run was on, as places to fetch files from: this machine, or one that ssh reaches.
+"""Machines as places to fetch files from: this one, or one that ssh reaches.
 
 What is asked of a node needs a POSIX shell, find and tar there, nothing of ours. Files come by rsync where both ends
 have it, because it goes on in the middle of a file after an interruption, and otherwise in a stream of tar. Neither is
@@ -21,9 +21,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn, TypeVar
 
-from glmforge.checkpoint.format.durable import fsync_directory
-from glmforge.checkpoint.format.wording import describe_os_error
-from glmforge.errors import CheckpointError
+from glmforge.cluster.durable import fsync_directory
+from glmforge.cluster.os_errors import describe_os_error
+from glmforge.errors import HostError
 
 T = TypeVar("T")
 Advance = Callable[[int], None]
@@ -101,14 +101,15 @@ class Host:
         self.name = name
         self.transfers = transfers
 
-    def parts_below(self, root: PurePosixPath, target: Path) -> Path:
-        """A local directory with the `step-*/part-*.json` of `root`: empty `target`, filled, or `root` itself."""
+    def fetch_matching(self, root: PurePosixPath, pattern: str, target: Path) -> Path:
+        """A local directory with the files of `root` that match `pattern`, such as "step-*/part-*.json": empty
+        `target`, filled, or `root` itself."""
         return Path(root)
 
     def fetch(self, directory: PurePosixPath, names: Sequence[str], target: Path, advance: Advance) -> None:
         """Bring files into `target`, where beginnings of them may lie; `advance` is told how many bytes came.
 
-        Raises `CheckpointError`.
+        Raises `HostError`.
         """
         for name in names:
             source = Path(directory) / name
@@ -145,7 +146,7 @@ class Host:
                 advance(len(chunk))
 
     def _fail(self, reason: str) -> NoReturn:
-        raise CheckpointError(f"{self.name}: {reason}")
+        raise HostError(f"{self.name}: {reason}")
 
 
 class SshHost(Host):
@@ -156,11 +157,13 @@ class SshHost(Host):
         self.ssh = ssh
         self._has_rsync = False
 
-    def parts_below(self, root: PurePosixPath, target: Path) -> Path:
+    def fetch_matching(self, root: PurePosixPath, pattern: str, target: Path) -> Path:
+        depth = pattern.count("/") + 1
         script = (
             f"cd {shlex.quote(str(root))} 2>/dev/null || exit {_NO_DIRECTORY}; "
             "if command -v rsync >/dev/null 2>&1; then echo glmforge:rsync; else echo glmforge:tar; fi; "
-            "find . -mindepth 2 -maxdepth 2 -path './step-*/part-*.json' -print0 | tar --null -T - -cf -"
+            f"find . -mindepth {depth} -maxdepth {depth} -path {shlex.quote('./' + pattern)} -print0 "
+            "| tar --null -T - -cf -"
         )
         with self._remote(script, accept=(0, _NO_DIRECTORY)) as stream:
             # What a login shell prints comes before.
@@ -250,34 +253,9 @@ class SshHost(Host):
             self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
 
 
-def parse_hosts(names: str) -> list[str]:
-    """Names separated by commas."""
-    return _checked([name.strip() for name in names.split(",") if name.strip()], "--hosts")
-
-
-def read_hostfile(file: Path) -> list[str]:
-    """One host per line; what follows the name (`slots=8`) and comments are passed over."""
-    try:
-        lines = [line.split("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error}); give a file with one host per line") from error
-    return _checked([words[0] for words in lines if words], str(file))
-
-
 def make_host(name: str, transfers: Transfers, ssh: str) -> Host:
     """The host of that name; localhost is this machine and needs no ssh."""
     return Host(name, transfers) if name in _LOCAL else SshHost(name, transfers, ssh)
-
-
-def _checked(names: list[str], origin: str) -> list[str]:
-    if not names:
-        raise CheckpointError(f"{origin}: names no host")
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@%-]*", name):
-            raise CheckpointError(
-                f"{origin}: '{name}' is not the name of one host; 'scontrol show hostnames' expands lists of Slurm"
-            )
-    return list(dict.fromkeys(names))
 
 
 def _reason(status: int, stderr: IO[bytes]) -> str:

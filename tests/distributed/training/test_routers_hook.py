@@ -10,7 +10,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.metrics import Record
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World
-from glmforge.training.hooks.router_biases import RouterBiases
+from glmforge.training.hooks.routers import RouterBiases
 from helpers.distributed import run_ranks
 from helpers.hooks import fake_config
 
@@ -24,7 +24,7 @@ def moved(config: RunConfig, world: World, num_routers: int) -> list[Record]:
     biases = RouterBiases(model)
     for number, moe in model.moe_layers().items():
         moe.gate.e_score_correction_bias[0] -= 10 * number + 1
-    return [biases.take_record(num_routers), biases.take_record(num_routers)]
+    return [biases.metrics(num_routers), biases.metrics(num_routers)]
 
 
 def rank_moved(config: RunConfig, layout: Layout, num_routers: int) -> list[Record]:

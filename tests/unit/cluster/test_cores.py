@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from glmforge.kernels.threads import SPIN_COUNT, WAIT_SETTINGS, limit_spinning, usable_cores, warn_if_crowded
+from glmforge.cluster.cores import SPIN_COUNT, WAIT_SETTINGS, limit_spinning, usable_cores, warn_if_crowded
 
 
 def test_spinning_is_limited():

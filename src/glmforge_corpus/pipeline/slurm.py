@@ -1,0 +1,112 @@
+"""Tasks on a Slurm cluster: a job array per step through datatrove, waited for, because the next step reads it."""
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from glmforge.cluster.slurm import DIED, cancel, could_not_be_launched, end_states, is_queued
+from glmforge.errors import DataError
+from glmforge_corpus.pipeline.datatrove_steps import POLL_SECONDS, RunTasks, quiet_datatrove
+from glmforge_corpus.pipeline.execution import Executor, TaskDone, begun
+from glmforge_corpus.pipeline.settings import SlurmSettings
+from glmforge_corpus.pipeline.task import PlannedStep
+
+_log = logging.getLogger(__name__)
+
+MAX_LAUNCHES = 3
+"""Of jobs whose start failed on a node, as on one that is overloaded."""
+
+
+class SlurmExecutor(Executor):
+    """A job array per step through datatrove's Slurm executor, waited for."""
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self._settings = settings
+        self._job: str | None = None
+        self._failed_launches = 0
+
+    def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
+        with quiet_datatrove():
+            self._job = self._submit(planned, tasks, log_dir)
+        waiting = set(tasks)
+        while waiting:
+            queued = is_queued(self._job)  # asked before looking: what is done by now was done by then
+            for task in [task for task in sorted(waiting) if planned.is_done(task)]:
+                waiting.remove(task)
+                task_done(task)
+            if waiting and not queued:
+                return self._deaths(planned, waiting, len(tasks), log_dir)
+            if waiting and could_not_be_launched(self._job):
+                self._launch_again(planned)
+                return {}
+            if waiting:
+                time.sleep(POLL_SECONDS)
+        self._job = None
+        return {}
+
+    def _launch_again(self, planned: PlannedStep) -> None:
+        """Give up a job that a node could not launch; what it has not done is submitted as another one, some times."""
+        assert self._job is not None
+        job, self._job = self._job, None
+        cancel(job)
+        self._failed_launches += 1
+        told = f"{planned.step.name}: Slurm could not launch job {job} on its node"
+        if self._failed_launches >= MAX_LAUNCHES:
+            raise DataError(f"{told}, as {MAX_LAUNCHES - 1} others: see the log of slurmd there, then run this again")
+        _log.warning("%s; it is submitted again", told)
+
+    def _deaths(self, planned: PlannedStep, waiting: set[int], num_tasks: int, log_dir: Path) -> dict[int, str]:
+        """The tasks whose processes were killed, unless Slurm itself ended them: a limit of time is no fault of a file.
+
+        Raises:
+            DataError: none was killed, or Slurm ended some.
+        """
+        assert self._job is not None
+        job, self._job = self._job, None
+        died = begun(planned, waiting)
+        states = end_states(job)
+        if died and states and states <= DIED:
+            return dict.fromkeys(died, f"Slurm job {job}: {', '.join(sorted(states - {'COMPLETED'}))}")
+        told = f" ({', '.join(sorted(states - DIED))})" if states - DIED else ""
+        raise DataError(
+            f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks not done, the "
+            f"first of them {min(waiting)}{told}: see {log_dir}"
+        )
+
+    def _submit(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path) -> str:
+        from datatrove.executor.slurm import SlurmPipelineExecutor
+
+        class Submission(SlurmPipelineExecutor):  # type: ignore[misc]
+            def launch_merge_stats(self) -> None:
+                """Nothing: tasks' statistics are ours, and a job more would wait in the queue."""
+
+        settings = self._settings
+        activate = Path(sys.prefix) / "bin" / "activate"
+        submission = Submission(
+            pipeline=[RunTasks(planned, tuple(tasks))],
+            tasks=len(tasks),
+            time=settings.time,
+            partition=settings.partition,
+            workers=settings.workers,
+            tasks_per_job=settings.tasks_per_job,
+            cpus_per_task=settings.cpus_per_task,
+            mem_per_cpu_gb=settings.mem_per_cpu_gb,
+            qos=settings.qos,
+            env_command=settings.env_command or (f"source {activate}" if activate.exists() else "true"),
+            sbatch_args=dict(settings.sbatch_args),
+            job_name=f"{planned.directory.name}-{planned.step.name}",
+            logging_dir=str(log_dir),
+            mail_type="NONE",
+        )
+        try:
+            submission.run()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise DataError(f"executors.slurm: sbatch did not take the job, and said why above ({error})") from error
+        return str(submission.job_id)
+
+    def __exit__(self, *error: object) -> None:
+        if self._job is not None:
+            cancel(self._job)
