@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.experts import expert_mlp
+from glmforge.kernels.experts import expert_linear
 from glmforge.model import GlmMoe
 from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
@@ -48,7 +49,9 @@ def test_grouped_experts() -> None:
 
     def run(device: str, backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
         inputs = [x.to(device).requires_grad_() for x in (x_ND, gate_up, down)]
-        y_ND = expert_mlp(inputs[0].to(dtype), counts_E.to(device), *inputs[1:], backend=backend)
+        counts = counts_E.to(device)
+        gate_NI, up_NI = expert_linear(inputs[0].to(dtype), inputs[1], counts, backend=backend).chunk(2, dim=-1)
+        y_ND = expert_linear(F.silu(gate_NI) * up_NI, inputs[2], counts, backend=backend)
         y_ND.float().square().sum().backward()
         return [y_ND.detach().float().cpu(), *(x.grad.float().cpu() for x in inputs)]
 

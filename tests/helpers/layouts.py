@@ -11,23 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from glmforge.checkpoint.convert.hf_names import CORRECTION_BIAS, packed_shapes
 from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
 from glmforge.parallel.world import World
-
-# name ending -> dim that tp cuts
-TP_DIMS = {
-    "q_proj.weight": 0,
-    "k_proj.weight": 0,
-    "v_proj.weight": 0,
-    "gate_proj.weight": 0,
-    "up_proj.weight": 0,
-    "o_proj.weight": 1,
-    "down_proj.weight": 1,
-    "embed_tokens.weight": 0,
-    "lm_head.weight": 0,
-}
 
 
 def uneven_config(**changes: object) -> ModelConfig:
@@ -60,22 +47,23 @@ def full_tensors(config: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.
     """Every tensor of the model, whole; correction biases are fp32 always."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(shape, generator=generator).to(torch.float32 if name.endswith(CORRECTION_BIAS) else dtype)
-        for name, shape in packed_shapes(config).items()
+        name: torch.randn(row.shape, generator=generator).to(torch.float32 if row.fp32 else dtype)
+        for name, row in parameter_table(config).items()
     }
 
 
 def lay_out(full: dict[str, Tensor], config: ModelConfig, world: World) -> dict[str, Tensor]:
     """This rank's tensors of the model `full`, by the same names; the values are copied."""
-    held = [name for name in full if _is_held(name, config, world)]
+    table = parameter_table(config)
+    held = [name for name in full if _is_held(table[name], config, world)]
     if world.size == 1:
         return {name: full[name].clone() for name in held}
-    parameters = [name for name in held if not name.endswith(CORRECTION_BIAS)]
+    parameters = [name for name in held if table[name].trained]
     separate_experts = world.layout.ep * world.layout.tp > 1
-    experts = [name for name in parameters if ".experts." in name and separate_experts]
+    experts = [name for name in parameters if table[name].expert and separate_experts]
     dense = [name for name in parameters if name not in experts]
     holders = (
-        _shard_dense({name: full[name] for name in dense}, world),
+        _shard_dense({name: full[name] for name in dense}, table, world),
         _shard_experts({name: full[name] for name in experts}, world),
     )
     sharded = {name: tensor for holder in holders for name, tensor in holder.items()}
@@ -90,22 +78,20 @@ def blank(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_held(name: str, config: ModelConfig, world: World) -> bool:
+def _is_held(row: Parameter, config: ModelConfig, world: World) -> bool:
     pp, stage = world.layout.pp, world.axis_rank("pp")
-    if not name.startswith("model.layers."):
-        stages = {"model.embed_tokens.weight": (0, pp - 1)}.get(name, (pp - 1,))
-        return stage in stages
-    layer = int(name.split(".")[2])
+    if row.layer is None:
+        return stage in ((0, pp - 1) if row.family == "embedding" else (pp - 1,))
     first_of_stage = [config.num_hidden_layers * s // pp for s in range(pp)]
-    return stage == max(s for s in range(pp) if first_of_stage[s] <= layer)
+    return stage == max(s for s in range(pp) if first_of_stage[s] <= row.layer)
 
 
-def _shard_dense(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+def _shard_dense(tensors: dict[str, Tensor], table: ParameterTable, world: World) -> dict[str, Tensor]:
     mesh = world.meshes["dense"]
 
     def cut(name: str, tensor: Tensor) -> Tensor:
-        dims = [dim for ending, dim in TP_DIMS.items() if name.endswith(ending)]
-        return distribute_tensor(tensor, mesh["tp"], [Shard(dims[0])]) if dims and world.layout.tp > 1 else tensor
+        dim = table[name].tp_dim
+        return tensor if dim is None or world.layout.tp == 1 else distribute_tensor(tensor, mesh["tp"], [Shard(dim)])
 
     return _fully_shard({name: cut(name, t) for name, t in tensors.items()}, mesh, world.layout, "fsdp", dim=0)
 

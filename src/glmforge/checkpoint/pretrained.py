@@ -13,6 +13,7 @@ from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.format.store import latest_checkpoint, list_checkpoints
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import EMBEDDING, parameter_table
 from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -122,9 +123,8 @@ def _finish(
 ) -> GlmMoe:
     with torch.device("meta"):
         model = GlmMoe(config)
-    state = {
-        name: tensor.to(device, None if name.endswith("e_score_correction_bias") else dtype) for name, tensor in tensors
-    }
+    table = parameter_table(config)
+    state = {name: tensor.to(device, None if table[name].fp32 else dtype) for name, tensor in tensors}
     model.load_state_dict(state, assign=True)
-    model.compute_dtype = state["model.embed_tokens.weight"].dtype
+    model.compute_dtype = state[EMBEDDING].dtype
     return model.eval()

@@ -144,6 +144,15 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
     return ParameterTable(_model_rows(config))
 
 
+def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
+    """The rows outside the layers: embedding, final norm and, if it is not tied, head."""
+    vocabulary = config.vocab_size, config.hidden_size
+    yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)
+    yield _norm("model.norm", config.hidden_size)
+    if not config.tie_word_embeddings:
+        yield Parameter(name=HEAD, shape=vocabulary, family="head", initial="normal", tp_dim=0, partial=COMPLETE)
+
+
 def layer_rows(config: ModelConfig, kind: LayerKind, prefix: str = "") -> Iterator[Parameter]:
     """The rows of one layer of this kind, whether or not the model has one; `prefix` begins their names."""
     d = config.hidden_size
@@ -165,13 +174,11 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _model_rows(config: ModelConfig) -> Iterator[Parameter]:
-    vocabulary = config.vocab_size, config.hidden_size
-    yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)
+    first, *last = outer_rows(config)
+    yield first
     for layer in range(config.num_hidden_layers + config.num_nextn_predict_layers):
         yield from layer_rows(config, _kind(config, layer), f"model.layers.{layer}.")
-    yield _norm("model.norm", config.hidden_size)
-    if not config.tie_word_embeddings:
-        yield Parameter(name=HEAD, shape=vocabulary, family="head", initial="normal", tp_dim=0, partial=COMPLETE)
+    yield from last
 
 
 def _kind(config: ModelConfig, layer: int) -> LayerKind:

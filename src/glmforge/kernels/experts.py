@@ -1,7 +1,7 @@
-"""SwiGLU experts over rows sorted by expert: y = down(silu(gate(x)) * up(x)), each row through its own expert.
+"""The expert-wise linear map: rows sorted by expert, each row times its own expert's matrix.
 
-The experts are two expert-wise linear maps with an ordinary SwiGLU between them, which torch.compile fuses with its
-surroundings. Backends differ only in the linear map:
+Experts are two such maps with an ordinary SwiGLU between them (`glmforge.model.moe`), which torch.compile fuses with
+its surroundings. Backends:
 
 - `loop`: one `F.linear` after the other, differentiated by autograd. The reference.
 - `grouped`: `F.grouped_mm`, one kernel for all experts; no number ever leaves the device. For CUDA.
@@ -12,7 +12,7 @@ The CPU's bfloat16 matmuls are compiled for each shape they meet, some 0.3 ms ea
 rows per expert: in a training step that took as long as the matmuls themselves. So `sliced` rounds the rows up to a
 multiple of 32, and few shapes remain. See `_slices` for why nothing is copied for it.
 
-Shapes: N rows, E experts, D features, I moe_intermediate_size; in a linear map J input and O output features.
+Shapes: N rows, E experts, J input and O output features.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,26 +27,21 @@ from glmforge.kernels.target import kernel_device
 BF16_ROW_MULTIPLE = 32
 
 
-def expert_mlp(
-    x_ND: Tensor, counts_E: Tensor, gate_up_E2ID: Tensor, down_EDI: Tensor, *, backend: str = "auto"
-) -> Tensor:
-    """y_ND: every row through its expert.
+def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, backend: str = "auto") -> Tensor:
+    """y_NO: every row times its expert's matrix.
 
     Args:
-        x_ND: rows sorted by expert.
+        x_NJ: rows sorted by expert.
+        weight_EOJ: cast to x's dtype for the matmuls (master weights may be float32 while x is bfloat16); the gradient
+            returns in its own dtype.
         counts_E: int64, rows per expert, summing to N. An expert without rows gets zero gradients.
-        gate_up_E2ID: gate rows first, then up rows. Cast to x's dtype for the matmuls (master weights may be float32
-            while x is bfloat16); the gradient returns in its own dtype.
-        down_EDI: likewise.
         backend: a name of `BACKENDS`, or "auto": "sliced" on the CPU, else "grouped".
     """
     if backend == "auto":
-        backend = "sliced" if kernel_device(x_ND.device) == "cpu" else "grouped"
+        backend = "sliced" if kernel_device(x_NJ.device) == "cpu" else "grouped"
     if backend not in BACKENDS:
-        raise ValueError(f"expert_mlp: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
-    linear = BACKENDS[backend]
-    gate_NI, up_NI = linear(x_ND, gate_up_E2ID.to(x_ND.dtype), counts_E).chunk(2, dim=-1)
-    return linear(F.silu(gate_NI) * up_NI, down_EDI.to(x_ND.dtype), counts_E)
+        raise ValueError(f"expert_linear: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
+    return BACKENDS[backend](x_NJ, weight_EOJ.to(x_NJ.dtype), counts_E)
 
 
 def _loop_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:

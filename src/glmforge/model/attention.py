@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.model.layers import Linear, RMSNorm
+from glmforge.model.placement import ONE_DEVICE, Region
 from glmforge.model.rope import Rope
 
 
@@ -40,12 +41,14 @@ class Attention(nn.Module):
         self.o_proj = Linear(q_features, config.hidden_size)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.use_qk_norm else None
+        self.region: Region = ONE_DEVICE
 
     def forward(self, x_TD: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        x_TD = self.region.enter(x_TD)
         q_THP = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         k_TGP = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
         o_THP = attend(self, rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP)
-        return self.o_proj(o_THP.flatten(-2))
+        return self.region.leave(self.o_proj(o_THP.flatten(-2)))

@@ -26,12 +26,12 @@ class ExpertRows:
     Attributes:
         arrive: gives `x_ND`, the rows sorted by expert; waits until all are there.
         counts_e: int64, rows per expert of this rank.
-        ticket: what the dispatcher needs to bring the results back.
+        handle: what the dispatcher needs to bring the results back.
     """
 
     arrive: Callable[[], Tensor]
     counts_e: Tensor
-    ticket: Any
+    handle: Any
 
 
 class Dispatcher(Protocol):
@@ -57,7 +57,7 @@ class LocalDispatcher:
         return ExpertRows(lambda: x_ND, routing.counts_E, routing)
 
     def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
-        return combine_rows(y_ND, weights_TK, rows.ticket)
+        return combine_rows(y_ND, weights_TK, rows.handle)
 
 
 def combine_rows(y_ND: Tensor, weights_TK: Tensor, routing: Routing) -> Tensor:

@@ -1,22 +1,34 @@
 """Text generation: greedy, temperature and top-p sampling over a batch of prompts of different length.
 
 One prefill for all prompts (padded on the right), then one token per row and step from the KV cache. A row stops at
-any of its stop tokens or at `max_new_tokens`; finished rows ride along until all are done.
+any of its stop tokens or at `max_new_tokens`; finished rows ride along until all are done. Of the model it asks for
+`Decoder` only.
 
 Shapes: B prompts, S tokens, V vocab_size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from glmforge.config.model import ModelConfig
 from glmforge.model.cache import KVCache
 
-if TYPE_CHECKING:
-    from glmforge.model.transformer import GlmMoe
+
+class Decoder(Protocol):
+    """A language model that gives the logits of the next token, `GlmMoe` for one."""
+
+    config: ModelConfig
+    compute_dtype: torch.dtype
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def decode(self, ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
+        """Logits `[B, V]` after the last of the first `num_valid_B` new tokens of every row, which join the cache."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,7 @@ def _nucleus(probabilities_BV: Tensor, top_p: float) -> Tensor:
 
 @torch.no_grad()
 def generate(
-    model: "GlmMoe",
+    model: Decoder,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -80,7 +92,7 @@ def generate(
     lengths_B = torch.tensor(lengths, device=device)
     cache = KVCache(model.config, len(prompts), max(lengths) + max_new_tokens, model.compute_dtype, device)
 
-    next_B = sampling.choose(_decode(model, ids_BS.to(device), lengths_B, cache), generator)
+    next_B = sampling.choose(model.decode(ids_BS.to(device), lengths_B, cache), generator)
     rows: list[list[int]] = [[] for _ in prompts]
     stopped = [False] * len(prompts)
     ones_B = torch.ones_like(lengths_B)
@@ -94,23 +106,11 @@ def generate(
             on_token(fresh)
         if all(stopped) or step == max_new_tokens - 1:
             break
-        next_B = sampling.choose(_decode(model, next_B[:, None], ones_B, cache), generator)
+        next_B = sampling.choose(model.decode(next_B[:, None], ones_B, cache), generator)
     return rows
 
 
-def _decode(model: "GlmMoe", ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
-    """Logits `[B, V]` after the last valid token of every row; the cache grows by the valid tokens."""
-    num_rows, num_new = ids_BS.shape
-    rope = model.rope(cache.positions_BS(num_new).flatten())
-    h_TD = model.run_trunk(model.embed(ids_BS.flatten()), rope, cache)
-    cache.advance(num_valid_B, num_new)
-    last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
-    assert model.lm_head is not None, "only a whole model generates"
-    assert model.model.norm is not None
-    return cast(Tensor, model.lm_head(model.model.norm(last_BD)))
-
-
-def _check_prompts(model: "GlmMoe", prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def _check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; at least 1")
     if any(isinstance(prompt, int | str) for prompt in prompts):

@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.dispatch import limit_to_capacity
-from glmforge.kernels.experts import expert_mlp
 from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
-from glmforge.model.layers import SwiGLU
+from glmforge.model.layers import Matmul, SwiGLU, matmul
+from glmforge.model.placement import ONE_DEVICE, Region, local
 from glmforge.model.router import Router, Routes
 
 
@@ -26,7 +27,7 @@ class Experts(nn.Module):
     """Packed SwiGLU experts: `gate_up_proj` [E, 2I, D] (gate rows first) and `down_proj` [E, D, I].
 
     `dispatcher` brings tokens to the experts; `capacity_factor` limits each expert to that many times the mean load of
-    the tokens routed at once (None: no limit).
+    the tokens routed at once (None: no limit). The matmuls may be replaced, see `layers.Matmul`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -34,28 +35,30 @@ class Experts(nn.Module):
         self.num_experts, width = config.n_routed_experts, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * width, config.hidden_size))
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, config.hidden_size, width))
+        self.gate_up_matmul: Matmul = matmul
+        self.down_matmul: Matmul = matmul
         self.dispatcher: Dispatcher = LocalDispatcher()
         self.capacity_factor: float | None = None
 
     def forward(
-        self, x_TD: Tensor, routes: Routes, meanwhile: Callable[[Tensor], Tensor]
+        self, x_TD: Tensor, routes: Routes, overlap: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weighted sum of each token's experts [T, D], what `meanwhile(x_TD)` gives, and the rows of each expert [E].
+        """Weighted sum of each token's experts [T, D], what `overlap(x_TD)` gives, and the rows of each expert [E].
 
-        `meanwhile` is called while the tokens are on their way to the experts.
+        `overlap` is called while the tokens are on their way to the experts.
         """
         experts_TK = self._within_capacity(routes)
         may_drop = self.capacity_factor is not None
         rows = self.dispatcher.dispatch(x_TD, experts_TK, self.num_experts, may_drop=may_drop)
-        aside_TD = meanwhile(x_TD)
-        gate_up_E2ID, down_EDI = self.weights()
-        y_ND = expert_mlp(rows.arrive(), rows.counts_e, gate_up_E2ID, down_EDI)
+        overlapped_TD = overlap(x_TD)
+        y_ND = self._swiglu(rows.arrive(), rows.counts_e)
         y_TD = self.dispatcher.combine(y_ND, routes.weights_TK, rows)
-        return y_TD, aside_TD, expert_counts(experts_TK, self.num_experts)
+        return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
 
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """The packed weights of the experts on this device."""
-        return self.gate_up_proj, self.down_proj
+    def _swiglu(self, x_ND: Tensor, counts_e: Tensor) -> Tensor:
+        """`down(silu(gate(x)) * up(x))`, each row through its own expert on this device."""
+        gate_NI, up_NI = self.gate_up_matmul(x_ND, local(self.gate_up_proj), counts_E=counts_e).chunk(2, dim=-1)
+        return self.down_matmul(F.silu(gate_NI) * up_NI, local(self.down_proj), counts_E=counts_e)
 
     def _within_capacity(self, routes: Routes) -> Tensor:
         if self.capacity_factor is None:
@@ -82,9 +85,11 @@ class MoE(nn.Module):
         self.gate = Router(config)
         self.experts = Experts(config)
         self.shared_experts = SwiGLU(config.hidden_size, config.moe_intermediate_size * config.n_shared_experts)
+        self.region: Region = ONE_DEVICE
 
     def forward(self, x_TD: Tensor, rows: Rows | None = None) -> MoEOutput:
+        x_TD = self.region.enter(x_TD)
         routes = self.gate(x_TD, rows)
         y_TD, shared_TD, kept_E = self.experts(x_TD, routes, self.shared_experts)
         counts_E = expert_counts(routes.experts_TK, self.experts.num_experts)
-        return MoEOutput(y_TD + shared_TD, counts_E, counts_E - kept_E, routes.scores_TE)
+        return MoEOutput(self.region.leave(y_TD + shared_TD), counts_E, counts_E - kept_E, routes.scores_TE)

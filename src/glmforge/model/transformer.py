@@ -8,8 +8,8 @@ hidden states is the caller's `head` (logits, a chunked cross-entropy, log-proba
 forward so that a sharded engine has the head's weights at hand.
 
 A `Section` of the model is a run of consecutive layers with the same names and weights as in the whole: the first one
-begins with the embedding, the last one ends with norm, MTP layers and head. Between two sections travel the hidden
-states and, where MTP layers follow, the embeddings of the tokens to come.
+begins with the embedding, the last one ends with norm, MTP layers and head. What a section
+hands to the next are the hidden states and, where MTP layers follow, the embeddings of the tokens to come.
 
 Shapes: B rows, S tokens per row, T tokens, D hidden_size, V vocab_size, L MoE layers, E experts, N MTP depths.
 """
@@ -26,6 +26,7 @@ from glmforge.config.parameters import parameter_table
 from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
+from glmforge.model.cache import KVCache
 from glmforge.model.dropout import LayerDropout, TokenNoise
 from glmforge.model.generate import generate
 from glmforge.model.head import LMHead
@@ -55,7 +56,7 @@ class Section(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """What travels between sections: `x_TD`, and `next_TD` of each MTP depth, the embeddings of the tokens to come."""
+    """What a section hands to the next: `x_TD`, `next_TD` of each MTP depth, the embeddings of coming tokens."""
 
     x_TD: Tensor
     next_TD: tuple[Tensor, ...]
@@ -235,6 +236,17 @@ class GlmMoe(nn.Module):
             if observe is not None:
                 observe(output)
         return x_TD
+
+    def decode(self, ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
+        """Logits `[B, V]` after the last valid token of every row; the cache grows by the valid tokens."""
+        num_rows, num_new = ids_BS.shape
+        rope = self.rope(cache.positions_BS(num_new).flatten())
+        h_TD = self.run_trunk(self.embed(ids_BS.flatten()), rope, cache)
+        cache.advance(num_valid_B, num_new)
+        last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
+        assert self.lm_head is not None, "only a whole model decodes"
+        assert self.model.norm is not None
+        return cast(Tensor, self.lm_head(self.model.norm(last_BD)))
 
     @torch.no_grad()
     def logits(self, ids_BS: Tensor, documents: Documents | None = None) -> Tensor:

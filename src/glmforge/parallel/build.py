@@ -1,8 +1,8 @@
 """From a configuration to this rank's part of the model.
 
-Order: modules on the meta device, cut over tp and ep, compared with the table of parameters, recompute, compile each
-layer, shard with FSDP2, allocate this rank's shards, fill them. The initial weights are those of a single process: each
-rank draws just the part it keeps (see `model.init`).
+Order: modules on the meta device, compared with the table of parameters, cut over tp and ep by it, recompute, compile
+each layer, shard with FSDP2, allocate this rank's shards, fill them. The initial weights are those of a single process:
+each rank draws just the part it keeps (see `model.init`).
 """
 
 from collections.abc import Callable
@@ -27,8 +27,9 @@ from glmforge.parallel.world import World
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-Extend = Callable[[GlmMoe, World], None]
-"""Puts further parameters (adapters, heads) into a section that is cut over tp and ep and still on the meta device."""
+Extend = Callable[[GlmMoe], None]
+"""Puts further parameters (adapters, heads) into a section, whole and on the meta device; the table says how they are
+cut."""
 
 
 def build_model(
@@ -64,11 +65,11 @@ def lay_out_model(
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
         part.compute_dtype = DTYPES[config.precision.compute]
-        parallelize_tensors(part, world, sequence_parallel=parallel.sequence_parallel)
-        parallelize_experts(part, world, splits)
         if extend is not None:
-            extend(part, world)
-        check_declared(part, table, world)
+            extend(part)
+        check_declared(part, table)
+        parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
+        parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.compile:
             for module in (*part.layers, *filter(None, (part.model.norm,))):

@@ -6,24 +6,20 @@ fit its parameter tells readers of the table what is not so. Either ends the bui
 
 from collections.abc import Iterator
 
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
-
 from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.errors import GlmforgeError
 from glmforge.model.transformer import GlmMoe
-from glmforge.parallel.world import World
 
 
 class WrongRowError(GlmforgeError):
     """A row of the table of parameters that is not what the model has."""
 
 
-def check_declared(model: GlmMoe, table: ParameterTable, world: World) -> None:
-    """Compare a section, cut over tp and ep and not yet over the data axes, with its rows.
+def check_declared(model: GlmMoe, table: ParameterTable) -> None:
+    """Compare a section, not cut yet, with its rows.
 
     Raises `UndeclaredParameterError` for a parameter or buffer without a row, `WrongRowError` for a row that nothing
-    in the section answers to, or something of another shape, kind or cut.
+    in the section answers to, or something of another shape or kind.
     """
     parameters = dict(model.named_parameters())
     tensors = parameters | dict(model.named_buffers())
@@ -31,9 +27,6 @@ def check_declared(model: GlmMoe, table: ParameterTable, world: World) -> None:
         row = table[name]
         _check(row, "shape", row.shape, tuple(tensor.shape))
         _check(row, "trained", row.trained, name in parameters)
-        for axis, dim in (("tp", row.tp_dim), ("ep", 0 if row.expert else None)):
-            if world.axis_size(axis) > 1:
-                _check(row, f"dim cut over {axis}", dim, _cut_dim(tensor, axis))
     if missing := [row.name for row in _rows_of(model, table) if row.name not in tensors]:
         raise WrongRowError(f"{missing[0]}: is declared, but the model has no such parameter; remove its row")
 
@@ -44,13 +37,6 @@ def _check(row: Parameter, what: str, declared: object, actual: object) -> None:
             f"{row.name}: is declared with {what} {declared}, but the model has {actual}; correct the row where the "
             "parameter is declared (glmforge/config/parameters.py, or what extends the table)"
         )
-
-
-def _cut_dim(tensor: Tensor, axis: str) -> int | None:
-    if not isinstance(tensor, DTensor):
-        return None
-    cuts = zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True)
-    return next((place.dim for name, place in cuts if name == axis and isinstance(place, Shard)), None)
 
 
 def _rows_of(model: GlmMoe, table: ParameterTable) -> Iterator[Parameter]:

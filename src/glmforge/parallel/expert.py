@@ -20,13 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.config.parameters import ParameterTable
 from glmforge.kernels.dispatch import Routing, permute, sort_by_expert
 from glmforge.model.dispatch import ExpertRows, combine_rows
-from glmforge.model.moe import Experts
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.collectives import Exchange
-from glmforge.parallel.placement import local_weight
-from glmforge.parallel.tensor import shard_parameter
+from glmforge.parallel.placement import shard_parameters
 from glmforge.parallel.world import World
 
 Splits = Callable[[Tensor], list[list[int]]]
@@ -39,15 +38,8 @@ def splits_from_device(counts_2R: Tensor) -> list[list[int]]:
     return splits
 
 
-class ShardedExperts(Experts):
-    """The experts [rank * e, (rank + 1) * e) of a layer."""
-
-    def weights(self) -> tuple[Tensor, Tensor]:
-        return local_weight(self.gate_up_proj), local_weight(self.down_proj)
-
-
 @dataclass(frozen=True)
-class _Ticket:
+class _Handle:
     """How to bring results back: the sender's order, both permutations of the receiver, the exchange."""
 
     routing: Routing
@@ -81,28 +73,27 @@ class AllToAllDispatcher:
         def arrive() -> Tensor:
             return _Reorder.apply(exchange.finish(on_the_way_MD), order_M, inverse_M)
 
-        ticket = _Ticket(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
-        return ExpertRows(arrive, received_Re.sum(0), ticket)
+        handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
+        return ExpertRows(arrive, received_Re.sum(0), handle)
 
     @torch.compiler.disable
     def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
-        ticket: _Ticket = rows.ticket
-        y_by_sender_MD = _Reorder.apply(y_ND, ticket.inverse_M, ticket.order_M)
-        y_back_ND = ticket.back.finish(ticket.back.start(y_by_sender_MD))
-        return combine_rows(y_back_ND, weights_TK, ticket.routing)
+        handle: _Handle = rows.handle
+        y_by_sender_MD = _Reorder.apply(y_ND, handle.inverse_M, handle.order_M)
+        y_back_ND = handle.back.finish(handle.back.start(y_by_sender_MD))
+        return combine_rows(y_back_ND, weights_TK, handle.routing)
 
 
-def parallelize_experts(model: GlmMoe, world: World, splits: Splits = splits_from_device) -> None:
+def parallelize_experts(
+    model: GlmMoe, world: World, table: ParameterTable, splits: Splits = splits_from_device
+) -> None:
     """Give each rank of the ep axis its share of every layer's experts, in place (on the meta device)."""
     if world.axis_size("ep") == 1:
         return
     mesh = world.meshes["expert"]["ep"]
+    shard_parameters(model, mesh, lambda name: 0 if table[name].expert else None)
     for moe in model.moe_layers.values():
-        experts = moe.experts
-        experts.__class__ = ShardedExperts
-        experts.gate_up_proj = shard_parameter(experts.gate_up_proj, mesh, 0)
-        experts.down_proj = shard_parameter(experts.down_proj, mesh, 0)
-        experts.dispatcher = AllToAllDispatcher(mesh.get_group(), splits)
+        moe.experts.dispatcher = AllToAllDispatcher(mesh.get_group(), splits)
 
 
 def _exchanged_counts(sent_Re: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glmforge.config.parameters import Axis, ParameterTable
-from glmforge.parallel.placement import local_weight
+from glmforge.model.placement import local
 from glmforge.parallel.world import World
 
 
@@ -29,7 +29,7 @@ def sum_partial_gradients(
         partial = table[name].partial_axes(sequence_parallel=sequence_parallel)
         axes = tuple(axis for axis in partial if world.axis_size(axis) > 1)
         if axes and parameter.grad is not None:
-            by_axes.setdefault(axes, []).append(local_weight(parameter.grad))
+            by_axes.setdefault(axes, []).append(local(parameter.grad))
     for axes, gradients in by_axes.items():
         _sum(gradients, axes, world)
 

@@ -50,7 +50,7 @@ class ParallelModel:
         call `finish_gradients` when all are there. All ranks call this together.
         """
         if self.pipeline is not None:
-            self.pipeline.run(run, num_micro_batches, self._traveller(rows), 1 + num_mtp, backward)
+            self.pipeline.run(run, num_micro_batches, self._activation(rows), 1 + num_mtp, backward)
             return
         (model,) = self.parts
         for index in range(num_micro_batches):
@@ -104,7 +104,7 @@ class ParallelModel:
         if isinstance(model, FSDPModule) and self.parallel.reduce_gradients == "last_micro_batch":
             model.set_requires_gradient_sync(is_last)
 
-    def _traveller(self, rows: tuple[int, int]) -> Tensor:
+    def _activation(self, rows: tuple[int, int]) -> Tensor:
         world, (num_rows, seq_len) = self.world, rows
         sharing = world.axis_size("cp") * (world.axis_size("tp") if self.parallel.sequence_parallel else 1)
         shape = (num_rows * seq_len // sharing, self.config.hidden_size)

@@ -1,9 +1,10 @@
 """Pipeline parallelism: the model's sections on different ranks, micro-batches flowing through them.
 
-The schedules and the traffic between ranks are torch.distributed.pipelining's. What travels is the hidden states and,
-where MTP layers wait at the end, the embeddings of the tokens to come: a second tensor of the same size, which keeps
-the embedding in one place. (The alternative is a copy of it on the last rank, with its gradients exchanged and its norm
-counted once; at the 355B model's width the tensor costs less traffic than one layer's tensor parallelism.)
+The schedules and the traffic between ranks are torch.distributed.pipelining's. The activations sent between stages are
+the hidden states and, where MTP layers wait at the end, the embeddings of the tokens to come: a second tensor of the
+same size, which keeps the embedding in one place. (The alternative is a copy of it on the last rank, with its gradients
+exchanged and its norm counted once; at the 355B model's width the tensor costs less traffic than one layer's tensor
+parallelism.)
 
 Every section adds losses of its own, the routers' balance loss: `attach_loss` hangs it onto the hidden states, so that
 its gradient joins in when theirs comes back.
@@ -98,23 +99,26 @@ class Pipeline:
         self.stage_class: type[PipelineStage] = PipelineStage
         self._schedules: dict[tuple[Any, ...], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
-    def run(self, run: RunPart, num_micro_batches: int, traveller: Tensor, num_travellers: int, backward: bool) -> None:
-        """Send all micro-batches through; `traveller` (on the meta device) is one of the tensors that travel."""
+    def run(
+        self, run: RunPart, num_micro_batches: int, activation: Tensor, num_activations: int, backward: bool
+    ) -> None:
+        """Send all micro-batches through; `activation` (on the meta device) is one of the tensors sent between stages,
+        which are all alike."""
         for stage in self.stages:
             stage.begin(run)
         if not backward:
             for _ in range(num_micro_batches):
-                self._forward(traveller, num_travellers)
+                self._forward(activation, num_activations)
             return
-        key = (num_micro_batches, traveller.shape, traveller.dtype, num_travellers)
+        key = (num_micro_batches, activation.shape, activation.dtype, num_activations)
         if key not in self._schedules:
-            self._schedules[key] = self._make_schedule(num_micro_batches, (traveller,) * num_travellers)
+            self._schedules[key] = self._make_schedule(num_micro_batches, (activation,) * num_activations)
         # The last stage gives the loss itself; the target only has to be there.
         target = torch.arange(num_micro_batches) if any(s.index == self.num_stages - 1 for s in self.stages) else None
         self._schedules[key].step(target=target, return_outputs=False)
 
     @torch.no_grad()
-    def _forward(self, traveller: Tensor, num_travellers: int) -> None:
+    def _forward(self, activation: Tensor, num_activations: int) -> None:
         """One micro-batch through this rank's stages without gradients. (Schedules ask for several at once.)"""
         rank_of = {index: rank for rank in range(self.num_ranks) for index in self._stages_of(rank)}
         group, here = self.world.group("pp"), self.world.axis_rank("pp")
@@ -122,7 +126,7 @@ class Pipeline:
         for stage in self.stages:
             received = sent.get(stage.index, ())
             if stage.index > 0 and rank_of[stage.index - 1] != here:
-                received = tuple(torch.empty_like(traveller, device=self.world.device) for _ in range(num_travellers))
+                received = tuple(torch.empty_like(activation, device=self.world.device) for _ in range(num_activations))
                 for tensor in received:
                     dist.recv(tensor, group=group, group_src=rank_of[stage.index - 1])
             output = stage(*received)
@@ -134,7 +138,7 @@ class Pipeline:
             for tensor in output:
                 dist.send(tensor.contiguous(), group=group, group_dst=rank_of[stage.index + 1])
 
-    def _make_schedule(self, num_micro_batches: int, travellers: tuple[Tensor, ...]) -> Any:
+    def _make_schedule(self, num_micro_batches: int, activations: tuple[Tensor, ...]) -> Any:
         loss = torch.empty((), device="meta")
         stages = [
             self.stage_class(
@@ -142,8 +146,8 @@ class Pipeline:
                 stage.index,
                 self.num_stages,
                 self.world.device,
-                input_args=travellers if stage.index > 0 else (),
-                output_args=travellers if stage.index < self.num_stages - 1 else (loss,),
+                input_args=activations if stage.index > 0 else (),
+                output_args=activations if stage.index < self.num_stages - 1 else (loss,),
                 group=self.world.group("pp"),
             )
             for stage in self.stages

@@ -1,17 +1,18 @@
-"""How many parameters a model has, part by part, from its configuration alone.
+"""How many parameters a model has, part by part, from its configuration alone: sums over the table of parameters.
 
 Counts are exact integers. Each part is kept as matrices, vectors and buffers, because later questions ask for
 different ones of them: FLOPs and Muon concern the matrices, AdamW gets the vectors (biases and norm weights),
 and the routers' correction biases are buffers, which published totals include and no optimizer touches.
-
-Legend: D hidden_size, H query heads, G key/value heads, P head_dim, E experts, K experts per token,
-I moe_intermediate_size, F intermediate_size, V vocabulary.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import LayerKind, Parameter, layer_rows, outer_rows
+
+_KINDS: tuple[LayerKind, ...] = ("dense", "moe", "mtp")
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,24 @@ class ParameterCounts:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
-        table = Count(config.vocab_size * config.hidden_size)
-        norm = Count(0, vectors=config.hidden_size)
-        dense, moe = _dense_layer(config), _moe_layer(config, config.n_routed_experts)
-        moe_active = _moe_layer(config, config.num_experts_per_tok)
-        dense_layers = dense * config.first_k_dense_replace
+        outer = list(outer_rows(config))
+        embedding = _count(row for row in outer if row.family == "embedding")
+        norm = _count(row for row in outer if row.family == "vector")
+        dense, moe, mtp = (list(layer_rows(config, kind)) for kind in _KINDS)
+        visited = config.num_experts_per_tok
+        dense_layers = _count(dense) * config.first_k_dense_replace
         return cls(
-            embedding=table,
-            head=table,
+            embedding=embedding,
+            head=embedding,  # of the same shape, a matrix of its own or not
             is_tied=config.tie_word_embeddings,
-            expert=_mlp(config, config.moe_intermediate_size),
-            dense_layer=dense,
-            moe_layer=moe,
-            moe_layer_active=moe_active,
-            trunk=dense_layers + moe * config.num_moe_layers + norm,
-            trunk_active=dense_layers + moe_active * config.num_moe_layers + norm,
-            mtp=(moe + _mtp_entry(config)) * config.num_nextn_predict_layers,
-            mtp_active=(moe_active + _mtp_entry(config)) * config.num_nextn_predict_layers,
+            expert=_count((row for row in moe if row.expert), num_experts=1),
+            dense_layer=_count(dense),
+            moe_layer=_count(moe),
+            moe_layer_active=_count(moe, num_experts=visited),
+            trunk=dense_layers + _count(moe) * config.num_moe_layers + norm,
+            trunk_active=dense_layers + _count(moe, num_experts=visited) * config.num_moe_layers + norm,
+            mtp=_count(mtp) * config.num_nextn_predict_layers,
+            mtp_active=_count(mtp, num_experts=visited) * config.num_nextn_predict_layers,
             num_mtp_layers=config.num_nextn_predict_layers,
         )
 
@@ -120,32 +122,13 @@ def count_parameters(config: ModelConfig) -> ParameterCounts:
     return ParameterCounts.of(config)
 
 
-def _dense_layer(config: ModelConfig) -> Count:
-    return _attention(config) + _mlp(config, config.intermediate_size)
-
-
-def _moe_layer(config: ModelConfig, num_routed: int) -> Count:
-    """A decoder layer with `num_routed` of its routed experts (all of them, or those one token visits)."""
-    router = Count(config.n_routed_experts * config.hidden_size, buffers=config.n_routed_experts)
-    experts = _mlp(config, config.moe_intermediate_size) * (num_routed + config.n_shared_experts)
-    return _attention(config) + router + experts
-
-
-def _attention(config: ModelConfig) -> Count:
-    """q, k, v [D, (H + 2 G) P] with bias, o [H P, D] without, two layer norms, and QK-norm's pair over P."""
-    query = config.num_attention_heads * config.head_dim
-    key_value = 2 * config.num_key_value_heads * config.head_dim
-    matrices = config.hidden_size * (query + key_value + query)
-    biases = (query + key_value) * config.attention_bias
-    norms = 2 * config.hidden_size + 2 * config.head_dim * config.use_qk_norm
-    return Count(matrices, vectors=biases + norms)
-
-
-def _mlp(config: ModelConfig, width: int) -> Count:
-    """SwiGLU: gate and up [width, D], down [D, width]."""
-    return Count(3 * config.hidden_size * width)
-
-
-def _mtp_entry(config: ModelConfig) -> Count:
-    """What an MTP layer has beside its decoder layer: eh_proj [D, 2 D], enorm, hnorm, shared_head.norm."""
-    return Count(2 * config.hidden_size**2, vectors=3 * config.hidden_size)
+def _count(rows: Iterable[Parameter], num_experts: int | None = None) -> Count:
+    """Elements of these rows, with `num_experts` of the packed experts (None: all)."""
+    count = Count(0)
+    for row in rows:
+        size = row.size if num_experts is None or not row.expert else row.size // row.shape[0] * num_experts
+        if not row.trained:
+            count += Count(0, buffers=size)
+        else:
+            count += Count(0, vectors=size) if row.family == "vector" else Count(size)
+    return count

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from glmforge.kernels import experts as kernels
-from glmforge.kernels.experts import expert_mlp
+from glmforge.kernels.experts import expert_linear
 
 # D > 2I > I: each of the two weight gradients is the outer product of a wide and a narrow factor, one either way.
 D, I = 32, 8  # noqa: E741 - the shape legend's letter
@@ -15,6 +15,12 @@ COUNTS = [
     [40, 1, 33, 0, 2, 70],  # rounding up runs over into the next experts' rows
     [31, 1],  # rounding up would leave the tensor
 ]
+
+
+def expert_mlp(x_ND, counts_E, gate_up_E2ID, down_EDI, backend="auto"):
+    """Two expert-wise maps with a SwiGLU between them, as in the model."""
+    gate_NI, up_NI = expert_linear(x_ND, gate_up_E2ID, counts_E, backend=backend).chunk(2, dim=-1)
+    return expert_linear(F.silu(gate_NI) * up_NI, down_EDI, counts_E, backend=backend)
 
 
 def reference(x_ND, counts_E, gate_up_E2ID, down_EDI):

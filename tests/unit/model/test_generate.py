@@ -5,7 +5,6 @@ import torch
 
 from glmforge.model import GlmMoe, Sampling
 from glmforge.model.cache import KVCache
-from glmforge.model.generate import _decode
 from helpers.models import randomize_, tiny_config
 
 
@@ -39,9 +38,9 @@ def test_cached_logits_equal_uncached(model: GlmMoe) -> None:
     prompts = prompts_of(4, 9)
     cache = KVCache(model.config, 2, 16, torch.float32, torch.device("cpu"))
     padded_BS = torch.tensor([prompts[0] + [0] * 5, prompts[1]])
-    logits_BV = _decode(model, padded_BS, torch.tensor([4, 9]), cache)
+    logits_BV = model.decode(padded_BS, torch.tensor([4, 9]), cache)
     next_BS = torch.tensor([[17], [23]])
-    following_BV = _decode(model, next_BS, torch.tensor([1, 1]), cache)
+    following_BV = model.decode(next_BS, torch.tensor([1, 1]), cache)
     for row, prompt in enumerate(prompts):
         # The same sums in other tiles: a few units in the last place of logits of scale 10.
         full = model.logits(torch.tensor([prompt + next_BS[row].tolist()]))[0]

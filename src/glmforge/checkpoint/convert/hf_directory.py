@@ -22,15 +22,14 @@ from glmforge.checkpoint.convert.hf_config import hf_config, hf_generation_confi
 from glmforge.checkpoint.convert.hf_names import (
     INDEX_FILE,
     Piece,
-    disk_dtype,
     mtp_duplicates,
     mtp_prefixes,
-    packed_shapes,
     published_pieces,
 )
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.cluster.durable import fsync_file, write_durably
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import parameter_table
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, DataError
@@ -79,23 +78,23 @@ def plan_export(
     """Which tensors lie in which file, in the order of the layers."""
     if not with_mtp:
         config = config.model_copy(update={"num_nextn_predict_layers": 0})
-    shapes = packed_shapes(config)
-    pieces = [piece for name, shape in shapes.items() for piece in published_pieces(name, shape)]
+    table = parameter_table(config)
+    pieces = [piece for row in table.values() for piece in published_pieces(row)]
     if duplicate_mtp_head:
         if not mtp_prefixes(config):
             raise ValueError("duplicate_mtp_head needs MTP layers to be exported")
-        pieces += [Piece(copy, name, (), shapes[name]) for copy, name in mtp_duplicates(config).items()]
+        pieces += [Piece(copy, name, (), table[name].shape) for copy, name in mtp_duplicates(config).items()]
     return ExportPlan(config, dtype, _fill_shards(pieces, dtype, max_shard_bytes))
 
 
 def num_bytes(piece: Piece, dtype: torch.dtype) -> int:
     """Bytes of a tensor on disk."""
-    return math.prod(piece.shape) * disk_dtype(piece.name, dtype).itemsize
+    return math.prod(piece.shape) * piece.dtype(dtype).itemsize
 
 
 def check_names(names: Collection[str], config: ModelConfig) -> None:
     """Refuse a model that is not the one of `config`."""
-    expected = packed_shapes(config)
+    expected = parameter_table(config)
     if missing := [name for name in expected if name not in names]:
         raise CheckpointError(f"the model to export lacks {list_some(missing)}, which its configuration asks for")
     if unexpected := [name for name in names if name not in expected]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_directory import ExportPlan, check_files, check_names, plan_export, write_shard
-from glmforge.checkpoint.convert.hf_names import Piece, disk_dtype
+from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.format.store import make_partial, publish
 from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.model import ModelConfig
@@ -32,7 +32,7 @@ def export_hf(
     max_shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
 ) -> None:
-    """Write `state`, plain tensors with names and shapes of `packed_shapes(config)`, into `out_dir`.
+    """Write `state`, plain tensors with names and shapes of `parameter_table(config)`, into `out_dir`.
 
     `with_mtp=False` leaves the MTP layers out and says so in the configuration. `duplicate_mtp_head=True`
     repeats embedding and head in each MTP layer, as GLM-4.5 does and GLM-4.6 does not. `overwrite` replaces
@@ -66,8 +66,7 @@ def _write_shards(directory: Path, state: Mapping[str, Tensor], plan: ExportPlan
     for number, shard in enumerate(plan.shards):
         # Copies, because safetensors refuses tensors that share memory, and so that the packed one is freed.
         tensors = {
-            piece.disk_name: source.take(piece).to(disk_dtype(piece.name, plan.dtype), copy=True).contiguous()
-            for piece in shard
+            piece.disk_name: source.take(piece).to(piece.dtype(plan.dtype), copy=True).contiguous() for piece in shard
         }
         write_shard(directory / plan.file(number), tensors)
 

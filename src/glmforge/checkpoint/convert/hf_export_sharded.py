@@ -25,11 +25,12 @@ from glmforge.checkpoint.convert.hf_directory import (
     plan_export,
     write_shard,
 )
-from glmforge.checkpoint.convert.hf_names import Piece, disk_dtype, packed_shapes
+from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.convert.parts import Parts
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.store import make_partial, publish
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
 
 _EXCHANGE_BYTES = 1 << 30  # of all writers together
@@ -49,7 +50,7 @@ def export_hf_sharded(
 ) -> None:
     """Write the model of which `tensors` are this rank's part into `out_dir`. All ranks call this together.
 
-    Names are those of `packed_shapes(config)`, router biases among them; tensors are plain, then equal on all ranks
+    Names are those of `parameter_table(config)`, router biases among them; tensors are plain, then equal on all ranks
     that have them, or DTensors of those global shapes. Every rank must see `out_dir` under this path. The other
     arguments are those of `export_hf`. Raises `CheckpointError`, on all ranks the same, if the ranks together do not
     hold the model of `config`, the tokenizer does not fit, `out_dir` is taken, or the disk refuses any rank.
@@ -63,7 +64,7 @@ def export_hf_sharded(
         duplicate_mtp_head=duplicate_mtp_head,
         max_shard_bytes=max_shard_bytes,
     )
-    parts = Parts.gather(tensors, packed_shapes(config))
+    parts = Parts.gather(tensors, parameter_table(config).shapes())
     partial: Path | None = None
     try:
         partial = run_on_rank_zero(lambda: make_partial(out_dir))
@@ -77,7 +78,7 @@ def export_hf_sharded(
 
 def _check_specs(specs: Mapping[str, TensorSpec], config: ModelConfig) -> None:
     check_names(specs, config)
-    for name, shape in packed_shapes(config).items():
+    for name, shape in parameter_table(config).shapes().items():
         if specs[name].shape != shape:
             raise CheckpointError(
                 f"the model to export does not fit its configuration: {name} is {list(specs[name].shape)} and has to "
@@ -141,9 +142,9 @@ def _exchange(wanted: Sequence[Sequence[Piece]], dtype: torch.dtype, parts: Part
     for writer, pieces in enumerate(wanted):
         for piece, common, source in _transfers(pieces, writer, parts):
             if source == rank():
-                outgoing[writer].append(_bytes_of(parts.read(piece.name, common), disk_dtype(piece.name, dtype)))
+                outgoing[writer].append(_bytes_of(parts.read(piece.name, common), piece.dtype(dtype)))
             if writer == rank():
-                incoming[source] += common.num_elements * disk_dtype(piece.name, dtype).itemsize
+                incoming[source] += common.num_elements * piece.dtype(dtype).itemsize
     received = _all_to_all(outgoing, incoming)
     return _put_together(wanted[rank()], received, dtype, parts) if rank() < len(wanted) else {}
 
@@ -152,7 +153,7 @@ def _put_together(
     pieces: Sequence[Piece], received: Sequence[Tensor], dtype: torch.dtype, parts: Parts
 ) -> dict[str, Tensor]:
     """The tensors `pieces` out of the bytes that this rank has received from each rank."""
-    tensors = {piece.disk_name: torch.empty(piece.shape, dtype=disk_dtype(piece.name, dtype)) for piece in pieces}
+    tensors = {piece.disk_name: torch.empty(piece.shape, dtype=piece.dtype(dtype)) for piece in pieces}
     taken = [0] * world_size()
     for piece, common, source in _transfers(pieces, rank(), parts):
         target = tensors[piece.disk_name][piece.part(common)]

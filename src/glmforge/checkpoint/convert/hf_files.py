@@ -8,7 +8,6 @@ Two freedoms of the format are taken as they are: experts may lie packed or one 
 configuration without them.
 """
 
-import itertools
 import logging
 import reprlib
 from collections.abc import Sequence, Set
@@ -21,18 +20,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_names import (
-    HEAD,
     INDEX_FILE,
     Piece,
     duplicates,
     mtp_prefixes,
-    packed_shapes,
     published_pieces,
     whole_piece,
 )
 from glmforge.checkpoint.convert.safetensors_header import StoredTensor, read_header
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config import ModelConfig, load_model_config
+from glmforge.config.parameters import HEAD, parameter_table
 from glmforge.errors import CheckpointError
 from glmforge.files import kind_of, read_json, shown
 
@@ -53,7 +51,7 @@ class HfFiles:
     Attributes:
         config: of what the files hold, so without MTP layers if they hold none.
         shards: the tensors on disk, by name.
-        plan: for every tensor of `packed_shapes(config)`, the tensors on disk that it is put together from.
+        plan: for every tensor of `parameter_table(config)`, the tensors on disk that it is put together from.
     """
 
     config: ModelConfig
@@ -95,9 +93,8 @@ def _plan(config: ModelConfig, shards: "Shards", directory: Path) -> Plan:
     names = shards.names()
     plan: Plan = {}
     missing: list[str] = []
-    for name, shape in packed_shapes(config).items():
-        whole = name in names
-        pieces = itertools.chain([whole_piece(name, shape)]) if whole else published_pieces(name, shape)
+    for name, row in parameter_table(config).items():
+        pieces = iter([whole_piece(row)]) if name in names else published_pieces(row)
         plan[name] = []
         for piece in pieces:
             plan[name].append(piece)

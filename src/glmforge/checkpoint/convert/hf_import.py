@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
-from glmforge.checkpoint.convert.hf_names import Piece, Shape, disk_dtype, duplicates, packed_shapes
+from glmforge.checkpoint.convert.hf_names import Piece, duplicates
 from glmforge.config import ModelConfig
+from glmforge.config.parameters import Shape, parameter_table
 
 
 def import_hf(
     directory: Path, *, dtype: torch.dtype | None = None, with_mtp: bool = True
 ) -> tuple[ModelConfig, Iterator[tuple[str, Tensor]]]:
-    """The configuration, and lazily the `(name, tensor)` of all its `packed_shapes`, in that order.
+    """The configuration, and lazily the `(name, tensor)` of all its `parameter_table`, in that order.
 
     Tensors are CPU tensors of the stored type, or of `dtype`; correction biases always fp32. `with_mtp=False`
     leaves the MTP layers out of both. Raises `CheckpointError` (`ConfigError` for `config.json`) if a file is
@@ -40,11 +41,12 @@ def hf_model_config(directory: Path) -> ModelConfig:
 
 def _read(config: ModelConfig, files: HfFiles, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     copies_of = duplicates(config)
-    for name, shape in packed_shapes(config).items():
-        tensor = _assemble(files.shards, files.plan[name], shape)
+    for name, row in parameter_table(config).items():
+        pieces = files.plan[name]
+        tensor = _assemble(files.shards, pieces, row.shape)
         for copy in (copy for copy, original in copies_of.items() if original == name):
             _check_duplicate(files.shards, copy, name, tensor)
-        yield name, tensor.to(disk_dtype(name, dtype or tensor.dtype))
+        yield name, tensor.to(pieces[0].dtype(dtype or tensor.dtype))
 
 
 def _assemble(shards: Shards, pieces: Sequence[Piece], shape: Shape) -> Tensor:

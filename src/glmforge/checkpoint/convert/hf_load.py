@@ -16,14 +16,13 @@ from torch import Tensor
 from glmforge.checkpoint.collective import rank, run_each
 from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, check_types, different_duplicate, open_hf
-from glmforge.checkpoint.convert.hf_names import Shape, duplicates, mtp_prefixes, packed_shapes
+from glmforge.checkpoint.convert.hf_names import duplicates, mtp_prefixes
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import MTP_ENTRY, Shape, parameter_table
 from glmforge.errors import CheckpointError
 from glmforge.parallel.placement import local_chunk
-
-_MTP_MARK = "eh_proj.weight"  # a tensor that each MTP layer has, and no other
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +30,9 @@ logger = logging.getLogger(__name__)
 def load_hf_into(directory: Path, tensors: Mapping[str, Tensor], *, keep_absent_mtp: bool = False) -> ModelConfig:
     """Fill `tensors`, this rank's part of a model, from `directory`; the configuration of what was read.
 
-    All ranks call this together. Names are those of `packed_shapes`, router biases among them; tensors are plain or
-    DTensors, with the global shapes of `packed_shapes`, and keep their types: stored values are converted. The ranks
-    together must hold all of the model. MTP layers that the model does not have are not read. Those that it has and
+    All ranks call this together. Names are those of the table of parameters, router biases among them; tensors are
+    plain or DTensors, with its global shapes, and keep their types: stored values are converted. The ranks together
+    must hold all of the model. MTP layers that the model does not have are not read. Those that it has and
     the files do not are refused, or with `keep_absent_mtp` left as they are, and the returned configuration then
     counts them not.
 
@@ -55,7 +54,7 @@ def _open(directory: Path, specs: Mapping[str, TensorSpec], keep_absent_mtp: boo
     config = files.config if mtp_layers else files.config.model_copy(update={"num_nextn_predict_layers": 0})
     absent = tuple(sorted(mtp_layers - set(mtp_prefixes(config))))
     wanted = {name: spec for name, spec in specs.items() if not (absent and name.startswith(absent))}
-    _check_model(directory, packed_shapes(config), wanted)
+    _check_model(directory, parameter_table(config).shapes(), wanted)
     if absent and not keep_absent_mtp:
         raise CheckpointError(
             f"{directory}: holds no MTP layer {list_some(absent)}, which the model has; set "
@@ -67,7 +66,7 @@ def _open(directory: Path, specs: Mapping[str, TensorSpec], keep_absent_mtp: boo
 
 
 def _mtp_layers(names: Iterable[str]) -> set[str]:
-    return {name.removesuffix(_MTP_MARK) for name in names if name.endswith("." + _MTP_MARK)}
+    return {name.removesuffix(MTP_ENTRY) for name in names if name.endswith("." + MTP_ENTRY)}
 
 
 def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping[str, TensorSpec]) -> None:

@@ -3,6 +3,7 @@ import torch
 
 from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_names import Piece, published_pieces
+from glmforge.config.parameters import COMPLETE, Parameter
 
 CASES = {
     "inside": (Box((0, 0), (4, 6)), Box((1, 2), (2, 3)), Box((1, 2), (2, 3))),
@@ -26,11 +27,20 @@ def test_a_box_within_another_is_the_same_elements() -> None:
     assert inner.num_elements == 6
 
 
-@pytest.mark.parametrize("name", ["x.experts.gate_up_proj", "x.experts.down_proj", "x.weight"])
-def test_the_box_of_a_piece_is_its_index(name: str) -> None:
+@pytest.mark.parametrize("parts", [("gate_proj.weight", "up_proj.weight"), ("down_proj.weight",), ()])
+def test_the_box_of_a_piece_is_its_index(parts: tuple[str, ...]) -> None:
+    row = Parameter(
+        name="x.experts.packed",
+        shape=(3, 8, 5),
+        family="matrix",
+        initial="normal",
+        tp_dim=None,
+        partial=COMPLETE,
+        expert_parts=parts,
+    )
     packed = torch.arange(3 * 8 * 5).view(3, 8, 5)
     covered = torch.zeros_like(packed, dtype=torch.bool)
-    for piece in published_pieces(name, (3, 8, 5)):
+    for piece in published_pieces(row):
         on_disk = packed[piece.index]
         assert torch.equal(packed[piece.box.within(Box.whole((3, 8, 5)))].view(piece.shape), on_disk)
         covered[piece.index] = True

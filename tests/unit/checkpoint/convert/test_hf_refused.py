@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from glmforge.checkpoint.convert import export_hf
-from glmforge.checkpoint.convert.hf_names import packed_shapes
 from glmforge.config import load_model_config
+from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
 from helpers.distributed import run_ranks
 
@@ -17,7 +17,7 @@ def export_over_the_limit(root: Path) -> str:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that write() fails instead of ending the process
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     config = load_model_config("tiny")
-    state = {name: torch.zeros(shape) for name, shape in packed_shapes(config).items()}
+    state = {name: torch.zeros(shape) for name, shape in parameter_table(config).shapes().items()}
     try:
         export_hf(state, config, root / "hf")
     except CheckpointError as error:

@@ -1,0 +1,60 @@
+"""What a module asks when several devices compute a layer together. The answers here are those of one device.
+
+A module states its mathematics once and asks two things, so that no way of sharing a layer needs modules of its own:
+
+- `local(weight)`: this device's part of a parameter. A parameter that is cut says so itself, by being a DTensor.
+- a `Region` around the maps that the devices compute together: what moves between devices on the way in and out.
+
+How a map multiplies by its weight is a third matter, `glmforge.model.layers.Matmul`, and knows of neither.
+`glmforge.parallel` puts other regions and vocabularies in the place of these.
+
+Shapes: T tokens, V rows of the vocabulary on this device.
+"""
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from glmforge.kernels.cross_entropy import VocabularyShard
+
+
+def local(weight: Tensor) -> Tensor:
+    """This device's part of a parameter inside a forward pass: differentiable, the gradient again a part of the whole.
+
+    A parameter that is not cut over tp or ep is its own part.
+    """
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+class Region:
+    """A part of the forward pass that one device computes alone: nothing moves on the way in and out."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What the maps inside read, from what the device has outside."""
+        return x
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """What the device has outside, from its part of the sum that the maps inside computed."""
+        return partial
+
+
+class Vocabulary:
+    """A vocabulary whose rows, of the embedding or of the head, all lie on one device.
+
+    `num_rows` is V in every method.
+    """
+
+    def rows(self, ids_T: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """The local row of every token id, any row where there is none, and where that is so (bool): negative ids."""
+        return ids_T.clamp(min=0), ids_T < 0
+
+    def shard(self, num_rows: int) -> VocabularyShard | None:
+        """Which part of the vocabulary the rows are and how to reduce over all parts; None for the whole."""
+        return None
+
+    def likeliest(self, logits_T: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
+        """The token id with the largest logit, given the largest logit of the local rows and its row."""
+        return rows_T
+
+
+ONE_DEVICE = Region()
+WHOLE_VOCABULARY = Vocabulary()
