@@ -30,7 +30,7 @@ class EvaluationHook(Hook):
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         state = trainer.state
-        if state.step % self.every_steps and not state.is_done(trainer.config):
+        if state.step % self.every_steps and not state.is_done:
             return
         trainer.model.eval()
         # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.

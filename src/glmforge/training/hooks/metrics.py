@@ -42,7 +42,7 @@ class MetricsHook(Hook):
             samples=sum(state.samples.values()),
             world_size=trainer.world.size,
             batch_size=result.samples.size,
-            seq_len=phase.seq_len,
+            seq_len=result.tokens // result.samples.size,
             rope_theta=phase.rope_theta or trainer.config.model.rope_theta,
             skipped_samples=_num_skipped(state),
             rollbacks=state.rollbacks,

@@ -43,7 +43,7 @@ class SourcesHook(Hook):
             source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
         )
         if is_one_of(trainer, LAYER_RECORDS):
-            trainer.record(source_epochs=trainer.curriculum.epochs(trainer.state.samples))
+            trainer.record(**trainer.source.metrics())
         if self._sums_3S is not None:
             self._sums_3S[1:] = 0
 
