@@ -1,6 +1,6 @@
 """Memory, disk and time of near-deduplication on ten million documents.
 
-    python benchmarks/corpus/minhash_memory.py            # a quarter of an hour; writes results/data_minhash_memory.json
+    python benchmarks/corpus/minhash_memory.py          # a quarter of an hour; writes results/data_minhash_memory.json
     python benchmarks/corpus/minhash_memory.py --documents 200000 --shards 8               # a trial, writes nothing
 
 The documents are made up: 40 to 110 words drawn from 50,000. One in ten is an earlier document, anywhere in the
