@@ -64,10 +64,10 @@ def lay_out_model(
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
-        part.compute_dtype = DTYPES[config.precision.compute]
-        if extend is not None:
-            extend(part)
+            if extend is not None:
+                extend(part)
         check_declared(part, table)
+        part.compute_dtype = DTYPES[config.precision.compute]
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
