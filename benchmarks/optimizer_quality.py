@@ -45,7 +45,8 @@ from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.demo.standard_library import standard_library_documents
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 OUT = RESULTS / "optimizer_quality.json"
 CODE = ("src/glmforge/optim", "src/glmforge/model", "src/glmforge/training/step.py", "configs/demo.yaml")
@@ -151,9 +152,9 @@ class Recorder(Hook):
         self.losses: list[float] = []
         self.counts: list[np.ndarray] = []
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.losses.append(outcome.result.losses["loss"])
-        self.counts.append(outcome.result.counts_LE.numpy().astype(np.float64))
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.losses.append(result.losses["loss"])
+        self.counts.append(result.counts_LE.numpy().astype(np.float64))
 
     def result(self) -> dict[str, Any]:
         second_half = np.sum(self.counts[len(self.counts) // 2 :], axis=0)

@@ -272,7 +272,7 @@ def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
     def loss_of(ids_BS: Tensor) -> Tensor:
         labels_BS = nn.functional.pad(ids_BS[:, 1:], (0, 1), value=-100)
         head = CrossEntropyHead.whole(labels_BS, documents)
-        return model(ModelInputs.whole(ids_BS, documents), head=head).main / (labels_BS >= 0).sum()
+        return model(ModelInputs.whole(ids_BS, documents), head=head).main.sum / (labels_BS >= 0).sum()
 
     return model, loss_of
 

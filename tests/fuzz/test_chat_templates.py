@@ -7,7 +7,7 @@ from fuzz.format import Format
 from fuzz.mutate import byte_mutator
 from fuzz.suite import check
 from fuzz.trees import json_mutator
-from glmforge.data.chat.template import CHAT_TEMPLATE, render
+from glmforge.data.chat_template.template import CHAT_TEMPLATE, render
 from glmforge.errors import DataError
 from glmforge.files import read_json, read_text
 

@@ -67,7 +67,7 @@ def test_model_in_fp32() -> None:
     ids_BS = torch.randint(0, 512, (2, 64), generator=torch.Generator().manual_seed(0))
     head = CrossEntropyHead.whole(ids_BS.roll(-1, 1), documents, 1)
     expected = model(ModelInputs.whole(ids_BS, documents, 1), head=head)
-    expected.main.backward()
+    expected.main.sum.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     model.cuda()
@@ -75,9 +75,9 @@ def test_model_in_fp32() -> None:
     ids_BS = ids_BS.cuda()
     head = CrossEntropyHead.whole(ids_BS.roll(-1, 1), on_gpu, 1)
     actual = model(ModelInputs.whole(ids_BS, on_gpu, 1), head=head)
-    actual.main.backward()
+    actual.main.sum.backward()
     # TF32 is off by default: fp32 sums in another order.
-    torch.testing.assert_close(actual.main.cpu(), expected.main, rtol=1e-4, atol=0)
+    torch.testing.assert_close(actual.main.sum.cpu(), expected.main.sum, rtol=1e-4, atol=0)
     for name, expected_gradient in gradients.items():
         gradient = model.get_parameter(name).grad.cpu()
         assert (gradient - expected_gradient).norm() < 1e-3 * expected_gradient.norm(), name

@@ -13,16 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import World, join_world
-from glmforge.training.objective import NextTokenObjective
 from glmforge.training.step import train_step
 from helpers.models import run_config
 
@@ -86,8 +87,7 @@ def train(config: RunConfig, world: World, *, last_bit: int | None = None) -> Co
         share = phase.batch_size // world.layout.data_ranks
         mine = batch_of(config, step).rows(world.data_rank * share, (world.data_rank + 1) * share)
         outcome = train_step(
-            model,
-            optimizer,
+            NativeBackend(model, optimizer),
             objective,
             mine.micro_batches(world.layout.micro_batch_size or share),
             lr=LR,

@@ -13,18 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
 from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import Extend, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import World, join_world
-from glmforge.training.objective import NextTokenObjective
-from glmforge.training.step import accumulate_gradients, train_step
+from glmforge.training.step import train_step
 from helpers.models import run_config
 
 NUM_STEPS = 3
@@ -97,6 +98,7 @@ def run_case(
         world=world,
         compute_dtype=torch.float32,
     )
+    backend = NativeBackend(model, optimizer)
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
     objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)
@@ -107,12 +109,11 @@ def run_case(
         micro_batches = mine.micro_batches(world.layout.micro_batch_size or share)
         noise = Noise.of_step(config.regularization, config.seed, step)
         if step == 0:
-            accumulate_gradients(model, objective, micro_batches, noise=noise)
+            backend.accumulate(objective, micro_batches, noise)
             results |= {f"gradient.{name}": grad for name, grad in whole_state(_gradients(model)).items()}
             optimizer.zero_grad()
         outcome = train_step(
-            model,
-            optimizer,
+            backend,
             objective,
             micro_batches,
             lr=LR,

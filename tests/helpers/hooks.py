@@ -1,4 +1,4 @@
-"""What hooks are called with, made up: a trainer that only keeps its place, and the outcome of a step."""
+"""What hooks are called with, made up: a trainer that only keeps its place, and the result of a step."""
 
 import time
 from pathlib import Path
@@ -7,17 +7,20 @@ from typing import Any
 
 import torch
 
+from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import make_record
 from glmforge.observe.run import RunDirectory, event_record
 from glmforge.observe.run_sinks import RunFiles
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
+from glmforge.training.source import NoSource, Phase
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, StepOutcome
+from glmforge.training.trainer import Hook
 from helpers.layouts import uneven_config
 
 
@@ -35,7 +38,7 @@ def fake_config(**sections: object) -> RunConfig:
 
 
 class FakeTrainer(SimpleNamespace):
-    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its outcome.
+    """As much of a `Trainer` as hooks look at. `step` trains one: all hooks see its result.
 
     With `root` rank 0 writes to that run directory.
     """
@@ -44,12 +47,13 @@ class FakeTrainer(SimpleNamespace):
         self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None, root: Path | None = None
     ) -> None:
         world = world or World.single("cpu")
-        super().__init__(config=config or fake_config(), world=world, state=TrainState(), flags=set())
+        super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
+        self.phase = phase_of(self.config, 0)
         self.hooks = hooks
         self.bus = MetricsBus()
         if root is not None and world.is_main:
             self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
-        self.curriculum = SimpleNamespace(describe=lambda phase, sample: {"phase": phase, "sample": sample})
+        self.source = NoSource()
 
     def record(self, **metrics: object) -> None:
         self.bus.record(metrics, step=self.state.step)
@@ -61,14 +65,14 @@ class FakeTrainer(SimpleNamespace):
     def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
         self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
-    def raise_flag(self, name: str) -> None:
-        self.flags.add(name)
+    def vote(self, name: str) -> None:
+        self.votes.add(name)
 
     def compute(self) -> None:
         """What the step does."""
 
-    def agreed_flags(self) -> frozenset[str]:
-        return frozenset(self.flags)
+    def agreed_votes(self) -> frozenset[str]:
+        return frozenset(self.votes)
 
     def start(self) -> None:
         for hook in self.hooks:
@@ -79,48 +83,62 @@ class FakeTrainer(SimpleNamespace):
             hook.close()
 
     def step(self, **changes: Any) -> None:
-        """A step whose outcome is `step_outcome(**changes)`; flags that were raised are agreed on."""
+        """A step whose result is `step_result(**changes)`; all ranks hear of what was asked for."""
         for hook in self.hooks:
             hook.on_step_start(self)  # type: ignore[arg-type]
         started = time.perf_counter()
         self.compute()
         seconds = time.perf_counter() - started
-        flags, self.flags = self.agreed_flags(), set()
-        phase = self.config.phases[changes.pop("phase", 0)]
+        votes, self.votes = self.agreed_votes(), set()
+        index = changes.pop("phase", 0)
+        phase, self.phase = self.config.phases[index], phase_of(self.config, index)
         first = self.state.samples.get(phase.name, 0)
         self.state.step += 1
         self.state.samples[phase.name] = first + phase.batch_size
-        outcome = step_outcome(phase=phase, first=first, **{"flags": flags, "step_seconds": seconds} | changes)
+        result = step_result(phase, first=first, **{"votes": votes, "seconds": seconds} | changes)
         for hook in self.hooks:
-            hook.on_step_end(self, outcome)  # type: ignore[arg-type]
+            hook.on_step_end(self, result)  # type: ignore[arg-type]
 
 
-def step_outcome(
+def phase_of(config: RunConfig, index: int) -> Phase:
+    """A phase of the configuration as the curriculum gives it to the trainer."""
+    phase = config.phases[index]
+    return Phase(
+        name=phase.name,
+        objective=NextTokenObjective(phase, config.model.num_nextn_predict_layers),
+        rope_theta=phase.rope_theta,
+        capacity_factor=phase.capacity_factor,
+        router_bias_rate=phase.router_bias_rate,
+    )
+
+
+def step_result(
+    phase: PhaseConfig,
     *,
-    phase: Any,
     first: int = 0,
     loss: float = 2.0,
     grad_norm: float = 1.0,
     finite: bool = True,
-    flags: frozenset[str] = frozenset(),
-    step_seconds: float = 1.0,
+    votes: frozenset[str] = frozenset(),
+    seconds: float = 1.0,
     source_tokens: tuple[float, ...] = (100.0,),
-) -> StepOutcome:
+) -> StepResult:
     none = torch.zeros(0, 8, dtype=torch.int64)
     sums = torch.tensor(source_tokens, dtype=torch.float64)
-    result = StepResult(
+    return StepResult(
         losses={"loss": loss},
         grad_norm=grad_norm,
         counts_LE=none,
         dropped_LE=none,
         mean_attended_length=torch.tensor(16.0, dtype=torch.float64),
-        source_tokens_S=sums,
-        source_nll_S=sums,
+        metrics={"source_tokens": sums, "source_nll": sums},
         finite=finite,
-        flags=flags,
+        votes=votes,
+        lr=1e-3,
+        samples=BatchRange(first, phase.batch_size),
+        tokens=phase.tokens_per_step,
+        seconds=seconds,
     )
-    batch = BatchRange(first, phase.batch_size)
-    return StepOutcome(phase, result, 1e-3, step_seconds, 0.0, batch, phase.tokens_per_step, flags)
 
 
 def events(root: Path) -> list[tuple[str, int, str]]:

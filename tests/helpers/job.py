@@ -170,7 +170,8 @@ def _train(config_path: Path, overrides: list[str], steps: Path, stop_after: int
 
 def make_note_hook(steps: Path, stop_after: int | None) -> Any:
     """A hook that notes each step's samples, a digest of their tokens and the loss."""
-    from glmforge.training.trainer import Hook, StepOutcome, Trainer
+    from glmforge.training.step import StepResult
+    from glmforge.training.trainer import Hook, Trainer
 
     class NoteHook(Hook):
         name = "notes"
@@ -184,19 +185,19 @@ def make_note_hook(steps: Path, stop_after: int | None) -> Any:
             self.samples = trainer.batch.sample_indices
             self.digest = hashlib.sha256(trainer.batch.ids_BS.cpu().numpy().tobytes()).hexdigest()[:16]
             if stop_after is not None and trainer.state.step + 1 >= stop_after:
-                trainer.raise_flag("stop")
+                trainer.vote("stop")
 
-        def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+        def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
             self.note(
                 {
                     "step": trainer.state.step,
-                    "phase": outcome.phase.name,
+                    "phase": trainer.phase.name,
                     "world_size": trainer.world.size,
                     "data_rank": trainer.world.data_rank,
                     "samples": self.samples,
                     "digest": self.digest,
-                    "loss": outcome.result.losses["loss"],
-                    "seconds": outcome.step_seconds,
+                    "loss": result.losses["loss"],
+                    "seconds": result.seconds,
                     "time": time.time(),
                 }
             )

@@ -10,14 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
 from glmforge.dryrun.steps import BACKWARD, FORWARD, Purpose, Task, label_of
 from glmforge.dryrun.tracker import Block, MemoryTracker
-from glmforge.model.loss import CrossEntropyHead
+from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.build import DTYPES, allocate, lay_out_model
 from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
@@ -26,7 +28,6 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.pipeline import Pipeline
 from glmforge.parallel.world import World
-from glmforge.training.objective import NextTokenObjective
 from glmforge.training.step import train_step
 
 
@@ -104,8 +105,7 @@ def observe_step(
         seen.mark("share")
         micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
         train_step(
-            model,
-            optimizer,
+            NativeBackend(model, optimizer),
             objective,
             micro_batches,
             lr=config.optim.lr,
@@ -140,12 +140,12 @@ class _MarkedObjective(NextTokenObjective):
         super().__init__(*args)
         self._mark = (lambda what: None) if is_piped else mark
 
-    def head(self, batch: Batch, share: TokenShare, source_nll_S: Tensor | None = None) -> CrossEntropyHead:
+    def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
         self._mark(FORWARD)
-        return super().head(batch, share, source_nll_S)
+        return super().head(batch, share)
 
-    def numerators(self, output: ForwardOutput[Tensor]) -> Tensor:
-        result = super().numerators(output)
+    def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
+        result = super().numerators(output, batch, share)
         self._mark("forward done")
         self._mark(BACKWARD)
         return result

@@ -3,7 +3,7 @@
 Losses are sums with their number of labels beside them: whoever knows all ranks and accumulation steps divides by
 the global number. No function here makes [T, V] logits at once.
 
-Shapes: B rows, S tokens per row, T tokens, N depths, D hidden_size, K kinds of tokens that are told apart.
+Shapes: B rows, S tokens per row, T tokens, N depths, D hidden_size.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,24 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
     return labels_T.roll(-depth).masked_fill(~documents.continues_T(depth), IGNORE_INDEX)
 
 
-class SumsByKind(NamedTuple):
-    """Where the next token's losses are added up by kind: int64 `kind_T` of the tokens, float64 `sums_K`."""
+class CrossEntropy(NamedTuple):
+    """The loss of a depth: `sum` over all labels (fp32 scalar, differentiable), and its summands `nll_T` for metrics.
 
-    kind_T: Tensor
-    sums_K: Tensor
+    Where ranks share the vocabulary, both are this rank's share: summed over those ranks, they are the whole.
+    """
+
+    sum: Tensor
+    nll_T: Tensor
 
 
 class CrossEntropyHead:
-    """`head` for `GlmMoe.forward`: the summed cross-entropy of each depth (fp32 scalar, differentiable).
+    """`head` for `GlmMoe.forward`: the cross-entropy of each depth.
 
     `labels_NT` has one row per depth, the next token's first.
     """
 
-    def __init__(self, labels_NT: Sequence[Tensor], by_kind: SumsByKind | None = None) -> None:
+    def __init__(self, labels_NT: Sequence[Tensor]) -> None:
         self.labels_NT = labels_NT
-        self.by_kind = by_kind
 
     @classmethod
     def whole(cls, labels_BS: Tensor, documents: Documents, num_mtp_layers: int = 0) -> Self:
@@ -50,11 +52,7 @@ class CrossEntropyHead:
         labels_T = labels_BS.flatten()
         return cls([labels_at_depth(labels_T, documents, depth) for depth in range(num_mtp_layers + 1)])
 
-    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> Tensor:
+    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> CrossEntropy:
         labels_T = self.labels_NT[depth]
-        if self.by_kind is None or depth:
-            return head.cross_entropy_sum(h_TD, labels_T)
         nll_T = torch.zeros(len(labels_T), dtype=torch.float32, device=h_TD.device)
-        loss = head.cross_entropy_sum(h_TD, labels_T, nll_T)
-        self.by_kind.sums_K.index_add_(0, self.by_kind.kind_T, nll_T.double())
-        return loss
+        return CrossEntropy(head.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)

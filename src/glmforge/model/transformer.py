@@ -82,6 +82,11 @@ class ForwardOutput(Generic[T]):
     router: RouterStats
     activations: Activations | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the last section gave this, the one with heads."""
+        return self.activations is None
+
 
 def logits_head(h_TD: Tensor, head: LMHead, depth: int) -> Tensor:
     """Logits [T, V] in the compute dtype."""

@@ -32,6 +32,10 @@ class TokenShare:
         """The rank's part, along the last dim, of something that has a value for each of the B * S tokens."""
         return x_T if self.index_t is None else x_T[..., self.index_t]
 
+    def own(self, x_T: Tensor) -> Tensor:
+        """As `take`, but the part is this rank's alone: also tp ranks, which share tokens, have different ones."""
+        return self._own_chunk(self.take(x_T))
+
     def put(self, x_t: Tensor) -> Tensor:
         """The inverse of `take`, all ranks' parts together; collective."""
         if self.index_t is None:
@@ -59,7 +63,7 @@ class TokenShare:
         return self._own_chunk(self.take(x_T)) if self.parallel.sequence_parallel else self.take(x_T)
 
     def _own_chunk(self, x_t: Tensor) -> Tensor:
-        return x_t.chunk(self.world.axis_size("tp"))[self.world.axis_rank("tp")]
+        return x_t.chunk(self.world.axis_size("tp"), dim=-1)[self.world.axis_rank("tp")]
 
     def _attend(self, documents: Documents, noise: TokenNoise | None) -> Attend:
         if self.index_t is None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from glmforge.backend.native import NativeBackend
+from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
@@ -21,6 +23,7 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
@@ -28,15 +31,16 @@ from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world
+from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
-from glmforge.training.objective import NextTokenObjective, ObjectiveFactory
-from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.skipped import recall_skipped
 from glmforge.training.state import TrainState
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -102,11 +106,9 @@ def build_trainer(
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
-    bus = MetricsBus(run_sinks(config) if world.is_main else ())
-    trainer = Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), hooks, bus)
-    trainer.restore = partial(checkpoints.resume, trainer)
-    trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
-    return trainer, checkpoints
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
+    return Trainer(config, NativeBackend(model, optimizer), source, hooks, bus), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -171,7 +173,8 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
         config.optim,
         compute_dtype=DTYPES[config.precision.compute],
     )
-    Trainer(config, model, optimizer, data.curriculum, _objective_factory(config), [stopwatch]).fit()
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    Trainer(config, NativeBackend(model, optimizer), source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 
@@ -183,8 +186,8 @@ class _Stopwatch(Hook):
         self._max_seconds = max_seconds
         self._started = time.monotonic()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.seconds.append(outcome.step_seconds)
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.seconds.append(result.seconds)
         late = self._max_seconds is not None and time.monotonic() - self._started > self._max_seconds
         if late and len(self.seconds) > 1:
-            trainer.raise_flag("stop")
+            trainer.vote("stop")

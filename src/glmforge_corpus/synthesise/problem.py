@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from glmforge.data.chat.template import render
+from glmforge.data.chat_template.template import render
 from glmforge_corpus.synthesise.draw import Draw
 
 LEVELS = (1, 2, 3, 4, 5)

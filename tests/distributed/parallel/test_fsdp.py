@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
+from glmforge.backend.global_batch import GlobalBatch
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.model.moe import Experts
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.parallel.build import build_model
 from glmforge.parallel.fsdp import _expert_placement
+from glmforge.parallel.reducer import Reducer
 from glmforge.parallel.world import World, join_world
-from glmforge.training.objective import NextTokenObjective
-from glmforge.training.step import accumulate_gradients
 from helpers.distributed import run_ranks
 from helpers.equivalence import batches, whole_state
 from helpers.models import run_config, tiny_config
@@ -42,11 +43,14 @@ def backward(config: RunConfig, world: World) -> dict[str, Tensor]:
     objective = NextTokenObjective(config.phases[0], config.model.num_nextn_predict_layers)
     share = PHASE["batch_size"] // world.layout.data_ranks
     mine = batches(config)[0].rows(world.data_rank * share, (world.data_rank + 1) * share)
-    done = accumulate_gradients(model, objective, [mine])
+    batch = GlobalBatch(model, objective, [mine])
+    model.run(batch.run, 1, batch.shape, num_mtp=objective.num_mtp, backward=True)
+    model.finish_gradients()
+    losses, _ = batch.sum(Reducer(world))
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     results = {f"gradient.{name}": tensor for name, tensor in whole_state(gradients).items()}
     results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
-    return results | {"losses": done.losses, "counts": done.counts_LE}
+    return results | {"losses": losses, "counts": batch.count_tokens()[0]}
 
 
 def rank_backward(config: RunConfig) -> dict[str, Tensor]:

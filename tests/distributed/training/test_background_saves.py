@@ -13,7 +13,8 @@ from glmforge.checkpoint.format.manifest import FileRecord, read_manifest
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.config import RunConfig
 from glmforge.recipes.pretrain import train
-from glmforge.training.trainer import Hook, StepOutcome, Trainer, model_tensors
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 from helpers.distributed import run_ranks
 from helpers.late_copies import LateCopies, late_copies
 from helpers.tiny_data import TinyData
@@ -45,7 +46,7 @@ class AfterTheUpdate(Hook):
     def __init__(self, copies: LateCopies) -> None:
         self.copies = copies
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self.copies.let_go()
 
 
@@ -84,7 +85,7 @@ class Unchanged(Hook):
         self.left: dict[str, tuple[Tensor, int]] = {}
         self.num_compared = 0
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self.left = {name: (local.clone(), local.data_ptr()) for name, local in _locals(trainer)}
 
     def on_gradients(self, trainer: Trainer) -> None:
@@ -97,7 +98,7 @@ class Unchanged(Hook):
 
 
 def _locals(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in model_tensors(trainer.model, trainer.optimizer).items():
+    for name, tensor in trainer.backend.state_tensors().items():
         yield name, (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 

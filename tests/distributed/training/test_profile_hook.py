@@ -26,8 +26,8 @@ class Trainer(FakeTrainer):
     def compute(self) -> None:
         torch.ones(3, 3) @ torch.ones(3, 3)
 
-    def agreed_flags(self) -> frozenset[str]:
-        raised = torch.tensor([float("profile" in self.flags)])
+    def agreed_votes(self) -> frozenset[str]:
+        raised = torch.tensor([float("profile" in self.votes)])
         dist.all_reduce(raised)
         return frozenset({"profile"}) if raised.item() else frozenset()
 
@@ -76,7 +76,7 @@ def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     trainer = FakeTrainer(ProfileHook(tmp_path, profiling), root=tmp_path)
     assert profiling.request(1)
     assert not profiling.request(1)
-    trainer.raise_flag("profile")
+    trainer.vote("profile")
     trainer.step()
     assert not profiling.request(1)
     trainer.step()

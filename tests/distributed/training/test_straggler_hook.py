@@ -39,7 +39,7 @@ class Measured(Hook):
     def __init__(self, **metrics: float | None) -> None:
         self.metrics = metrics
 
-    def on_step_end(self, trainer: Any, outcome: Any) -> None:
+    def on_step_end(self, trainer: Any, result: Any) -> None:
         trainer.record(**self.metrics)
 
 
@@ -55,7 +55,7 @@ def rank_made_up(root: Path) -> list[list[dict[str, Any]]]:
         trainer = FakeTrainer(measured, StragglerHook(2, ratio), world=world, root=root / str(number))
         records = []
         for _ in range(4):
-            trainer.step(step_seconds=10.0)
+            trainer.step(seconds=10.0)
             records.append({name: v for name, v in trainer.recorded().items() if not name.startswith("comm_")})
         found.append(records)
     return found

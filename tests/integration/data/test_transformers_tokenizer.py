@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.data.chat.template import render
+from glmforge.data.chat_template.template import render
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ from glmforge.config import RunConfig, dump_config
 from glmforge.errors import CheckpointError
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 from helpers.distributed import run_ranks
 from helpers.tiny_data import TinyData
 
@@ -98,7 +99,7 @@ class BreakOffHook(Hook):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.state.step == self.step:
             raise BreakOff
 

@@ -78,7 +78,7 @@ def test_gradients_flow_into_trunk_embedding_and_head() -> None:
     documents = Documents.from_lengths([8, 8])
     output = model(ids_BS, head=CrossEntropyHead.whole(ids_BS.roll(-1, 1), documents, 2))
     assert len(output.mtp) == 2
-    output.mtp[1].backward()
+    output.mtp[1].sum.backward()
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.self_attn.q_proj.weight"):
         assert model.get_parameter(name).grad.abs().sum() > 0, name
     for name in ("model.layers.4.eh_proj.weight", "model.layers.5.mlp.experts.down_proj"):

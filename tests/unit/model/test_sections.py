@@ -46,7 +46,7 @@ def batch() -> tuple[ModelInputs, CrossEntropyHead]:
 
 def loss_of(output: ForwardOutput[Tensor]) -> Tensor:
     """A section's own part of the training loss."""
-    losses = [output.main, *output.mtp] if output.activations is None else []
+    losses = [each.sum for each in (output.main, *output.mtp)] if output.is_last else []
     return sum(losses, 0.01 * output.router.aux_loss)
 
 
@@ -79,8 +79,8 @@ def test_outputs_and_gradients_are_bit_equal(split: tuple[int, ...]) -> None:
             received.append(Activations(leaf(x_TD), tuple(leaf(depth_TD) for depth_TD in next_TD)))
     run_backward(outputs, received)
 
-    assert torch.equal(outputs[-1].main, expected.main)
-    assert all(torch.equal(a, b) for a, b in zip(outputs[-1].mtp, expected.mtp, strict=True))
+    assert torch.equal(outputs[-1].main.sum, expected.main.sum)
+    assert all(torch.equal(a.sum, b.sum) for a, b in zip(outputs[-1].mtp, expected.mtp, strict=True))
     assert torch.equal(torch.cat([output.router.counts_LE for output in outputs]), expected.router.counts_LE)
     # The balance loss is one sum over all layers, and a sum of sums over sections.
     aux_loss = sum(output.router.aux_loss for output in outputs)

@@ -9,8 +9,10 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.source import Position
 from glmforge.training.state import TrainState
-from glmforge.training.trainer import DivergedError, Hook, RollBack, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
 from helpers.tiny_data import TinyData
 
 NUM_STEPS = 12
@@ -26,14 +28,14 @@ class GoBack(Hook):
         self.seen: list[tuple[int, int]] = []
         self.went_back_to: list[int] = []
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.seen.append((trainer.state.step, outcome.batch.first))
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.seen.append((trainer.state.step, result.samples.first))
         if trainer.state.step == self.at and not self.went_back_to:
-            first = outcome.batch.first - (self.length - 1) * outcome.batch.size
+            first = result.samples.first - (self.length - 1) * result.samples.size
             raise RollBack(
-                phase=outcome.phase.name,
+                phase=trainer.phase.name,
                 first_sample=first,
-                stop_sample=outcome.batch.stop,
+                stop_sample=result.samples.stop,
                 before_step=self.at - self.length + 1,
             )
 
@@ -68,8 +70,8 @@ def test_a_kill_before_the_next_checkpoint_does_not_forget_the_spike(tiny_data: 
         pass
 
     class KillAfterReturn(GoBack):
-        def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-            super().on_step_end(trainer, outcome)
+        def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+            super().on_step_end(trainer, result)
             if self.went_back_to:
                 raise Kill
 
@@ -91,7 +93,7 @@ def test_a_spike_in_the_last_batches_ends_the_phase_early(
     state = train(config, [hook])
     assert hook.went_back_to == [8]
     assert (state.step, state.samples, state.tokens) == (last_step, {"main": 2 * NUM_STEPS}, config.num_tokens)
-    assert state.is_done(config)
+    assert state.is_done
     newest = latest_checkpoint(config.output_dir / "checkpoints")
     assert newest is not None
     assert newest.name == f"step-{last_step:08d}"
@@ -103,9 +105,11 @@ def test_without_an_earlier_checkpoint_the_run_ends(tiny_data: TinyData, tmp_pat
 
 
 def test_left_out_ranges_are_merged_and_remembered(tmp_path: Path) -> None:
-    state = TrainState(rollbacks=3)
+    position = Position()
     for samples in ((8, 12), (20, 24), (12, 16), (9, 10)):
-        state.skip("main", samples)
+        position = position.leaving_out({"main": [samples]})
+    state = TrainState(rollbacks=3)
+    state.move_to(position)
     assert state.skipped == {"main": [(8, 16), (20, 24)]}
     assert recall_skipped(tmp_path) == ({}, 0)
     remember_skipped(tmp_path, state)

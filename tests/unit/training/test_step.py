@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.build import build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.run_data import open_data
-from glmforge.training.objective import NextTokenObjective
 from glmforge.training.step import StepResult, train_step
 from helpers.tiny_data import TinyData
 
@@ -34,7 +35,7 @@ def make(tiny_data: TinyData, tmp_path: Path) -> tuple[ParallelModel, Optimizer,
 def take_step(model: ParallelModel, optimizer: Optimizer, micro_batches: list[Batch], **changes: object) -> StepResult:
     options = {"lr": 1e-2, "grad_clip": 1.0, "router_bias_rate": 1e-3} | changes
     objective = NextTokenObjective(PHASE, model.config.num_nextn_predict_layers)
-    return train_step(model, optimizer, objective, micro_batches, **options)
+    return train_step(NativeBackend(model, optimizer), objective, micro_batches, **options)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -93,8 +94,8 @@ def test_router_biases_move_against_the_load(tiny_data: TinyData, tmp_path: Path
 def test_weight_zero_leaves_a_term_out(tiny_data: TinyData, tmp_path: Path) -> None:
     model, optimizer, batch = make(tiny_data, tmp_path)
     phase = PHASE.model_copy(update={"mtp_loss_weight": 0.0, "aux_loss_weight": 0.0})
-    objective = NextTokenObjective(phase, 1)
-    result = train_step(model, optimizer, objective, [batch], lr=1e-2, grad_clip=None, router_bias_rate=1e-3)
+    backend, objective = NativeBackend(model, optimizer), NextTokenObjective(phase, 1)
+    result = train_step(backend, objective, [batch], lr=1e-2, grad_clip=None, router_bias_rate=1e-3)
     assert set(result.losses) == {"loss"}
     assert len(result.counts_LE) == 3
 
@@ -104,19 +105,21 @@ def test_losses_of_sources_add_up_to_the_loss(tiny_data: TinyData, tmp_path: Pat
     mixed = replace(batch, source_B=(0, 2, 2, 0, 0, 2, 0, 0))
     objective = NextTokenObjective(PHASE, 1, num_sources=3)
     options = {"lr": 0.0, "grad_clip": None, "router_bias_rate": 0.0}
-    result = train_step(model, optimizer, objective, mixed.micro_batches(2), **options)
+    result = train_step(NativeBackend(model, optimizer), objective, mixed.micro_batches(2), **options)
     second = mixed.labels_BS[[1, 2, 5]]
-    assert result.source_tokens_S.tolist() == [
+    assert result.metrics["source_tokens"].tolist() == [
         (mixed.labels_BS >= 0).sum() - (second >= 0).sum(),
         0,
         (second >= 0).sum(),
     ]
-    assert result.source_nll_S[1] == 0
+    assert result.metrics["source_nll"][1] == 0
     # The same fp32 numbers summed in another order.
-    total = result.source_nll_S.sum() / result.source_tokens_S.sum()
+    total = result.metrics["source_nll"].sum() / result.metrics["source_tokens"].sum()
     assert float(total) == pytest.approx(result.losses["loss"], rel=1e-6)
-    alone = train_step(model, optimizer, NextTokenObjective(PHASE, 1), [pick(batch, [1, 2, 5])], **options)
-    expected = result.source_nll_S[2] / result.source_tokens_S[2]
+    alone = train_step(
+        NativeBackend(model, optimizer), NextTokenObjective(PHASE, 1), [pick(batch, [1, 2, 5])], **options
+    )
+    expected = result.metrics["source_nll"][2] / result.metrics["source_tokens"][2]
     assert alone.losses["loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
@@ -130,7 +133,7 @@ def pick(batch: Batch, rows: list[int]) -> Batch:
     )
 
 
-def test_flags_come_back_and_gradients_are_shown_before_clipping(tiny_data: TinyData, tmp_path: Path) -> None:
+def test_votes_come_back_and_gradients_are_shown_before_clipping(tiny_data: TinyData, tmp_path: Path) -> None:
     model, optimizer, batch = make(tiny_data, tmp_path)
     seen: list[float] = []
 
@@ -138,7 +141,7 @@ def test_flags_come_back_and_gradients_are_shown_before_clipping(tiny_data: Tiny
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         seen.append(float(torch.stack([gradient.norm() for gradient in gradients]).norm()))
 
-    result = take_step(model, optimizer, [batch], grad_clip=1e-3, flags={"save", "preempt"}, on_gradients=look)
-    assert result.flags == {"save", "preempt"}
+    result = take_step(model, optimizer, [batch], grad_clip=1e-3, votes={"save", "preempt"}, on_gradients=look)
+    assert result.votes == {"save", "preempt"}
     assert seen == [pytest.approx(result.grad_norm, rel=1e-5)]  # fp32 norms of norms
-    assert take_step(model, optimizer, [batch]).flags == frozenset()
+    assert take_step(model, optimizer, [batch]).votes == frozenset()

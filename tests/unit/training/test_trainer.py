@@ -5,7 +5,8 @@ from typing import Any
 
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 from helpers.tiny_data import TinyData
 
 
@@ -60,8 +61,8 @@ def test_hooks_are_called_around_every_step(tiny_data: TinyData, tmp_path: Path)
         def on_train_start(self, trainer: Trainer) -> None:
             calls.append(f"start {trainer.state.step}")
 
-        def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-            calls.append(f"{outcome.phase.name} {trainer.state.step}")
+        def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+            calls.append(f"{trainer.phase.name} {trainer.state.step}")
 
         def on_train_end(self, trainer: Trainer) -> None:
             calls.append("end")

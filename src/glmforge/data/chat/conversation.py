@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from glmforge.data.chat.template import Message, render
+from glmforge.data.chat_template.template import Message, render
 from glmforge.data.tokens.special import ASSISTANT, END_OF_TEXT, OBSERVATION, ROLE_TOKENS, USER
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError

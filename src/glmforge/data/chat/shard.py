@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glmforge.data.chat.template import Message, render
+from glmforge.data.chat_template.template import Message, render
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.tokenizer import Tokenizer

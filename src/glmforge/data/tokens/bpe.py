@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 
-from glmforge.data.chat.template import CHAT_TEMPLATE
+from glmforge.data.chat_template.template import CHAT_TEMPLATE
 from glmforge.data.files import refuse_existing, write_whole
 from glmforge.data.tokens.blocks import BLOCK_CHARACTERS, Block, block_of_texts
 from glmforge.data.tokens.characters import SPLIT_PATTERN

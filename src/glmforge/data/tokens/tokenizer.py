@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from glmforge.data.chat.template import CHAT_TEMPLATE, Message, render
+from glmforge.data.chat_template.template import CHAT_TEMPLATE, Message, render
 from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
 from glmforge.data.tokens.tokenizer_file import (

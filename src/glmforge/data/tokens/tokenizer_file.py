@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from glmforge.data.chat.template import CHAT_TEMPLATE
+from glmforge.data.chat_template.template import CHAT_TEMPLATE
 from glmforge.data.tokens.characters import SPLIT_PATTERN
 from glmforge.errors import DataError
 from glmforge.files import kind_of, parse_json, read_json, read_text, shown

@@ -12,7 +12,8 @@ from glmforge.config.observe import AnomalyConfig
 from glmforge.observe.bus import Kind
 from glmforge.training.detect import RobustWindow
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +33,17 @@ class AnomalyHook(Hook):
         self._windows = {name: RobustWindow(config.window, config.threshold) for name in ("loss", "grad_norm")}
         self._phase: str | None = None
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        if outcome.phase.name != self._phase:
-            self._phase = outcome.phase.name
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        if trainer.phase.name != self._phase:
+            self._phase = trainer.phase.name
             for window in self._windows.values():
                 window.clear()
-        values = {"loss": outcome.result.losses["loss"], "grad_norm": outcome.result.grad_norm}
+        values = {"loss": result.losses["loss"], "grad_norm": result.grad_norm}
         found = [name for name, value in values.items() if self._is_anomaly(name, value)]
-        if not found and not outcome.result.finite:
+        if not found and not result.finite:
             found = ["another loss term"]
         if found and trainer.world.is_main:
-            self._report(trainer, outcome, found, values)
+            self._report(trainer, result, found, values)
         for name, value in values.items():
             self._windows[name].add(value)
 
@@ -57,23 +58,22 @@ class AnomalyHook(Hook):
     def _is_anomaly(self, name: str, value: float) -> bool:
         return not math.isfinite(value) or self._windows[name].is_outlier(value)
 
-    def _report(self, trainer: Trainer, outcome: StepOutcome, found: list[str], values: dict[str, float]) -> None:
-        step, batch, phases = trainer.state.step, outcome.batch, trainer.config.phases
-        index = next(i for i, phase in enumerate(phases) if phase.name == outcome.phase.name)
+    def _report(self, trainer: Trainer, result: StepResult, found: list[str], values: dict[str, float]) -> None:
+        step, batch = trainer.state.step, result.samples
         described = range(batch.first, batch.first + min(batch.size, _DESCRIBED_SAMPLES))
-        record: dict[str, Any] = {"step": step, "phase": outcome.phase.name, "anomaly": ", ".join(found)}
+        record: dict[str, Any] = {"step": step, "phase": trainer.phase.name, "anomaly": ", ".join(found)}
         for name, value in values.items():
             record[name] = value
             record[f"{name}_median"] = self._windows[name].median
             record[f"{name}_score"] = self._windows[name].score(value)
         record["first_sample"], record["stop_sample"] = batch.first, batch.first + batch.size
-        tokens_S = outcome.result.source_tokens_S.tolist()
+        tokens_S = result.metrics["source_tokens"].tolist()
         record["source_tokens"] = {
             source.name: int(tokens)
             for source, tokens in zip(trainer.config.data.sources, tokens_S, strict=True)
             if tokens
         }
-        record["samples"] = [trainer.curriculum.describe(index, sample) for sample in described]
+        record["samples"] = [trainer.source.describe(trainer.phase.name, sample) for sample in described]
         trainer.bus.write(Kind.ANOMALY, record)
         detail = _in_words(record, found)
         logger.warning("anomaly in step %d: %s", step, detail)

@@ -25,9 +25,11 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
 from glmforge.training.order import Stage
+from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
-from glmforge.training.step import ENDING
-from glmforge.training.trainer import Hook, StepOutcome, Trainer, model_tensors
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+from glmforge.training.votes import ENDING
 
 logger = logging.getLogger(__name__)
 
@@ -52,20 +54,20 @@ class CheckpointHook(Hook):
         self._trainer = trainer
         self._saver = CheckpointSaver(self.root, config, run_name=self.config.name)
         if config.every_steps is not None or config.ephemeral_every_steps is not None:
-            self._saver.prepare(model_tensors(trainer.model, trainer.optimizer))
+            self._saver.prepare(trainer.backend.state_tensors())
 
     def on_gradients(self, trainer: Trainer) -> None:
         """The update that follows writes to what may still be on its way into memory aside."""
         if self._saver is not None:
             self._saver.finish_copy()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         config, state = self.config.checkpoint, trainer.state
-        ends = bool(outcome.flags & ENDING) or (config.save_final and state.is_done(self.config))
-        if ends or "save" in outcome.flags or _is_due(config.every_steps, state.step):
-            self.save(trainer, outcome.phase.name, durable=ends)
+        ends = bool(result.votes & ENDING) or (config.save_final and state.is_done)
+        if ends or "save" in result.votes or _is_due(config.every_steps, state.step):
+            self.save(trainer, trainer.phase.name, durable=ends)
         elif _is_due(config.ephemeral_every_steps, state.step):
-            self.save(trainer, outcome.phase.name, ephemeral=True)
+            self.save(trainer, trainer.phase.name, ephemeral=True)
         self._report()
 
     def on_train_end(self, trainer: Trainer) -> None:
@@ -91,13 +93,13 @@ class CheckpointHook(Hook):
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             hooks=_hook_states(trainer.hooks),
             skipped_samples={name: list(ranges) for name, ranges in state.skipped.items()},
-            mixtures=trainer.curriculum.state_dict(),
+            mixtures=trainer.source.state_dict(),
             nonfinite_steps=state.nonfinite_steps,
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
             stopped=state.stopped,
         )
-        tensors = model_tensors(trainer.model, trainer.optimizer)
+        tensors = trainer.backend.state_tensors()
         self._saver.save(
             state.step,
             tensors,
@@ -117,7 +119,7 @@ class CheckpointHook(Hook):
         config = self.config.checkpoint
         found = load_latest(
             self.root,
-            model_tensors(trainer.model, trainer.optimizer),
+            trainer.backend.state_tensors(),
             config=self.config.model_dump(mode="json"),
             local_root=None if config.local_dir is None else local_root(config.local_dir, self.config.name),
             before_step=before_step,
@@ -129,14 +131,19 @@ class CheckpointHook(Hook):
         trainer.state = _train_state(meta)
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
-        changes = trainer.curriculum.load_state_dict(meta.mixtures, meta.samples_consumed)
+        changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
         self._report_changes(trainer, meta, changes, resumed=before_step is None)
         rng_state = load_rng_state(path)
         if rng_state is not None:
             _set_rng_state(rng_state, trainer.world.device)
         return path
 
-    def on_record(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def restore(self, trainer: Trainer, before_step: int) -> bool:
+        if trainer.world.is_main:
+            remember_skipped(self.config.output_dir, trainer.state)
+        return self.resume(trainer, before_step) is not None
+
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
         """The saves that have ended since the last record, together."""
         reports, self._unrecorded = self._unrecorded, []
         if not reports:
@@ -161,7 +168,9 @@ class CheckpointHook(Hook):
                 logger.warning("step %d was not saved: %s", report.step, report.error)
             self._trainer.event(event, _describe(report), step=report.step)
 
-    def _report_changes(self, trainer: Trainer, meta: CheckpointMeta, mixtures: list[str], *, resumed: bool) -> None:
+    def _report_changes(
+        self, trainer: Trainer, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool
+    ) -> None:
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)

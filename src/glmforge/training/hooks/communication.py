@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from glmforge.parallel.communication import COMMUNICATION_AXES, Traffic, measure_communication
 from glmforge.training.order import Stage
 from glmforge.training.profiling import Profiling
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class CommunicationHook(Hook):
@@ -32,7 +33,7 @@ class CommunicationHook(Hook):
             self._traffic = self._block.enter_context(measure_communication(trainer.world))
         self._warm = True
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._block.close()
         if self._traffic is not None:
             trainer.record(**_metrics(self._traffic))

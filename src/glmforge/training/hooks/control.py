@@ -47,8 +47,8 @@ class ControlHook(Hook):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Record that the run has ended, so that nobody tells it anything any more."""
-        state, phases = trainer.state, len(trainer.config.phases)
-        done = state.stopped is None and state.phase_index(trainer.config) == phases
+        state = trainer.state
+        done = state.stopped is None and state.finished
         detail = "" if done else state.stopped or "told to by the control file"
         trainer.event("finished" if done else "stopped", detail)
 
@@ -56,7 +56,7 @@ class ControlHook(Hook):
         if command.name == "profile" and not self.profiling.request(command.steps):
             self._refuse(trainer, "a profile is being taken already; give it again afterwards")
             return
-        trainer.raise_flag(command.name)
+        trainer.vote(command.name)
         trainer.event(TAKEN, str(command))
 
     def _refuse(self, trainer: Trainer, reason: str) -> None:

@@ -28,7 +28,7 @@ class EarlyStoppingHook(Hook):
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         reason = self.update(records)
-        if not trainer.state.is_done(trainer.config):  # a run at its end is not stopped early, and may be prolonged
+        if not trainer.state.is_done:  # a run at its end is not stopped early, and may be prolonged
             trainer.state.stopped = reason
         if trainer.state.stopped is not None:
             trainer.event("stopped early", trainer.state.stopped)

@@ -6,7 +6,8 @@ from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 Evaluate = Callable[[ParallelModel], Sequence[Record]]
 """All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...)."""
@@ -27,15 +28,15 @@ class EvaluationHook(Hook):
         if trainer.config.observe.early_stopping is None:
             trainer.state.stopped = None
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         state = trainer.state
-        if state.step % self.every_steps and not state.is_done(trainer.config):
+        if state.step % self.every_steps and not state.is_done:
             return
         trainer.model.eval()
         # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
         trainer.model.set_capacity_factor(None)
         records = self.evaluate(trainer.model)
-        trainer.model.set_capacity_factor(outcome.phase.capacity_factor)
+        trainer.model.set_capacity_factor(trainer.phase.capacity_factor)
         trainer.model.train()
         for record in records:
             trainer.bus.write(Kind.EVALUATION, {"step": state.step, "tokens": state.tokens} | record)

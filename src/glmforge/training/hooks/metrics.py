@@ -11,7 +11,7 @@ from glmforge.training.order import Stage
 from glmforge.training.records import has_record
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.trainer import Hook, Trainer
 
 
 class MetricsHook(Hook):
@@ -22,34 +22,34 @@ class MetricsHook(Hook):
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
-        self._unwritten: StepOutcome | None = None
+        self._unwritten: StepResult | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = trainer
         trainer.bus.open(trainer.state.step, trainer.state.tokens)
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self._unwritten = outcome
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self._unwritten = result
         if has_record(trainer):
-            self._write(trainer, outcome)
+            self._write(trainer, result)
 
-    def on_record(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        state, phase = trainer.state, outcome.phase
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
+        state, phase = trainer.state, trainer.phase
         trainer.record(
             step=state.step,
             phase=phase.name,
             tokens=state.tokens,
             samples=sum(state.samples.values()),
             world_size=trainer.world.size,
-            batch_size=outcome.batch.size,
-            seq_len=phase.seq_len,
+            batch_size=result.samples.size,
+            seq_len=result.tokens // result.samples.size,
             rope_theta=phase.rope_theta or trainer.config.model.rope_theta,
             skipped_samples=_num_skipped(state),
             rollbacks=state.rollbacks,
             nonfinite_steps_total=state.total_nonfinite_steps,
-            **_losses(outcome.result),
-            lr=outcome.lr,
-            grad_norm=outcome.result.grad_norm,
+            **_losses(result),
+            lr=result.lr,
+            grad_norm=result.grad_norm,
             router_bias_rate=phase.router_bias_rate,
         )
 
@@ -70,9 +70,9 @@ class MetricsHook(Hook):
         if self._trainer is not None:
             self._trainer.bus.close()
 
-    def _write(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def _write(self, trainer: Trainer, result: StepResult) -> None:
         for hook in trainer.hooks:
-            hook.on_record(trainer, outcome)
+            hook.on_record(trainer, result)
         trainer.bus.flush()
         self._unwritten = None
 

@@ -23,7 +23,8 @@ import torch
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, Preempted, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Preempted, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class PreemptionHook(Hook):
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         self._interrupts.start()
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        if outcome.flags & {"preempt", "interrupt"} and self._agreed_at is None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        if result.votes & {"preempt", "interrupt"} and self._agreed_at is None:
             self._agreed_at = time.monotonic()
             self._who = self._who_received(trainer)
 
@@ -89,7 +90,7 @@ class PreemptionHook(Hook):
         if number == signal.SIGTERM and (now - first > _SAME_REQUEST_S or signal.SIGINT in self._received):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._trainer.raise_flag("preempt")
+        self._trainer.vote("preempt")
 
     def _on_interrupt(self, count: int) -> None:
         """In a thread of its own."""
@@ -100,7 +101,7 @@ class PreemptionHook(Hook):
                 say("interrupted again: ends at once; the same command goes on from the last checkpoint")
             os._exit(INTERRUPTED)
         self._received[signal.SIGINT] = time.monotonic()
-        self._trainer.raise_flag("interrupt")
+        self._trainer.vote("interrupt")
         if speaks:
             say("interrupted: finishes this step and saves; again to end at once, without saving")
 

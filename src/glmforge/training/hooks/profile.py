@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from glmforge.observe.run import RunDirectory
 from glmforge.training.order import Stage
 from glmforge.training.profiling import Profiling
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +40,14 @@ class ProfileHook(Hook):
         self._profile: profile | None = None
         self._trainer: Trainer | None = None
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if self.profiling.steps_left:
             if self._profile is not None:
                 self._profile.step()
             self.profiling.steps_left -= 1
             if not self.profiling.steps_left:
                 self._finish()
-        elif "profile" in outcome.flags:
+        elif "profile" in result.votes:
             self._start(trainer)
 
     def close(self) -> None:

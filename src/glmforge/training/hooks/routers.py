@@ -13,7 +13,8 @@ from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Stage
 from glmforge.training.records import EXPERT_LOAD_RECORDS, LAYER_RECORDS, is_one_of
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class RoutersHook(Hook):
@@ -31,8 +32,8 @@ class RoutersHook(Hook):
     def on_rollback(self, trainer: Trainer) -> None:
         self.on_train_start(trainer)
 
-    def on_record(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        result = outcome.result
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
+        result = result
         num_routers = len(result.counts_LE)
         if not num_routers:
             return
@@ -41,7 +42,7 @@ class RoutersHook(Hook):
             trainer.record(**self._biases.metrics(num_routers))
         if trainer.world.is_main:
             counts_LE = result.counts_LE.cpu()
-            dropped_LE = result.dropped_LE.cpu() if outcome.phase.capacity_factor is not None else None
+            dropped_LE = result.dropped_LE.cpu() if trainer.phase.capacity_factor is not None else None
             trainer.record(**balance_metrics(counts_LE, dropped_LE, by_layer=by_layer))
             if is_one_of(trainer, EXPERT_LOAD_RECORDS):
                 trainer.record(expert_load=expert_load(counts_LE))

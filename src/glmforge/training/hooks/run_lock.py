@@ -8,7 +8,8 @@ from pathlib import Path
 
 from glmforge.cluster.lease import ensure_writable
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class RunLockHook(Hook):
@@ -23,5 +24,5 @@ class RunLockHook(Hook):
     def on_step_start(self, trainer: Trainer) -> None:
         ensure_writable(self.root)
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         ensure_writable(self.root)

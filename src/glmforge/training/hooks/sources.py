@@ -1,4 +1,4 @@
-"""Tokens and loss of each source of data, added up on the device; read on logging steps and saves only.
+"""Tokens and loss of each source of data, added up from the next-token objective's metrics.
 
 Shape: S sources.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from glmforge.training.order import Stage
 from glmforge.training.records import LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.trainer import Hook, Trainer
 
 _SUMS = ("total", "tokens", "nll")
 """Label tokens since the run began; then label tokens and summed loss of the steps taken since the last record."""
@@ -33,18 +33,17 @@ class SourcesHook(Hook):
     def state_key(self) -> str:
         return "metrics"
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        self.add([source.name for source in trainer.config.data.sources], outcome.result)
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        self.add([source.name for source in trainer.config.data.sources], result)
 
-    def on_record(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        if trainer.world.is_main:  # as it waits for the device
-            sums = self._named_sums()
-            trainer.record(
-                source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
-                source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
-            )
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
+        sums = self._named_sums()
+        trainer.record(
+            source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
+            source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
+        )
         if is_one_of(trainer, LAYER_RECORDS):
-            trainer.record(source_epochs=trainer.curriculum.epochs(trainer.state.samples))
+            trainer.record(**trainer.source.metrics())
         if self._sums_3S is not None:
             self._sums_3S[1:] = 0
 
@@ -57,11 +56,11 @@ class SourcesHook(Hook):
 
     def add(self, names: Sequence[str], result: StepResult) -> None:
         """A step's tokens and, if it was taken, its loss."""
-        tokens_S, nll_S = result.source_tokens_S, result.source_nll_S
+        tokens_S, nll_S = result.metrics["source_tokens"], result.metrics["source_nll"]
         if self._sums_3S is None:
             self._names = names
             loaded = [[self._loaded.get(sums, {}).get(name, 0.0) for name in names] for sums in _SUMS]
-            self._sums_3S = torch.tensor(loaded, dtype=torch.float64, device=tokens_S.device)
+            self._sums_3S = torch.tensor(loaded, dtype=torch.float64)
         self._sums_3S[0] += tokens_S
         if result.finite:
             self._sums_3S[1:] += torch.stack((tokens_S, nll_S))

@@ -12,7 +12,8 @@ from glmforge.observe.environment import process_rss_bytes
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.plan.hardware import find_accelerator
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 
 class SpeedHook(Hook):
@@ -30,14 +31,14 @@ class SpeedHook(Hook):
         if trainer.config.precision.compute == "bf16":
             self._peak_flops = _peak_flops(trainer.world.device)
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._steps += 1
-        self._seconds += outcome.step_seconds
-        self._data_seconds += outcome.data_seconds
-        self._tokens += outcome.tokens
-        self._flops = self._flops + _model_flops(trainer, outcome)
+        self._seconds += result.seconds
+        self._data_seconds += result.data_seconds
+        self._tokens += result.tokens
+        self._flops = self._flops + _model_flops(trainer, result)
 
-    def on_record(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_record(self, trainer: Trainer, result: StepResult) -> None:
         flops_per_second = self._flops / self._seconds / trainer.world.size
         trainer.record(
             tokens_per_second=self._tokens / self._seconds,
@@ -59,13 +60,13 @@ class SpeedHook(Hook):
         self._flops = 0.0
 
 
-def _model_flops(trainer: Trainer, outcome: StepOutcome) -> Tensor | float:
+def _model_flops(trainer: Trainer, result: StepResult) -> Tensor | float:
     """FLOPs of the model in a step, over all ranks; not read from the device here."""
     model = trainer.config.model
-    with_mtp = outcome.phase.mtp_loss_weight > 0 and model.num_nextn_predict_layers > 0
+    with_mtp = trainer.phase.objective.num_mtp > 0
     fixed = train_flops_per_token(model, 0, with_mtp)
     per_length = train_flops_per_token(model, 1, with_mtp) - fixed
-    return (fixed + per_length * outcome.result.mean_attended_length) * outcome.tokens
+    return (fixed + per_length * result.mean_attended_length) * result.tokens
 
 
 def _peak_flops(device: torch.device) -> float | None:

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from glmforge.config.fault_tolerance import SpikeConfig
 from glmforge.training.detect import RobustWindow
 from glmforge.training.order import Stage
-from glmforge.training.step import ENDING
-from glmforge.training.trainer import DivergedError, Hook, RollBack, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
+from glmforge.training.votes import ENDING
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,12 @@ class SpikeHook(Hook):
         self._phase: str | None = None
         self._streak: list[dict[str, Any]] = []
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if not self._is_spike():
-            self._judge(trainer, outcome)
-        if self._is_spike() and not outcome.flags & ENDING:
-            if "save" in outcome.flags:
-                trainer.raise_flag("save")  # not lost: saved after going back
+            self._judge(trainer, result)
+        if self._is_spike() and not result.votes & ENDING:
+            if "save" in result.votes:
+                trainer.vote("save")  # not lost: saved after going back
             self._go_back(trainer)
 
     def on_rollback(self, trainer: Trainer) -> None:
@@ -58,12 +59,12 @@ class SpikeHook(Hook):
     def _is_spike(self) -> bool:
         return len(self._streak) >= self.config.patience
 
-    def _judge(self, trainer: Trainer, outcome: StepOutcome) -> None:
-        if outcome.phase.name != self._phase:
-            self._phase = outcome.phase.name
+    def _judge(self, trainer: Trainer, result: StepResult) -> None:
+        if trainer.phase.name != self._phase:
+            self._phase = trainer.phase.name
             self._window.clear()
             self._streak = []
-        loss, batch = outcome.result.losses["loss"], outcome.batch
+        loss, batch = result.losses["loss"], result.samples
         if self._window.is_outlier(loss):
             samples = {"first": batch.first, "stop": batch.first + batch.size}
             self._streak.append({"step": trainer.state.step, "loss": f"{loss:.4g}"} | samples)

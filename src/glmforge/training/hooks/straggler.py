@@ -20,7 +20,8 @@ from torch import Tensor
 from glmforge.parallel.communication import COMMUNICATION_AXES
 from glmforge.parallel.world import World
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +43,14 @@ class StragglerHook(Hook):
     def __init__(self, every: int, ratio: float) -> None:
         self.every, self.ratio = every, ratio
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         world = trainer.world
         if world.size == 1 or trainer.state.step % self.every:
             return
         recorded = trainer.bus.recorded_after(trainer.state.step)
         if not any(name.startswith("comm_") for name in recorded):  # as while a profile is being taken
             return
-        own_R = gather(own_seconds(outcome.step_seconds, recorded), world)
+        own_R = gather(own_seconds(result.seconds, recorded), world)
         if own_R.isnan().any():
             logger.debug("ranks are not compared: the time of some communication is not known")
             return

@@ -30,7 +30,8 @@ import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
 from glmforge.training.order import Stage
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class WatchdogHook(Hook):
         self.root, self.timeout_s = output_dir, timeout_s
         self._trainer: Trainer | None = None
         self._last = (time.monotonic(), "nothing")
+        self._phase = "not begun"
         self._allowed_s = timeout_s * _FIRST_STEP
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,12 +88,13 @@ class WatchdogHook(Hook):
         self._thread.start()
 
     def on_step_start(self, trainer: Trainer) -> None:
+        self._phase = trainer.phase.name
         self.sign_of_life("on_step_start")
 
     def on_gradients(self, trainer: Trainer) -> None:
         self.sign_of_life("on_gradients")
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._allowed_s = self.timeout_s
         self.sign_of_life("on_step_end")
 
@@ -145,14 +148,13 @@ class WatchdogHook(Hook):
         now = datetime.now(UTC)
         path = RunDirectory(self.root).hangs / f"{now:%Y%m%dT%H%M%SZ}-rank-{rank:05d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        phases, index = trainer.config.phases, state.phase_index(trainer.config)
         header = {
             "time": f"{now:%Y-%m-%dT%H:%M:%SZ}",
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "rank": f"{rank} of {trainer.world.size}",
             "steps done": state.step,
-            "phase": phases[index].name if index < len(phases) else "all done",
+            "phase": "all done" if state.finished else self._phase,
             "seconds without a sign of life": round(silent_s, 1),
             "last sign of life": what,
         }

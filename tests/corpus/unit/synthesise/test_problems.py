@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmforge.data.chat.template import render
+from glmforge.data.chat_template.template import render
 from glmforge.errors import ConfigError
 from glmforge_corpus.cli import synthesise as command
 from glmforge_corpus.synthesise import check

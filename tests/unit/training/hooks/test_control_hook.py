@@ -24,10 +24,10 @@ def test_a_command_becomes_a_flag_before_the_step(tmp_path: Path, name: Any) -> 
     trainer.step()
     send_command(tmp_path, Command(name))
     trainer.hooks[0].on_step_start(trainer)  # type: ignore[arg-type]
-    assert trainer.flags == {name}
-    trainer.flags.clear()
+    assert trainer.votes == {name}
+    trainer.votes.clear()
     trainer.step()
-    assert trainer.flags == set()
+    assert trainer.votes == set()
     assert events(tmp_path)[1:] == [("control", 1, name)]
     assert not (tmp_path / "control").exists()
 
@@ -38,7 +38,7 @@ def test_profile_is_passed_on_with_its_steps(tmp_path: Path, busy: bool) -> None
     send_command(tmp_path, Command("profile", 5))
     trainer.hooks[0].on_step_start(trainer)  # type: ignore[arg-type]
     assert trainer.hooks[0].profiling.requested == (0 if busy else 5)
-    assert trainer.flags == (set() if busy else {"profile"})
+    assert trainer.votes == (set() if busy else {"profile"})
     (answer,) = events(tmp_path)[1:]
     if busy:
         assert answer == ("control refused", 0, "a profile is being taken already; give it again afterwards")
@@ -71,7 +71,7 @@ def test_a_command_of_an_earlier_start_is_refused(tmp_path: Path) -> None:
     send_command(tmp_path, Command("stop"))  # and the run is killed before its next step
     trainer = trainer_of(tmp_path)
     trainer.step()
-    assert trainer.flags == set()
+    assert trainer.votes == set()
     (answer,) = events(tmp_path)[2:]
     assert answer == ("control refused", 0, "'stop' was given before the run was started again; give it again")
 
@@ -81,16 +81,16 @@ def test_only_rank_0_looks(tmp_path: Path) -> None:
     trainer.world = SimpleNamespace(is_main=False)
     send_command(tmp_path, Command("save"))
     trainer.step()
-    assert trainer.flags == set()
+    assert trainer.votes == set()
     assert (tmp_path / "control").exists()
 
 
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        ({"samples": {"main": 32}}, ("finished", 7, "")),
-        ({"samples": {"main": 8}}, ("stopped", 7, "told to by the control file")),
-        ({"samples": {"main": 8}, "stopped": "no better"}, ("stopped", 7, "no better")),
+        ({"finished": True}, ("finished", 7, "")),
+        ({}, ("stopped", 7, "told to by the control file")),
+        ({"stopped": "no better"}, ("stopped", 7, "no better")),
     ],
 )
 def test_the_end_is_recorded(tmp_path: Path, state: dict[str, Any], event: tuple[str, int, str]) -> None:

@@ -10,7 +10,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
-from glmforge.training.trainer import Hook, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
 from helpers.hooks import events
 from helpers.tiny_data import TinyData
 
@@ -81,7 +82,7 @@ class Interrupted(Exception):
 
 
 class Interrupt(Hook):
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.state.step == 4:
             raise Interrupted
 

@@ -12,7 +12,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.control import Command, send_command
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
-from glmforge.training.trainer import Hook, Preempted, StepOutcome, Trainer
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Preempted, Trainer
 from helpers.hooks import events
 from helpers.tiny_data import TinyData
 
@@ -39,7 +40,7 @@ class Spike(Hook):
     def __init__(self, step: int) -> None:
         self.step: int | None = step
 
-    def on_step_end(self, trainer: Trainer, outcome: StepOutcome) -> None:
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.state.step == self.step:
             self.step = None
             for parameter in trainer.model.parameters():

@@ -1,6 +1,7 @@
 """What goes into the records, with a made-up trainer: nothing is trained."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ from glmforge.observe.sinks import read_jsonl
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.training.hooks import MetricsHook, RoutersHook, SourcesHook, SpeedHook, speed
 from glmforge.training.order import in_order
+from glmforge.training.source import Total
 from glmforge.training.state import TrainState
+from glmforge.training.step import StepResult
 from helpers.hooks import FakeTrainer
 from helpers.models import run_config
 
@@ -22,44 +25,46 @@ TOKENS = 8 * 16  # per step
 
 
 def recording_trainer(folder: Path, config: RunConfig) -> Any:
-    """With the hooks that fill records; no model to speak of, and a curriculum that has gone through nothing."""
+    """With the hooks that fill records; no model to speak of, and a source that eight samples take once through."""
     hooks = in_order([MetricsHook(), SpeedHook(), SourcesHook(), RoutersHook()])
     trainer: Any = FakeTrainer(*hooks, config=config, root=folder)
     trainer.model = SimpleNamespace(world=trainer.world, moe_layers=dict)
-    trainer.curriculum = SimpleNamespace(epochs=lambda samples: {"text": sum(samples.values()) / 8})
+    trainer.source = SimpleNamespace(
+        total=Total(config.num_steps, config.num_tokens),
+        metrics=lambda: {"source_epochs": {"text": sum(trainer.state.samples.values()) / 8}},
+    )
     return trainer
 
 
-def outcome_of(trainer: Any, *, length: float = 16.0, seconds: float = 1.0, **changes: Any) -> Any:
-    """The outcome of a step that `trainer` has just taken."""
-    config, none = trainer.config, torch.zeros(0, 8, dtype=torch.int64)
-    result = {
-        "losses": {"loss": torch.tensor(1.0)},
-        "grad_norm": torch.tensor(1.0),
-        "counts_LE": none,
-        "dropped_LE": none,
-        "mean_attended_length": torch.tensor(length, dtype=torch.float64),
-        "source_tokens_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
-        "source_nll_S": torch.zeros(len(config.data.sources), dtype=torch.float64),
-        "finite": True,
-    }
-    phase = config.phases[0]
-    return SimpleNamespace(
-        phase=phase,
-        result=SimpleNamespace(**(result | changes)),
+def result_of(trainer: Any, *, length: float = 16.0, **changes: Any) -> StepResult:
+    """The result of a step that `trainer` has just taken."""
+    none, sums_S = torch.zeros(0, 8, dtype=torch.int64), torch.zeros(len(trainer.config.data.sources))
+    result = StepResult(
+        losses={"loss": 1.0},
+        grad_norm=1.0,
+        finite=True,
+        counts_LE=none,
+        dropped_LE=none,
+        mean_attended_length=torch.tensor(length, dtype=torch.float64),
+        metrics=sources(sums_S, sums_S),
+        votes=frozenset(),
         lr=1e-3,
-        step_seconds=seconds,
-        data_seconds=0.0,
-        batch=BatchRange(0, phase.batch_size),
-        tokens=phase.tokens_per_step,
+        samples=BatchRange(0, trainer.config.phases[0].batch_size),
+        tokens=trainer.config.phases[0].tokens_per_step,
+        seconds=1.0,
     )
+    return replace(result, **changes)
+
+
+def sources(tokens: torch.Tensor, nll: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"source_tokens": tokens, "source_nll": nll}
 
 
 def step(trainer: Any, **changes: Any) -> None:
     trainer.state.step += 1
-    outcome = outcome_of(trainer, **changes)
+    result = result_of(trainer, **changes)
     for hook in trainer.hooks:
-        hook.on_step_end(trainer, outcome)
+        hook.on_step_end(trainer, result)
 
 
 def records(folder: Path, config: RunConfig, steps: list[tuple[float, float]]) -> list[dict]:
@@ -143,11 +148,11 @@ TWO_SOURCES = {"tokenizer": "t", "sources": [{"name": "web", "path": "web"}, {"n
 def test_sources_have_their_tokens_since_the_start_and_their_loss_since_the_last_record(tmp_path: Path) -> None:
     trainer = recording_trainer(tmp_path, quiet(log_every=2, data=TWO_SOURCES))
     trainer.start()
-    step(trainer, source_tokens_S=sums(30, 0), source_nll_S=sums(60, 0))
-    step(trainer, source_tokens_S=sums(10, 0), source_nll_S=sums(40, 0))
-    step(trainer, source_tokens_S=sums(0, 40), source_nll_S=sums(0, 20))
+    step(trainer, metrics=sources(sums(30, 0), sums(60, 0)))
+    step(trainer, metrics=sources(sums(10, 0), sums(40, 0)))
+    step(trainer, metrics=sources(sums(0, 40), sums(0, 20)))
     # Not taken: its tokens are consumed, its loss is no number.
-    step(trainer, source_tokens_S=sums(20, 20), source_nll_S=sums(float("nan"), 1), finite=False)
+    step(trainer, metrics=sources(sums(20, 20), sums(float("nan"), 1)), finite=False)
     first, second = read_jsonl(tmp_path / "metrics.jsonl")
     assert (first["source_tokens"], first["source_loss"]) == ({"web": 40}, {"web": 2.5})
     assert (second["source_tokens"], second["source_loss"]) == ({"web": 60, "code": 60}, {"code": 0.5})
@@ -170,7 +175,7 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
                     hook.load_state_dict(state)
                 resumed.start()
                 trainer = resumed
-            step(trainer, source_tokens_S=tokens_S, source_nll_S=nll_S)
+            step(trainer, metrics=sources(tokens_S, nll_S))
         trainer.close()
         return read_jsonl(folder / "metrics.jsonl")
 
@@ -182,21 +187,20 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
 
 def test_a_source_that_is_no_longer_configured_keeps_its_tokens() -> None:
     trainer: Any = FakeTrainer(config=quiet(data=TWO_SOURCES))
-    trainer.curriculum.epochs = lambda samples: {}
-    outcome = outcome_of(trainer, source_tokens_S=sums(2, 0), source_nll_S=sums(1, 0))
+    result = result_of(trainer, metrics=sources(sums(2, 0), sums(1, 0)))
     hook = SourcesHook()
 
     def recorded() -> tuple[Any, Any]:
-        hook.on_record(trainer, outcome)
+        hook.on_record(trainer, result)
         return trainer.recorded()["source_tokens"], trainer.recorded().get("source_loss")
 
     hook.load_state_dict({"sources": {"total": {"gone": 7.0, "web": 1.0}, "tokens": {}, "nll": {}}})
     assert hook.state_key == "metrics"  # where it lies in checkpoints
     assert hook.state_dict()["sources"]["total"] == {"gone": 7, "web": 1}  # before the first step
-    hook.on_step_end(trainer, outcome)
+    hook.on_step_end(trainer, result)
     assert recorded() == ({"gone": 7, "web": 3}, {"web": 0.5})
     hook.load_state_dict({})
-    hook.on_step_end(trainer, outcome)
+    hook.on_step_end(trainer, result)
     assert recorded() == ({"web": 2}, {"web": 0.5})
 
 

@@ -34,9 +34,9 @@ def end(trainer: FakeTrainer, error: Exception | None) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_becomes_a_flag_and_an_event_once_saved(trainer: FakeTrainer, tmp_path: Path, number: int) -> None:
     trainer.step()
-    assert trainer.flags == set()
+    assert trainer.votes == set()
     os.kill(os.getpid(), number)
-    assert trainer.flags == {"preempt"}
+    assert trainer.votes == {"preempt"}
     trainer.step()
     assert events(tmp_path) == []  # not saved yet
     with pytest.raises(Preempted):
@@ -47,24 +47,24 @@ def test_a_signal_becomes_a_flag_and_an_event_once_saved(trainer: FakeTrainer, t
 
 
 def interrupt_a_fork(root: Path, handler: object, *signals: int) -> tuple[int, set[str]]:
-    """Status of a process that gets these signals while SIGINT is set so before it trains, and the flags it raised."""
+    """Status of a process that gets these signals while SIGINT is set so before it trains, and what it asked for."""
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, handler)  # type: ignore[arg-type]
         trainer = FakeTrainer(PreemptionHook(), root=root)
         raised = threading.Event()
-        trainer.raise_flag = lambda name: (trainer.flags.add(name), raised.set())
+        trainer.vote = lambda name: (trainer.votes.add(name), raised.set())
         trainer.start()
         for number in signals:
             os.kill(os.getpid(), number)
             if handler != signal.SIG_IGN:
                 raised.wait(60)
-        (root / "flags").write_text(" ".join(trainer.flags))
+        (root / "votes").write_text(" ".join(trainer.votes))
         if len(signals) > 1:
             threading.Event().wait(60)  # for the thread that ends this process
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, set((root / "flags").read_text().split()) if (root / "flags").exists() else set()
+    return status, set((root / "votes").read_text().split()) if (root / "votes").exists() else set()
 
 
 def test_ctrl_c_becomes_a_flag(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_same_sigterm_twice_is_one(trainer: FakeTrainer) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert trainer.flags == {"preempt"}
+    assert trainer.votes == {"preempt"}
 
 
 @pytest.mark.parametrize(

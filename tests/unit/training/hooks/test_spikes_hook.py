@@ -101,7 +101,7 @@ def test_a_run_that_ends_goes_back_at_its_next_start(flag: str) -> None:
     hook = SpikeHook(CONFIG)
     trainer = trainer_of(hook)
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
-    assert train(trainer, [9.0], flags=frozenset({flag})) is None
+    assert train(trainer, [9.0], votes=frozenset({flag})) is None
     resumed = SpikeHook(CONFIG)
     resumed.load_state_dict(hook.state_dict())
     trainer.hooks = (resumed,)
@@ -113,8 +113,8 @@ def test_a_run_that_ends_goes_back_at_its_next_start(flag: str) -> None:
 def test_a_save_that_was_asked_for_is_not_lost() -> None:
     trainer = trainer_of(SpikeHook(CONFIG))
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
-    assert train(trainer, [9.0], flags=frozenset({"save"})) is not None
-    assert trainer.flags == {"save"}
+    assert train(trainer, [9.0], votes=frozenset({"save"})) is not None
+    assert trainer.votes == {"save"}
 
 
 def test_one_spike_too_many_ends_the_run() -> None:

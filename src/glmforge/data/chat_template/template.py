@@ -18,14 +18,14 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
-from glmforge.data.chat.budget import budget_for
-from glmforge.data.chat.sandbox import TEMPLATE_FAULTS, compile_template
+from glmforge.data.chat_template.budget import budget_for
+from glmforge.data.chat_template.sandbox import TEMPLATE_FAULTS, compile_template
 from glmforge.errors import DataError
 from glmforge.files import shown
 
 Message = Mapping[str, Any]
 
-CHAT_TEMPLATE = (files("glmforge.data.chat") / "template.jinja").read_text(encoding="utf-8")
+CHAT_TEMPLATE = (files("glmforge.data.chat_template") / "template.jinja").read_text(encoding="utf-8")
 
 
 def render(

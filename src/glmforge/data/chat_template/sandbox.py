@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from glmforge.data.chat.budget import MAX_INTEGER, current
+from glmforge.data.chat_template.budget import MAX_INTEGER, current
 
 TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 """What compiling or rendering a template may raise besides Jinja's errors (RecursionError is a RuntimeError)."""

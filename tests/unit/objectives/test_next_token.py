@@ -2,15 +2,15 @@
 
 import torch
 
+from glmforge.backend.global_batch import run_section
 from glmforge.config.parallel import ParallelConfig
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model import GlmMoe
 from glmforge.model.transformer import Section
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.world import World
-from glmforge.training.objective import NextTokenObjective
-from glmforge.training.step import run_section
 from helpers.models import randomize_, tiny_config
 
 CONFIG = tiny_config(num_nextn_predict_layers=2)
@@ -41,16 +41,16 @@ def test_numerators_of_sections_add_up_to_those_of_the_whole() -> None:
     share = TokenShare(2, 8, World.single("cpu"), ParallelConfig())
     whole = GlmMoe(CONFIG)
     randomize_(whole)
-    expected = objective.numerators(run_section(whole, None, objective, batch(), share))
+    expected = objective.numerators(run_section(whole, None, objective, batch(), share), batch(), share)
     numerators, received = [], None
     for section in (Section(0, 2, first=True, last=False), Section(2, 3, first=False, last=False)):
         output = run_section(part_of(whole, section), received, objective, batch(), share)
-        numerators.append(objective.numerators(output))
+        numerators.append(objective.numerators(output, batch(), share))
         received = output.activations
         assert not numerators[-1][:-1].any()
         assert numerators[-1][-1] > 0
     output = run_section(part_of(whole, Section(3, 4, first=False, last=True)), received, objective, batch(), share)
-    numerators.append(objective.numerators(output))
+    numerators.append(objective.numerators(output, batch(), share))
     assert torch.equal(numerators[-1][:-1], expected[:-1])
     # fp32 sums over layers in another order.
     torch.testing.assert_close(torch.stack(numerators).sum(0), expected, rtol=1e-6, atol=0)
@@ -62,7 +62,7 @@ def test_a_dense_section_has_a_part_of_nothing() -> None:
     whole = GlmMoe(CONFIG)
     randomize_(whole)
     output = run_section(part_of(whole, Section(0, 1, first=True, last=False)), None, objective, batch(), share)
-    assert objective.numerators(output).tolist() == [0.0] * 4
+    assert objective.numerators(output, batch(), share).tolist() == [0.0] * 4
 
 
 def part_of(whole: GlmMoe, section: Section) -> GlmMoe:

@@ -6,7 +6,7 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from glmforge.data.chat.template import render
+from glmforge.data.chat_template.template import render
 from glmforge.errors import DataError
 
 SYSTEM = {"role": "system", "content": "SYS"}

@@ -1,0 +1,1 @@
+"""How a training step is carried out; see `glmforge.backend.base`."""

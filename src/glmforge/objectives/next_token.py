@@ -1,0 +1,69 @@
+"""Next-token prediction: the objective of pre-training and of every stage that goes on with it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from glmforge.backend.objective import Objective
+from glmforge.config.phase import PhaseConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.kernels.cross_entropy import IGNORE_INDEX
+from glmforge.model.loss import CrossEntropy, CrossEntropyHead, labels_at_depth
+from glmforge.model.transformer import ForwardOutput
+from glmforge.parallel.inputs import TokenShare
+
+
+class NextTokenObjective(Objective):
+    """Cross-entropy of the next token, of each MTP depth, and the routers' sequence-level balance loss.
+
+    MTP depths share `mtp_loss_weight` equally and average over their own labels; the balance loss is a mean over
+    rows and a sum over layers. A term of weight 0 is not computed at all.
+
+    Metrics, [num_sources] each: label tokens of each source of data (`Batch.source_B`) and their summed next-token
+    cross-entropy.
+    """
+
+    def __init__(self, phase: PhaseConfig, num_mtp_layers: int, num_sources: int = 1) -> None:
+        self.metrics = {"source_tokens": num_sources, "source_nll": num_sources}
+        self.num_mtp = num_mtp_layers if phase.mtp_loss_weight else 0
+        self.with_aux_loss = phase.aux_loss_weight > 0
+        self.terms = ("loss", *(f"mtp_{depth}" for depth in range(1, self.num_mtp + 1)))
+        self.weights = (1.0, *[phase.mtp_loss_weight / max(1, num_mtp_layers)] * self.num_mtp)
+        if self.with_aux_loss:
+            self.terms += ("aux",)
+            self.weights += (phase.aux_loss_weight,)
+
+    def denominators(self, batch: Batch) -> Tensor:
+        counts = [(labels_T >= 0).sum() for labels_T in self._labels(batch)]
+        if self.with_aux_loss:
+            counts.append(torch.tensor(batch.ids_BS.shape[0], device=batch.ids_BS.device))
+        return torch.stack(counts).double()
+
+    def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
+        return CrossEntropyHead([share.take(labels_T) for labels_T in self._labels(batch)])
+
+    def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
+        aux_loss = output.router.aux_loss
+        losses = (
+            [each.sum for each in (output.main, *output.mtp)]
+            if output.is_last
+            else [torch.zeros_like(aux_loss)] * (1 + self.num_mtp)
+        )
+        return torch.stack([*losses, aux_loss] if self.with_aux_loss else losses)
+
+    def add_metrics(
+        self, sums: Mapping[str, Tensor], output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare
+    ) -> None:
+        if not output.is_last:
+            return
+        source_B = torch.tensor(batch.source_B, dtype=torch.int64, device=batch.labels_BS.device)
+        source_T = source_B.repeat_interleave(batch.ids_BS.shape[1], output_size=batch.num_tokens)
+        asked_t = share.own(batch.labels_BS.flatten() != IGNORE_INDEX)
+        sums["source_tokens"].index_add_(0, share.own(source_T), asked_t.double())
+        sums["source_nll"].index_add_(0, share.take(source_T), output.main.nll_T.double())
+
+    def _labels(self, batch: Batch) -> list[Tensor]:
+        """Labels of all tokens of the rows, one tensor per depth."""
+        documents, labels_T = batch.documents(batch.labels_BS.device), batch.labels_BS.flatten()
+        return [labels_at_depth(labels_T, documents, depth) for depth in range(self.num_mtp + 1)]
