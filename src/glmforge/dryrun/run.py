@@ -24,7 +24,7 @@ from glmforge.plan.layout import Stage, stages_of_pp_rank
 
 NUM_PROCESSES = 2
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def dry_run(
     *,
     rank: int | None = None,
     imbalance: float = 1.0,
-    progress: Progress = lambda line: None,
+    progress: OnProgress = lambda line: None,
 ) -> DryRun:
     """Take one step of the first phase on a rank of each kind, or on `rank` alone, without data, GPU or memory.
 
