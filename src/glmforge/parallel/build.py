@@ -28,8 +28,8 @@ from glmforge.parallel.world import World
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 Extend = Callable[[GlmMoe], None]
-"""Puts further parameters (adapters, heads) into a section, whole and on the meta device; the table says how they are
-cut."""
+"""Puts further parameters (adapters, heads) into a section, whole and without memory; the table says how they are cut.
+It runs where tensors are made on the meta device."""
 
 
 def build_model(
@@ -66,8 +66,8 @@ def lay_out_model(
             part = GlmMoe(config.model, section)
             if extend is not None:
                 extend(part)
-        check_declared(part, table)
         part.compute_dtype = DTYPES[config.precision.compute]
+        check_declared(part, table)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
