@@ -20,7 +20,7 @@ from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.steps import RankFindings, Step
 from glmforge.errors import ConfigError
-from glmforge.plan.layout import Stage, stages_of_pp_rank
+from glmforge.plan.layout import StageContent, stages_of_pp_rank
 
 NUM_PROCESSES = 2
 
@@ -32,7 +32,7 @@ class RankClass:
     """The ranks that hold `stages`, and the step of the one whose shards are largest."""
 
     pp_rank: int
-    stages: list[Stage]
+    stages: list[StageContent]
     findings: RankFindings
     step: Step
     num_ranks: int
