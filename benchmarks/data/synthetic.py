@@ -46,7 +46,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from record import write_result
 
-CODE = ["src/glmforge_corpus/synthesise", "src/glmforge_corpus/pipeline"]
+CODE = ["src/glmforge_corpus/synthesise", "src/glmforge_corpus/pipeline", "src/glmforge/verify"]
 SETS = ("gsm8k-train.jsonl", "gsm8k-test.jsonl", "math-test.jsonl", "math_500.jsonl")
 _WORDS = re.compile(r"[\u3400-\u9fff]|[a-z0-9]+")
 RUN = 13

@@ -10,7 +10,7 @@ from torch import Tensor
 from glmforge.config.observe import DebugConfig
 from glmforge.optim.sharding import local_part, num_copies
 from glmforge.parallel.model import ParallelModel
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -20,7 +20,7 @@ class DebugHook(Hook):
     """Switches on what `observe.debug` asks for, and off again at the end."""
 
     name = "debug"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self, config: DebugConfig) -> None:
         self.config = config
