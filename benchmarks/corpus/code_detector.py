@@ -1,6 +1,6 @@
 """Programs told from prose by their text alone: how many are found, how many texts of prose are taken for one.
 
-    python benchmarks/data/code_detector.py --code DIR    # writes benchmarks/results/data_code_detector.json; minutes
+    python benchmarks/corpus/code_detector.py --code DIR    # writes benchmarks/results/data_code_detector.json; minutes
 
 Programs are the files of a known extension in the repositories below `--code` (those of the committed result are named
 in it); prose are their Markdown files, and the web pages, manuals, encyclopedia, dialogues, mathematics and questions
