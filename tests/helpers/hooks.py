@@ -10,12 +10,14 @@ import torch
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import make_record
 from glmforge.observe.run import RunDirectory, event_record
 from glmforge.observe.run_sinks import RunFiles
 from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
+from glmforge.training.source import NoSource, Phase
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook
@@ -46,12 +48,12 @@ class FakeTrainer(SimpleNamespace):
     ) -> None:
         world = world or World.single("cpu")
         super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
-        self.phase = self.config.phases[0]
+        self.phase = phase_of(self.config, 0)
         self.hooks = hooks
         self.bus = MetricsBus()
         if root is not None and world.is_main:
             self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
-        self.curriculum = SimpleNamespace(describe=lambda phase, sample: {"phase": phase, "sample": sample})
+        self.source = NoSource()
 
     def record(self, **metrics: object) -> None:
         self.bus.record(metrics, step=self.state.step)
@@ -88,13 +90,26 @@ class FakeTrainer(SimpleNamespace):
         self.compute()
         seconds = time.perf_counter() - started
         votes, self.votes = self.agreed_votes(), set()
-        phase = self.phase = self.config.phases[changes.pop("phase", 0)]
+        index = changes.pop("phase", 0)
+        phase, self.phase = self.config.phases[index], phase_of(self.config, index)
         first = self.state.samples.get(phase.name, 0)
         self.state.step += 1
         self.state.samples[phase.name] = first + phase.batch_size
         result = step_result(phase, first=first, **{"votes": votes, "seconds": seconds} | changes)
         for hook in self.hooks:
             hook.on_step_end(self, result)  # type: ignore[arg-type]
+
+
+def phase_of(config: RunConfig, index: int) -> Phase:
+    """A phase of the configuration as the curriculum gives it to the trainer."""
+    phase = config.phases[index]
+    return Phase(
+        name=phase.name,
+        objective=NextTokenObjective(phase, config.model.num_nextn_predict_layers),
+        rope_theta=phase.rope_theta,
+        capacity_factor=phase.capacity_factor,
+        router_bias_rate=phase.router_bias_rate,
+    )
 
 
 def step_result(

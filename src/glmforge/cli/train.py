@@ -49,7 +49,7 @@ def _train(config: str, overrides: list[str]) -> None:
         console.print(f"glmforge: {told}", highlight=False)
         raise typer.Exit(told.exit_code) from None
     directory: Path = loaded.output_dir
-    ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done(loaded) else ", stopped on request"
+    ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done else ", stopped on request"
     console.print(
         f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
     )

@@ -145,12 +145,18 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
-    """The rows outside the layers: embedding, final norm and, if it is not tied, head."""
+    """The rows outside the layers: embedding, final norm, if it is not tied the head, and the other heads."""
     vocabulary = config.vocab_size, config.hidden_size
     yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)
     yield _norm("model.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         yield Parameter(name=HEAD, shape=vocabulary, family="head", initial="normal", tp_dim=0, partial=COMPLETE)
+    for name, num_outputs in config.heads.items():
+        # A few rows: nothing that an optimizer of matrices could make orthogonal.
+        shape = num_outputs, config.hidden_size
+        yield Parameter(
+            name=f"{name}.weight", shape=shape, family="vector", initial="normal", tp_dim=None, partial=OWN_SHARE
+        )
 
 
 def layer_rows(config: ModelConfig, kind: LayerKind, prefix: str = "") -> Iterator[Parameter]:

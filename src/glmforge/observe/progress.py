@@ -29,7 +29,7 @@ class TrainingProgress:
     """Shows training records as they come; a context manager.
 
     Args:
-        total_steps: optimizer steps of the whole run, as planned.
+        total_steps: optimizer steps of the whole run, as planned; None if nobody knows, and then neither
         total_tokens: tokens of the whole run.
         start_tokens: those behind a resumed run.
         enabled: False on every rank but 0 and when the user wants silence; then all methods do nothing.
@@ -40,8 +40,8 @@ class TrainingProgress:
 
     def __init__(
         self,
-        total_steps: int,
-        total_tokens: int,
+        total_steps: int | None,
+        total_tokens: int | None,
         *,
         start_tokens: int = 0,
         enabled: bool = True,
@@ -76,14 +76,15 @@ class TrainingProgress:
         if not self._enabled:
             return
         now, tokens = self._clock(), record["tokens"]
-        ended = tokens >= self._total_tokens
+        ended = self._total_tokens is not None and tokens >= self._total_tokens
         self._pace.append((now, tokens))
         if now - self._last_shown < self._show_every and not ended:
             return
         self._last_shown = now
         numbers = " · ".join([*_numbers(record), *self._time_left(tokens)])
         phase = record.get("phase", "")
-        steps = f"{record['step']}/{record['step'] if ended else self._total_steps}"
+        total = record["step"] if ended else self._total_steps
+        steps = f"{record['step']}" if total is None else f"{record['step']}/{total}"
         if self._bar is not None:
             self._bar.update(self._task, completed=tokens, phase=phase, steps=steps, numbers=numbers, refresh=True)
         else:
@@ -99,7 +100,7 @@ class TrainingProgress:
 
     def _time_left(self, tokens: int) -> list[str]:
         (then, first), (now, last) = self._pace[0], self._pace[-1]
-        if last == first or tokens >= self._total_tokens:
+        if last == first or self._total_tokens is None or tokens >= self._total_tokens:
             return []
         return [f"{format_duration((now - then) / (last - first) * (self._total_tokens - tokens))} left"]
 

@@ -14,15 +14,18 @@ from glmforge.observe.run import RunDirectory
 from glmforge.observe.sinks import JsonlSink, TensorBoardSink
 
 
-def run_sinks(config: RunConfig) -> list[Sink]:
-    """The sinks that `config` asks for, not open yet; for the rank that writes."""
+def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
+    """The sinks that `config` asks for, not open yet; for the rank that writes.
+
+    `total` are the steps and tokens of the whole run, None if they are not known.
+    """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
     sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates)]
     if observe.tensorboard:
         sinks.append(TensorBoard(directory.tensorboard, evaluates=evaluates))
     if observe.progress:
-        sinks.append(ProgressLine(config.num_steps, config.num_tokens))
+        sinks.append(ProgressLine(total))
     return sinks
 
 
@@ -83,13 +86,13 @@ class TensorBoard:
 class ProgressLine:
     """The progress bar; see `glmforge.observe.progress`."""
 
-    def __init__(self, total_steps: int, total_tokens: int) -> None:
-        self._totals = (total_steps, total_tokens)
+    def __init__(self, total: tuple[int, int] | None) -> None:
+        self._total = total
         self._progress: TrainingProgress | None = None
 
     def open(self, step: int, tokens: int) -> None:
         self.close()
-        self._progress = TrainingProgress(*self._totals, start_tokens=tokens)
+        self._progress = TrainingProgress(*(self._total or (None, None)), start_tokens=tokens)
         self._progress.__enter__()
 
     def write(self, kind: Kind, record: Record) -> None:

@@ -31,12 +31,13 @@ from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world
+from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
-from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.skipped import recall_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -105,11 +106,9 @@ def build_trainer(
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
-    bus = MetricsBus(run_sinks(config) if world.is_main else ())
-    trainer = Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), hooks, bus)
-    trainer.restore = partial(checkpoints.resume, trainer)
-    trainer.remember_skipped = lambda state: remember_skipped(config.output_dir, state) if world.is_main else None
-    return trainer, checkpoints
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
+    return Trainer(config, NativeBackend(model, optimizer), source, hooks, bus), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -174,7 +173,8 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
         config.optim,
         compute_dtype=DTYPES[config.precision.compute],
     )
-    Trainer(config, NativeBackend(model, optimizer), data.curriculum, _objective_factory(config), [stopwatch]).fit()
+    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    Trainer(config, NativeBackend(model, optimizer), source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

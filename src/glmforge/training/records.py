@@ -14,11 +14,14 @@ EXPERT_LOAD_RECORDS = 20
 
 def has_record(trainer: Trainer) -> bool:
     """Whether the step that has just been taken is a logging step."""
-    return trainer.state.step % trainer.config.observe.log_every == 0 or trainer.state.is_done(trainer.config)
+    return trainer.state.step % trainer.config.observe.log_every == 0 or trainer.state.is_done
 
 
 def is_one_of(trainer: Trainer, num_records: int) -> bool:
-    """Whether what so many records of the run are to have goes into the one of this step."""
-    config, state = trainer.config, trainer.state
-    every = -(-config.num_steps // num_records)
-    return state.step % every < config.observe.log_every or state.is_done(config)
+    """Whether what so many records of the run are to have goes into the one of this step.
+
+    In a run of unknown length that many of the first records have it, and then ever fewer.
+    """
+    state, total = trainer.state, trainer.source.total
+    every = max(1, -(-(state.step if total is None else total.steps) // num_records))
+    return state.step % every < trainer.config.observe.log_every or state.is_done

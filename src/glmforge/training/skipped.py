@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 from glmforge.observe.run import RunDirectory, RunFileError, write_text
-from glmforge.training.state import Range, TrainState
+from glmforge.training.source import Range
+from glmforge.training.state import TrainState
 
 
 def remember_skipped(root: Path, state: TrainState) -> None:

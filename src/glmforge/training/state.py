@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from glmforge.config.schema import RunConfig
-
-Range = tuple[int, int]
-"""Samples [start, stop) of a phase."""
+from glmforge.training.source import Position, Range
 
 
 @dataclass
@@ -14,13 +11,15 @@ class TrainState:
 
     Attributes:
         step: optimizer steps taken, also those skipped for a non-finite gradient.
-        tokens: of the plan, up to where the run stands; left-out batches count as if they had been trained on.
-        samples: per phase, the position in its order of samples: the loader's whole state.
+        tokens: of the source, up to where the run stands; left-out batches count as if they had been trained on.
+        samples: per phase, the position in its order of samples.
         nonfinite_steps: consecutive steps that were skipped for a non-finite loss or gradient.
         total_nonfinite_steps: all of them.
         skipped: per phase, samples that are left out since a loss spike.
         rollbacks: how often the run went back to before a spike.
-        stopped: why the run has ended before its last phase, None if it has not.
+        stopped: why the run has ended before its source did, None if it has not.
+        finished: whether the source is known to have no further batch; not kept in checkpoints, as a source may be
+            longer when the run is started again.
     """
 
     step: int = 0
@@ -31,23 +30,18 @@ class TrainState:
     skipped: dict[str, list[Range]] = field(default_factory=dict)
     rollbacks: int = 0
     stopped: str | None = None
+    finished: bool = False
 
-    def phase_index(self, config: RunConfig) -> int:
-        """Index of the phase that the next step belongs to; `len(config.phases)` when all are done."""
-        for index, phase in enumerate(config.phases):
-            if self.samples.get(phase.name, 0) < phase.num_samples:
-                return index
-        return len(config.phases)
+    @property
+    def is_done(self) -> bool:
+        return self.stopped is not None or self.finished
 
-    def is_done(self, config: RunConfig) -> bool:
-        return self.stopped is not None or self.phase_index(config) == len(config.phases)
+    @property
+    def position(self) -> Position:
+        """The part of it that a source goes on from."""
+        return Position(self.tokens, dict(self.samples), {name: list(some) for name, some in self.skipped.items()})
 
-    def skip(self, phase: str, samples: Range) -> None:
-        """Leave out these samples of a phase from now on; overlapping ranges are merged."""
-        merged: list[Range] = []
-        for start, stop in sorted([*self.skipped.get(phase, []), samples]):
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            else:
-                merged.append((start, stop))
-        self.skipped[phase] = merged
+    def move_to(self, position: Position) -> None:
+        """Stand where a source does."""
+        self.tokens, self.samples = position.tokens, dict(position.samples)
+        self.skipped = {name: list(some) for name, some in position.skipped.items()}

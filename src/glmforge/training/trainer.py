@@ -1,36 +1,31 @@
-"""The training loop: phases in order, batches in order, one step after another; everything else is a hook.
+"""The training loop: one batch after another, as a source gives them; everything else is a hook.
 
-The loop knows nothing of logging, evaluation or checkpoints. Hooks are small stateful objects that are called around
-it; what they keep must survive in their `state_dict`, so a resumed run goes on as if it had never stopped. Two things
-hooks can ask of the loop: to go back (`RollBack`), and to end (the votes "preempt", "interrupt" and "stop").
+The loop knows nothing of logging, evaluation or checkpoints, and nothing of where batches come from. Hooks are small
+stateful objects that are called around it; what they keep must survive in their `state_dict`, so a resumed run goes on
+as if it had never stopped. Two things hooks can ask of the loop: to go back (`RollBack`), and to end (the votes
+"preempt", "interrupt" and "stop").
 """
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from glmforge.backend.base import Backend
-from glmforge.backend.objective import ObjectiveFactory
 from glmforge.cluster.interrupts import INTERRUPTED
-from glmforge.config.layout import resolve_layout
-from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
-from glmforge.data.stream.curriculum import Curriculum
-from glmforge.data.stream.loader import Loader
-from glmforge.data.stream.plan import BatchRange, planned_batches
+from glmforge.data.stream.plan import BatchRange
 from glmforge.errors import GlmforgeError
 from glmforge.model.dropout import Noise
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
-from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.reducer import Reducer
-from glmforge.training.order import Stage, in_order
-from glmforge.training.state import Range, TrainState
+from glmforge.training.order import Priority, in_order
+from glmforge.training.source import BatchSource, NoSource, Phase, Range, StepInput
+from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult, train_step
 from glmforge.training.votes import Ballot
 
@@ -77,7 +72,7 @@ class Hook:
     """
 
     name = "hook"
-    stage = Stage.USER
+    priority = Priority.USER
     after: Sequence[str] = ()
 
     @property
@@ -103,6 +98,13 @@ class Hook:
     def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
         """After an evaluation, which gave these records, one per source. On all ranks."""
 
+    def restore(self, trainer: "Trainer", before_step: int) -> bool:
+        """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
+
+        What the run is to leave out stands in `trainer.state` already, and must not be lost if the process ends now.
+        """
+        return False
+
     def on_rollback(self, trainer: "Trainer") -> None:
         """After the run has gone back to an earlier step; the hook's state is that of then."""
 
@@ -120,81 +122,129 @@ class Hook:
         """Take up what `state_dict` gave."""
 
 
-@dataclass(frozen=True)
-class _NextBatch:
-    """This rank's share of the next global batch, the seconds waited for it, and the clock when the wait began."""
-
-    range: BatchRange
-    batch: Batch
-    waited: float
-    started: float = field(repr=False)
-
-
 class Trainer:
-    """Owns backend, data and position; `fit` runs what is left of the phases.
+    """Takes steps on what a source gives, with hooks around them. `fit` trains to the end of the source:
+
+        state = Trainer(config, backend, source, hooks).fit()
+
+    `step` takes one step on any batch, for loops of one's own (reinforcement learning, a notebook, a test):
+
+        trainer = Trainer(config, backend)
+        phase = Phase("mine", NextTokenObjective(mtp_loss_weight=0.3))
+        for batch in batches:
+            result = trainer.step(StepInput(batch, phase, lr=1e-3))
+            print(trainer.state.step, result.losses["loss"])
+
+    Such a loop that has hooks puts itself into `with trainer.running():`.
 
     Args:
+        config: the run; the trainer reads gradient clipping, regularisation, seed, and how many steps may fail.
         backend: carries out the steps.
-        curriculum: the data of all phases.
-        make_objective: gives the objective of each phase.
+        source: what `fit` trains on; not needed to `step`.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
 
     Attributes:
         state: where the run stands.
-        phase: the phase of the step at hand, or of the last one.
         reducer: sums small vectors over all ranks along with the step's own: what a hook adds before the gradients are
             clipped is in `StepResult.metrics`.
         batch: this rank's share of the batch that is being trained on, None before the first one.
-        restore: loads the newest checkpoint before a step and gives its path, None if there is none; set by who has
-            checkpoints.
-        remember_skipped: keeps what is left out safe, in case the run ends before its next checkpoint; set likewise.
     """
 
     def __init__(
         self,
         config: RunConfig,
         backend: Backend,
-        curriculum: Curriculum,
-        make_objective: ObjectiveFactory,
+        source: BatchSource | None = None,
         hooks: Sequence[Hook] = (),
         bus: MetricsBus | None = None,
     ) -> None:
         self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
-        self.curriculum, self.make_objective, self.hooks = curriculum, make_objective, in_order(hooks)
+        self.source, self.hooks = source or NoSource(), in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
-        self.layout = resolve_layout(config, self.world.size)
         self.state = TrainState()
-        self.phase = config.phases[0]
         self.reducer = Reducer(self.world)
         self.batch: Batch | None = None
-        self.restore: Callable[[int], Path | None] = lambda before_step: None
-        self.remember_skipped: Callable[[TrainState], None] = lambda state: None
-        self._learning_rate = learning_rate_schedule(config)
+        self._phase: Phase | None = None
         self._ballot = Ballot()
         self._ends = False
 
     def fit(self) -> TrainState:
-        """Train to the end of the last phase, or until told to end; returns the final state.
+        """Train to the end of the source, or until told to end; returns the final state.
 
         Raises `DivergedError` if it cannot go on, `Preempted` if it was told to give way (by a person:
         `Interrupted`).
         """
+        with self.running():
+            while not (self._ends or self.state.is_done):
+                try:
+                    self._train_on_next()
+                except RollBack as back:
+                    self._go_back(back)
+        return self.state
+
+    @property
+    def phase(self) -> Phase:
+        """How the last batch was trained on, or is being; there is none before the first step."""
+        assert self._phase is not None, "no step has been taken"
+        return self._phase
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the steps of a run: hooks are told that it starts and, unless it fails, that it ends."""
         self.model.train()
         try:
             for hook in self.hooks:
                 hook.on_train_start(self)
-            while not (self._ends or self.state.is_done(self.config)):
-                try:
-                    self._run_phase(self.state.phase_index(self.config))
-                except RollBack as back:
-                    self._roll_back(back)
+            yield
             for hook in self.hooks:
                 hook.on_train_end(self)
         finally:
+            self.source.close()
             for hook in self.hooks:
                 hook.close()
-        return self.state
+
+    def step(self, given: StepInput, *, data_seconds: float = 0.0) -> StepResult:
+        """Take one optimizer step. All ranks call this together.
+
+        Args:
+            data_seconds: what the wait for the batch took; it counts as part of the step.
+
+        Raises:
+            DivergedError: too many steps in a row were not finite.
+            Preempted: a rank was told to give way; the hooks have saved.
+            RollBack: a hook asks to go back, which `fit` does.
+        """
+        started, data_ranks = time.perf_counter(), self.world.layout.data_ranks
+        self.batch = given.batch
+        self._begin(given.phase)
+        num_rows = len(given.batch.ids_BS)
+        micro_batches = given.batch.to(self.world.device).micro_batches(given.phase.micro_batch_size or num_rows)
+        for hook in self.hooks:
+            hook.on_step_start(self)
+        result = train_step(
+            self.backend,
+            given.phase.objective,
+            micro_batches,
+            lr=given.lr,
+            grad_clip=self.config.optim.grad_clip,
+            router_bias_rate=given.phase.router_bias_rate,
+            noise=Noise.of_step(self.config.regularization, self.config.seed, self.state.step),
+            votes=self._ballot.take(),
+            reducer=self.reducer,
+            on_gradients=self._on_gradients,
+        )
+        first = self.state.samples.get(given.phase.name, 0) if given.first_sample is None else given.first_sample
+        result = replace(
+            result,
+            samples=BatchRange(first, num_rows * data_ranks),
+            tokens=given.batch.num_tokens * data_ranks,
+            seconds=data_seconds + time.perf_counter() - started,
+            data_seconds=data_seconds,
+        )
+        self._advance(given, result)
+        self._end_step(result)
+        return result
 
     def vote(self, name: str) -> None:
         """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
@@ -211,53 +261,25 @@ class Trainer:
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
         """Leave out these samples of each phase, besides those already left out; `rollbacks` had them found."""
         self.state.rollbacks = max(rollbacks, self.state.rollbacks)
-        for phase in self.config.phases:
-            for samples in skipped.get(phase.name, ()):
-                self.state.skip(phase.name, samples)
-            consumed = self.state.samples.get(phase.name, 0)
-            left = planned_batches(phase, consumed, self.state.skipped.get(phase.name, ()))
-            if consumed < phase.num_samples and next(left, None) is None:  # but samples that are left out
-                self.state.samples[phase.name] = phase.num_samples
-                self.state.tokens += (phase.num_samples - consumed) * phase.seq_len
+        self.source.leave_out(skipped)
+        self.state.move_to(self.source.position)
 
-    def _run_phase(self, index: int) -> None:
-        phase = self.phase = self.config.phases[index]
+    def _train_on_next(self) -> None:
+        started = time.perf_counter()
+        given = self.source.next()
+        if given is None:
+            self.state.finished = True
+        else:
+            self.step(given, data_seconds=time.perf_counter() - started)
+
+    def _begin(self, phase: Phase) -> None:
+        """Set the model to what the phase asks, unless it is already."""
+        if phase is self._phase:
+            return
+        self._phase = phase
         self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
         self.model.set_capacity_factor(phase.capacity_factor)
         self.model.set_balance(phase.balance)
-        objective = self.make_objective(phase)
-        with closing(self._batches(index)) as batches:
-            for taken in batches:
-                self.batch = taken.batch
-                micro_batches = taken.batch.to(self.world.device).micro_batches(self._micro_batch_size(taken.range))
-                position = self._position_after(phase, taken.range)
-                tokens = self.state.tokens + (position - self.state.samples.get(phase.name, 0)) * phase.seq_len
-                lr = self._learning_rate(tokens)
-                for hook in self.hooks:
-                    hook.on_step_start(self)
-                result = train_step(
-                    self.backend,
-                    objective,
-                    micro_batches,
-                    lr=lr,
-                    grad_clip=self.config.optim.grad_clip,
-                    router_bias_rate=phase.router_bias_rate,
-                    noise=Noise.of_step(self.config.regularization, self.config.seed, self.state.step),
-                    votes=self._ballot.take(),
-                    reducer=self.reducer,
-                    on_gradients=self._on_gradients,
-                )
-                result = replace(
-                    result,
-                    samples=taken.range,
-                    tokens=taken.range.size * phase.seq_len,
-                    seconds=time.perf_counter() - taken.started,
-                    data_seconds=taken.waited,
-                )
-                self._advance(phase, position, tokens, result)
-                self._end_step(result)
-                if self._ends or self.state.stopped is not None:
-                    return
 
     def _end_step(self, result: StepResult) -> None:
         for hook in self.hooks:
@@ -273,54 +295,22 @@ class Trainer:
             )
         self._ends = "stop" in result.votes
 
-    def _batches(self, index: int) -> Generator[_NextBatch, None, None]:
-        """What is left of the phase."""
-        phase, data = self.config.phases[index], self.config.data
-        consumed, skipped = self.state.samples.get(phase.name, 0), self.state.skipped.get(phase.name, ())
-        loader = Loader(
-            self.curriculum.stream(index, self.state.samples),
-            planned_batches(phase, consumed, skipped),
-            rank=self.world.data_rank,
-            world=self.layout.data_ranks,
-            num_workers=data.num_workers,
-            prefetch=data.prefetch,
-            pin_memory=data.pin_memory and self.world.device.type == "cuda",
-        )
-        ranges, batches = planned_batches(phase, consumed, skipped), iter(loader)
-        while True:
-            started = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:
-                return
-            yield _NextBatch(next(ranges), batch, time.perf_counter() - started, started)
-
-    def _micro_batch_size(self, batch: BatchRange) -> int:
-        return self.layout.micro_batch_size or batch.size // self.layout.data_ranks
-
-    def _position_after(self, phase: PhaseConfig, batch: BatchRange) -> int:
-        """Where the next batch begins, beyond what is left out; the phase's end after the last one."""
-        stop = batch.first + batch.size
-        following = next(planned_batches(phase, stop, self.state.skipped.get(phase.name, ())), None)
-        return following.first if following is not None else max(stop, phase.num_samples)
-
     def _on_gradients(self) -> None:
         for hook in self.hooks:
             hook.on_gradients(self)
 
-    def _advance(self, phase: PhaseConfig, position: int, tokens: int, result: StepResult) -> None:
+    def _advance(self, given: StepInput, result: StepResult) -> None:
         state = self.state
         state.step += 1
-        state.tokens = tokens
-        state.samples[phase.name] = position
+        state.move_to(given.position or state.position.after(given.phase.name, result.samples.stop, result.tokens))
+        state.finished = given.is_last
         state.nonfinite_steps = 0 if result.finite else state.nonfinite_steps + 1
         state.total_nonfinite_steps += not result.finite
 
-    def _roll_back(self, back: RollBack) -> None:
+    def _go_back(self, back: RollBack) -> None:
+        self.leave_out({back.phase: [(back.first_sample, back.stop_sample)]}, self.state.rollbacks + 1)
         left = self.state
-        left.skip(back.phase, (back.first_sample, back.stop_sample))
-        left.rollbacks += 1
-        self.remember_skipped(left)
-        if self.restore(back.before_step) is None:
+        if not any([hook.restore(self, back.before_step) for hook in self.hooks]):
             raise DivergedError(
                 f"step {left.step}: the loss spiked before there was a checkpoint to go back to; lower optim.lr, or "
                 "save more often (checkpoint.ephemeral_every_steps)"

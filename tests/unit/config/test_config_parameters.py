@@ -16,6 +16,7 @@ SHAPES = {
     "no dense layer, no MTP": {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
     "dense layers only": {"first_k_dense_replace": 4},
     "tied": {"tie_word_embeddings": True},
+    "other heads": {"heads": {"score": 1, "value": 2}},
 }
 
 

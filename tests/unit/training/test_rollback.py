@@ -9,6 +9,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.skipped import recall_skipped, remember_skipped
+from glmforge.training.source import Position
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
@@ -92,7 +93,7 @@ def test_a_spike_in_the_last_batches_ends_the_phase_early(
     state = train(config, [hook])
     assert hook.went_back_to == [8]
     assert (state.step, state.samples, state.tokens) == (last_step, {"main": 2 * NUM_STEPS}, config.num_tokens)
-    assert state.is_done(config)
+    assert state.is_done
     newest = latest_checkpoint(config.output_dir / "checkpoints")
     assert newest is not None
     assert newest.name == f"step-{last_step:08d}"
@@ -104,9 +105,11 @@ def test_without_an_earlier_checkpoint_the_run_ends(tiny_data: TinyData, tmp_pat
 
 
 def test_left_out_ranges_are_merged_and_remembered(tmp_path: Path) -> None:
-    state = TrainState(rollbacks=3)
+    position = Position()
     for samples in ((8, 12), (20, 24), (12, 16), (9, 10)):
-        state.skip("main", samples)
+        position = position.leaving_out({"main": [samples]})
+    state = TrainState(rollbacks=3)
+    state.move_to(position)
     assert state.skipped == {"main": [(8, 16), (20, 24)]}
     assert recall_skipped(tmp_path) == ({}, 0)
     remember_skipped(tmp_path, state)

@@ -11,7 +11,7 @@ trainer with it while it saves. Reading processes therefore end only when their 
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -63,7 +63,7 @@ class Loader:
             generator=torch.Generator(),  # or it would draw from, and so change, the global random state
         )
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         """The batches in order.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from glmforge.config.observe import AnomalyConfig
 from glmforge.observe.bus import Kind
 from glmforge.training.detect import RobustWindow
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -27,7 +27,7 @@ class AnomalyHook(Hook):
     """
 
     name = "anomalies"
-    stage = Stage.WRITE
+    priority = Priority.WRITE
 
     def __init__(self, config: AnomalyConfig) -> None:
         self._windows = {name: RobustWindow(config.window, config.threshold) for name in ("loss", "grad_norm")}
@@ -59,8 +59,7 @@ class AnomalyHook(Hook):
         return not math.isfinite(value) or self._windows[name].is_outlier(value)
 
     def _report(self, trainer: Trainer, result: StepResult, found: list[str], values: dict[str, float]) -> None:
-        step, batch, phases = trainer.state.step, result.samples, trainer.config.phases
-        index = next(i for i, phase in enumerate(phases) if phase.name == trainer.phase.name)
+        step, batch = trainer.state.step, result.samples
         described = range(batch.first, batch.first + min(batch.size, _DESCRIBED_SAMPLES))
         record: dict[str, Any] = {"step": step, "phase": trainer.phase.name, "anomaly": ", ".join(found)}
         for name, value in values.items():
@@ -71,7 +70,7 @@ class AnomalyHook(Hook):
         if "source_tokens" in result.metrics:  # the objective counts by source
             names, tokens_S = [source.name for source in trainer.config.data.sources], result.metrics["source_tokens"]
             record["source_tokens"] = {n: int(t) for n, t in zip(names, tokens_S.tolist(), strict=True) if t}
-        record["samples"] = [trainer.curriculum.describe(index, sample) for sample in described]
+        record["samples"] = [trainer.source.describe(trainer.phase.name, sample) for sample in described]
         trainer.bus.write(Kind.ANOMALY, record)
         detail = _in_words(record, found)
         logger.warning("anomaly in step %d: %s", step, detail)

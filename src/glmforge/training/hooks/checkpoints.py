@@ -24,7 +24,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
+from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -37,7 +38,7 @@ class CheckpointHook(Hook):
     """Saves under `<output_dir>/checkpoints`."""
 
     name = "checkpoints"
-    stage = Stage.SAVE
+    priority = Priority.SAVE
 
     def __init__(self, config: RunConfig, data_fingerprint: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
         self.config = config
@@ -62,7 +63,7 @@ class CheckpointHook(Hook):
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         config, state = self.config.checkpoint, trainer.state
-        ends = bool(result.votes & ENDING) or (config.save_final and state.is_done(self.config))
+        ends = bool(result.votes & ENDING) or (config.save_final and state.is_done)
         if ends or "save" in result.votes or _is_due(config.every_steps, state.step):
             self.save(trainer, trainer.phase.name, durable=ends)
         elif _is_due(config.ephemeral_every_steps, state.step):
@@ -92,7 +93,7 @@ class CheckpointHook(Hook):
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             hooks=_hook_states(trainer.hooks),
             skipped_samples={name: list(ranges) for name, ranges in state.skipped.items()},
-            mixtures=trainer.curriculum.state_dict(),
+            mixtures=trainer.source.state_dict(),
             nonfinite_steps=state.nonfinite_steps,
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
@@ -130,12 +131,17 @@ class CheckpointHook(Hook):
         trainer.state = _train_state(meta)
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
-        changes = trainer.curriculum.load_state_dict(meta.mixtures, meta.samples_consumed)
+        changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
         self._report_changes(trainer, meta, changes, resumed=before_step is None)
         rng_state = load_rng_state(path)
         if rng_state is not None:
             _set_rng_state(rng_state, trainer.world.device)
         return path
+
+    def restore(self, trainer: Trainer, before_step: int) -> bool:
+        if trainer.world.is_main:
+            remember_skipped(self.config.output_dir, trainer.state)
+        return self.resume(trainer, before_step) is not None
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         """The saves that have ended since the last record, together."""
@@ -162,7 +168,9 @@ class CheckpointHook(Hook):
                 logger.warning("step %d was not saved: %s", report.step, report.error)
             self._trainer.event(event, _describe(report), step=report.step)
 
-    def _report_changes(self, trainer: Trainer, meta: CheckpointMeta, mixtures: list[str], *, resumed: bool) -> None:
+    def _report_changes(
+        self, trainer: Trainer, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool
+    ) -> None:
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)

@@ -6,7 +6,7 @@ from typing import Any
 
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.observe.metrics import Record
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
 
 
@@ -14,7 +14,7 @@ class EarlyStoppingHook(Hook):
     """Counts evaluations in a row that were no improvement on the best one; see `EarlyStoppingConfig`."""
 
     name = "early stopping"
-    stage = Stage.EVALUATE
+    priority = Priority.EVALUATE
     after = ("evaluation",)
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
@@ -28,7 +28,7 @@ class EarlyStoppingHook(Hook):
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         reason = self.update(records)
-        if not trainer.state.is_done(trainer.config):  # a run at its end is not stopped early, and may be prolonged
+        if not trainer.state.is_done:  # a run at its end is not stopped early, and may be prolonged
             trainer.state.stopped = reason
         if trainer.state.stopped is not None:
             trainer.event("stopped early", trainer.state.stopped)

@@ -7,7 +7,7 @@ Other hooks put what they measured on the bus whenever they know it, or, if they
 from statistics import fmean
 
 from glmforge.observe.bus import Kind
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.records import has_record
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
@@ -18,7 +18,7 @@ class MetricsHook(Hook):
     """Opens the sinks of the trainer's bus, and has it write."""
 
     name = "metrics"
-    stage = Stage.WRITE
+    priority = Priority.WRITE
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -42,7 +42,7 @@ class MetricsHook(Hook):
             samples=sum(state.samples.values()),
             world_size=trainer.world.size,
             batch_size=result.samples.size,
-            seq_len=phase.seq_len,
+            seq_len=result.tokens // result.samples.size,
             rope_theta=phase.rope_theta or trainer.config.model.rope_theta,
             skipped_samples=_num_skipped(state),
             rollbacks=state.rollbacks,
@@ -82,7 +82,7 @@ def _num_skipped(state: TrainState) -> int:
 
 
 def _losses(result: StepResult) -> dict[str, object]:
-    """The loss terms as metrics: MTP as the mean over depths, balance as the mean over layers, others by their names."""
+    """The loss terms as metrics: MTP is the mean over depths, balance the mean over layers; others keep their names."""
     mtp = [value for term, value in result.losses.items() if term.startswith("mtp_")]
     losses: dict[str, object] = {term: value for term, value in result.losses.items() if not term.startswith("mtp_")}
     if mtp:

@@ -11,7 +11,7 @@ from torch import Tensor
 from glmforge.observe.environment import process_rss_bytes
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.plan.hardware import find_accelerator
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -20,7 +20,7 @@ class SpeedHook(Hook):
     """Records time, tokens and FLOPs of the steps since the last record."""
 
     name = "speed"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self) -> None:
         self._peak_flops: float | None = None
@@ -63,7 +63,7 @@ class SpeedHook(Hook):
 def _model_flops(trainer: Trainer, result: StepResult) -> Tensor | float:
     """FLOPs of the model in a step, over all ranks; not read from the device here."""
     model = trainer.config.model
-    with_mtp = trainer.phase.mtp_loss_weight > 0 and model.num_nextn_predict_layers > 0
+    with_mtp = trainer.phase.objective.num_mtp > 0
     fixed = train_flops_per_token(model, 0, with_mtp)
     per_length = train_flops_per_token(model, 1, with_mtp) - fixed
     return (fixed + per_length * result.mean_attended_length) * result.tokens

@@ -29,7 +29,7 @@ from typing import IO, Any
 import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -67,13 +67,14 @@ class WatchdogHook(Hook):
     """
 
     name = "watchdog"
-    stage = Stage.GUARD
+    priority = Priority.GUARD
     after = ("run lock",)
 
     def __init__(self, output_dir: Path, timeout_s: float) -> None:
         self.root, self.timeout_s = output_dir, timeout_s
         self._trainer: Trainer | None = None
         self._last = (time.monotonic(), "nothing")
+        self._phase = "not begun"
         self._allowed_s = timeout_s * _FIRST_STEP
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -87,6 +88,7 @@ class WatchdogHook(Hook):
         self._thread.start()
 
     def on_step_start(self, trainer: Trainer) -> None:
+        self._phase = trainer.phase.name
         self.sign_of_life("on_step_start")
 
     def on_gradients(self, trainer: Trainer) -> None:
@@ -146,14 +148,13 @@ class WatchdogHook(Hook):
         now = datetime.now(UTC)
         path = RunDirectory(self.root).hangs / f"{now:%Y%m%dT%H%M%SZ}-rank-{rank:05d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        phases, index = trainer.config.phases, state.phase_index(trainer.config)
         header = {
             "time": f"{now:%Y-%m-%dT%H:%M:%SZ}",
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "rank": f"{rank} of {trainer.world.size}",
             "steps done": state.step,
-            "phase": phases[index].name if index < len(phases) else "all done",
+            "phase": "all done" if state.finished else self._phase,
             "seconds without a sign of life": round(silent_s, 1),
             "last sign of life": what,
         }

@@ -37,7 +37,7 @@ def test_a_record_names_the_samples_and_their_sources(tmp_path: Path) -> None:
     assert record["loss_score"] > 8.0 > record["grad_norm_score"]
     assert (record["first_sample"], record["stop_sample"]) == (48, 60)
     assert record["source_tokens"] == {"web": 90, "books": 30}
-    assert record["samples"] == [{"phase": 0, "sample": sample} for sample in range(48, 56)]  # eight at most
+    assert record["samples"] == [{"phase": "first", "sample": sample} for sample in range(48, 56)]  # eight at most
     ((event, step, detail),) = events(tmp_path)
     assert (event, step) == ("anomaly", 5)
     assert detail == "loss 9 (median 2.025), samples [48, 60) of phase 'first'"
@@ -79,7 +79,7 @@ def test_another_phase_has_another_level(tmp_path: Path) -> None:
     assert records(tmp_path) == []
     trainer.step(loss=30.0, phase=1, source_tokens=(1, 1, 1))
     (record,) = records(tmp_path)
-    assert (record["phase"], record["samples"][0]) == ("second", {"phase": 1, "sample": 24})
+    assert (record["phase"], record["samples"][0]) == ("second", {"phase": "second", "sample": 24})
 
 
 def test_state_survives_a_resume(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_only_rank_0_looks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "event"),
     [
-        ({"samples": {"main": 32}}, ("finished", 7, "")),
-        ({"samples": {"main": 8}}, ("stopped", 7, "told to by the control file")),
-        ({"samples": {"main": 8}, "stopped": "no better"}, ("stopped", 7, "no better")),
+        ({"finished": True}, ("finished", 7, "")),
+        ({}, ("stopped", 7, "told to by the control file")),
+        ({"stopped": "no better"}, ("stopped", 7, "no better")),
     ],
 )
 def test_the_end_is_recorded(tmp_path: Path, state: dict[str, Any], event: tuple[str, int, str]) -> None:

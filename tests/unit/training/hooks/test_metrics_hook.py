@@ -15,6 +15,7 @@ from glmforge.observe.sinks import read_jsonl
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.training.hooks import MetricsHook, RoutersHook, SourcesHook, SpeedHook, speed
 from glmforge.training.order import in_order
+from glmforge.training.source import Total
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from helpers.hooks import FakeTrainer
@@ -24,11 +25,14 @@ TOKENS = 8 * 16  # per step
 
 
 def recording_trainer(folder: Path, config: RunConfig) -> Any:
-    """With the hooks that fill records; no model to speak of, and a curriculum that has gone through nothing."""
+    """With the hooks that fill records; no model to speak of, and a source that eight samples take once through."""
     hooks = in_order([MetricsHook(), SpeedHook(), SourcesHook(), RoutersHook()])
     trainer: Any = FakeTrainer(*hooks, config=config, root=folder)
     trainer.model = SimpleNamespace(world=trainer.world, moe_layers=dict)
-    trainer.curriculum = SimpleNamespace(epochs=lambda samples: {"text": sum(samples.values()) / 8})
+    trainer.source = SimpleNamespace(
+        total=Total(config.num_steps, config.num_tokens),
+        metrics=lambda: {"source_epochs": {"text": sum(trainer.state.samples.values()) / 8}},
+    )
     return trainer
 
 
@@ -45,8 +49,8 @@ def result_of(trainer: Any, *, length: float = 16.0, **changes: Any) -> StepResu
         metrics=sources(sums_S, sums_S),
         votes=frozenset(),
         lr=1e-3,
-        samples=BatchRange(0, trainer.phase.batch_size),
-        tokens=trainer.phase.tokens_per_step,
+        samples=BatchRange(0, trainer.config.phases[0].batch_size),
+        tokens=trainer.config.phases[0].tokens_per_step,
         seconds=1.0,
     )
     return replace(result, **changes)
@@ -183,7 +187,6 @@ def test_sources_survive_a_resume_between_two_records(tmp_path: Path) -> None:
 
 def test_a_source_that_is_no_longer_configured_keeps_its_tokens() -> None:
     trainer: Any = FakeTrainer(config=quiet(data=TWO_SOURCES))
-    trainer.curriculum.epochs = lambda samples: {}
     result = result_of(trainer, metrics=sources(sums(2, 0), sums(1, 0)))
     hook = SourcesHook()
 
