@@ -66,3 +66,8 @@ def test_an_extended_table_has_both():
 def test_what_is_cut_over_an_axis_is_not_partial_over_it(cut):
     with pytest.raises(ValueError, match="nothing to sum"):
         row("a.weight", **cut)
+
+
+def test_only_matrices_are_drawn():
+    with pytest.raises(ValueError, match=r"\(4,\) cannot be drawn"):
+        row("a.bias", shape=(4,), family="vector")
