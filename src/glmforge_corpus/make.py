@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from glmforge_corpus.pipeline.pipeline import Pipeline
-from glmforge_corpus.pipeline.run import Progress, run_pipeline
+from glmforge_corpus.pipeline.run import StepProgress, run_pipeline
 from glmforge_corpus.report.page import write_corpus_page
 
 REPORT_PAGE = "report.html"
@@ -16,7 +16,7 @@ def make_corpus(
     executor: str = "local",
     *,
     redo: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[StepProgress], None] | None = None,
 ) -> dict[str, Any]:
     """Run a pipeline (`run_pipeline`, whose arguments these are) and write the page of its report beside."""
     report = run_pipeline(pipeline, executor, redo=redo, progress=progress)

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from fuzz.cases import Original
-from fuzz.run import Failure, Progress, Tally, format_modules, load_format, run_cases, share
+from fuzz.run import Failure, ProgressLines, Tally, format_modules, load_format, run_cases, share
 from glmforge.errors import GlmforgeError
 
 
@@ -38,7 +38,7 @@ def run_all(modules: list[str], cases: int, *, seed: int, workers: int) -> dict[
         everything = [*load_format(module).bombs, *numbers]
         name = module.removeprefix("fuzz.test_")
         tallies[name] = run_cases(
-            module, everything, seed=seed, workers=workers, report=Progress(name, len(everything))
+            module, everything, seed=seed, workers=workers, report=ProgressLines(name, len(everything))
         )
     return tallies
 

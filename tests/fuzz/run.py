@@ -168,7 +168,7 @@ def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-class Progress:
+class ProgressLines:
     """A line per so many cases on stderr."""
 
     def __init__(self, name: str, total: int, every: int = 2000) -> None:

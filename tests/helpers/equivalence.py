@@ -5,6 +5,7 @@ every gradient before clipping, its norm, tokens per expert, and all weights, ro
 the last step, put together from all ranks by published name.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
-from glmforge.config.parameters import parameter_table
+from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import build_optimizer
-from glmforge.parallel.build import build_model
+from glmforge.parallel.build import Extend, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import World, join_world
@@ -81,13 +82,18 @@ def batches(config: RunConfig) -> list[Batch]:
     return made
 
 
-def run_case(config: RunConfig, world: World) -> dict[str, Tensor]:
-    """Train `NUM_STEPS` steps on this rank; everything worth comparing, whole, on every rank."""
+def run_case(
+    config: RunConfig, world: World, *, rows: Sequence[Parameter] = (), extend: Extend | None = None
+) -> dict[str, Tensor]:
+    """Train `NUM_STEPS` steps on this rank; everything worth comparing, whole, on every rank.
+
+    `rows` declare the parameters that `extend` puts into the model.
+    """
     phase = config.phases[0]
-    model = build_model(config, world)
+    model = build_model(config, world, table=parameter_table(config.model).extended(rows), extend=extend)
     optimizer = build_optimizer(
         model.named_parameters(),
-        parameter_table(config.model),
+        model.table,
         config.optim,
         world=world,
         compute_dtype=torch.float32,

@@ -19,7 +19,7 @@ class ParameterRule(Strict):
     lr_scale: NonNegativeFloat | None = Field(
         default=None, description="times the learning rate, that of layer_lr_decay included; 0 freezes"
     )
-    optimizer: OptimizerName | None = Field(default=None, description="muon, lamb: matrices only")
+    optimizer: OptimizerName | None = Field(default=None, description="some train matrices only, as muon and lamb do")
 
 
 class LearningConfig(Strict):

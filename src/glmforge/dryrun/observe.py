@@ -16,7 +16,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
 from glmforge.dryrun.steps import BACKWARD, FORWARD, Purpose, Task, label_of
-from glmforge.dryrun.tracker import Block, MemoryTracker
+from glmforge.dryrun.tracker import MemoryTracker, Storage
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
 from glmforge.objectives.next_token import NextTokenObjective
@@ -45,7 +45,7 @@ class Mark:
 class Observation:
     """What was seen. `held` are the bytes of weights, gradients and optimizer state on this rank, as allocated."""
 
-    log: list[tuple[Block, int]]
+    log: list[tuple[Storage, int]]
     calls: list[Collective] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     held: dict[Purpose, int] = field(default_factory=dict)

@@ -20,11 +20,11 @@ from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.steps import RankFindings, Step
 from glmforge.errors import ConfigError
-from glmforge.plan.layout import Stage, stages_of_pp_rank
+from glmforge.plan.layout import StageContent, stages_of_pp_rank
 
 NUM_PROCESSES = 2
 
-Progress = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RankClass:
     """The ranks that hold `stages`, and the step of the one whose shards are largest."""
 
     pp_rank: int
-    stages: list[Stage]
+    stages: list[StageContent]
     findings: RankFindings
     step: Step
     num_ranks: int
@@ -59,7 +59,7 @@ def dry_run(
     *,
     rank: int | None = None,
     imbalance: float = 1.0,
-    progress: Progress = lambda line: None,
+    progress: OnProgress = lambda line: None,
 ) -> DryRun:
     """Take one step of the first phase on a rank of each kind, or on `rank` alone, without data, GPU or memory.
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from glmforge.dryrun.observe import Mark, Observation
 from glmforge.dryrun.steps import Action, Actions, Memory, Purpose, Task, Traffic
-from glmforge.dryrun.tracker import Block
+from glmforge.dryrun.tracker import Storage
 from glmforge.parallel.communication import Collective
 
 _CUTS = ("share", "receive", "reduction", "update", "end")
@@ -53,10 +53,10 @@ def _action(seen: Observation, start: Mark, stop: Mark) -> Action:
         if total > highest:
             highest, peak_at = total, position + 1
     at_peak: Memory = Counter()
-    for position, (block, change) in enumerate(seen.log[start.log : stop.log], start.log):
+    for position, (storage, change) in enumerate(seen.log[start.log : stop.log], start.log):
         if position == peak_at:
             at_peak = level.copy()
-        level[block.purpose] += change
+        level[storage.purpose] += change
     if peak_at == stop.log and highest:
         at_peak = level.copy()
     return Action(start.label, at_peak, level, _traffic(seen.calls[start.calls : stop.calls]), start.task)
@@ -71,32 +71,32 @@ def _traffic(calls: Iterable[Collective]) -> Traffic:
 
 
 def _name_purposes(seen: Observation) -> None:
-    born: dict[Block, int] = {}
-    died: dict[Block, int] = {}
-    level: Counter[Block] = Counter()
-    for position, (block, change) in enumerate(seen.log):
-        born.setdefault(block, position)
-        level[block] += change
-        if level[block] == 0:
-            died[block] = position
+    born: dict[Storage, int] = {}
+    died: dict[Storage, int] = {}
+    level: Counter[Storage] = Counter()
+    for position, (storage, change) in enumerate(seen.log):
+        born.setdefault(storage, position)
+        level[storage] += change
+        if level[storage] == 0:
+            died[storage] = position
         else:
-            died.pop(block, None)
+            died.pop(storage, None)
     marks = [mark for mark in seen.marks if mark.label != "update"]
     starts = [mark.log for mark in marks]
-    for block, birth in born.items():
-        if block.purpose is not Purpose.WORKING:
+    for storage, birth in born.items():
+        if storage.purpose is not Purpose.WORKING:
             continue
         index = bisect_right(starts, birth) - 1
         if index < 0:
             continue
-        death = died.get(block, len(seen.log))
+        death = died.get(storage, len(seen.log))
         label, following = marks[index].label, starts[index + 1] if index + 1 < len(starts) else len(seen.log)
         if label in ("prepare", "share", "receive", "forward") and death >= following:
-            block.purpose = Purpose.ACTIVATIONS if label == "forward" else Purpose.BUFFERS
+            storage.purpose = Purpose.ACTIVATIONS if label == "forward" else Purpose.BUFFERS
         elif label.startswith("backward"):
             done = _backward_done(marks, index, len(seen.log))
             if birth < done < death:
-                block.purpose = Purpose.UNREDUCED
+                storage.purpose = Purpose.UNREDUCED
 
 
 def _backward_done(marks: Sequence[Mark], index: int, end: int) -> int:

@@ -28,8 +28,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from glmforge.dryrun.steps import Purpose
 
 
-class Block:
-    """One storage: its bytes now, and what it is for as far as that is known yet."""
+class Storage:
+    """A storage that was seen: its bytes now, and what it is for as far as that is known yet."""
 
     __slots__ = ("purpose", "size")
 
@@ -45,8 +45,8 @@ class MemoryTracker(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: list[tuple[Block, int]] = []
-        self._blocks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.log: list[tuple[Storage, int]] = []
+        self._storages: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._is_paused = self._is_over = False
 
     def __enter__(self) -> Self:
@@ -79,9 +79,9 @@ class MemoryTracker(TorchDispatchMode):
     def give_purpose(self, tensors: Iterable[Tensor], purpose: Purpose) -> None:
         """Tell what the storages of these tensors are for; the local parts of sharded ones."""
         for tensor in tensors:
-            block = self._blocks.get(_local(tensor).untyped_storage())
-            if block is not None:
-                block.purpose = purpose
+            seen = self._storages.get(_local(tensor).untyped_storage())
+            if seen is not None:
+                seen.purpose = purpose
 
     def bytes_of(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of the storages behind these tensors, each once."""
@@ -92,20 +92,20 @@ class MemoryTracker(TorchDispatchMode):
         if isinstance(tensor, DTensor) or tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
-        block = self._blocks.get(storage)
-        if block is None:
-            block = self._blocks[storage] = Block()
-            weakref.finalize(storage, self._change, block, 0).atexit = False
+        seen = self._storages.get(storage)
+        if seen is None:
+            seen = self._storages[storage] = Storage()
+            weakref.finalize(storage, self._change, seen, 0).atexit = False
         size = storage.nbytes()
-        if size != block.size:
-            self._change(block, size)
+        if size != seen.size:
+            self._change(seen, size)
 
     def _around_resize(self, resize: Callable[..., Any], storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
-        block = self._blocks.get(storage)
-        if block is not None:
-            block.purpose = Purpose.GATHERED
-            self._change(block, storage.nbytes())
+        seen = self._storages.get(storage)
+        if seen is not None:
+            seen.purpose = Purpose.GATHERED
+            self._change(seen, storage.nbytes())
         return result
 
     def _pause_during(self, propagate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -115,10 +115,10 @@ class MemoryTracker(TorchDispatchMode):
         finally:
             self._is_paused = before
 
-    def _change(self, block: Block, size: int) -> None:
-        if not self._is_over and size != block.size:
-            self.log.append((block, size - block.size))
-            block.size = size
+    def _change(self, seen: Storage, size: int) -> None:
+        if not self._is_over and size != seen.size:
+            self.log.append((seen, size - seen.size))
+            seen.size = size
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.kernels.target import kernel_device
 
 
-class Run(NamedTuple):
+class QueryRange(NamedTuple):
     """An unbroken run of queries inside one document, and the keys it sees (places among the T tokens)."""
 
     first_key: int
@@ -61,7 +61,7 @@ class Segments:
     """
 
     documents: Documents
-    runs: tuple[Run, ...]
+    runs: tuple[QueryRange, ...]
 
     @classmethod
     def cut(cls, documents: Documents, ranges: Sequence[tuple[int, int]]) -> "Segments":
@@ -130,12 +130,12 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     yield start, stop
 
 
-def _runs(borders: list[int], begin: int, end: int) -> Iterator[Run]:
+def _runs(borders: list[int], begin: int, end: int) -> Iterator[QueryRange]:
     """Cut [begin, end) at the documents' borders."""
     document = bisect_right(borders, begin) - 1
     while begin < end:
         stop = min(end, borders[document + 1])
-        yield Run(borders[document], begin, stop)
+        yield QueryRange(borders[document], begin, stop)
         begin, document = stop, document + 1
 
 
@@ -216,7 +216,7 @@ def _segments(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments) -
     return _cat([outputs[i] for i in range(len(runs))])
 
 
-def _pieces(x_TGP: Tensor, runs: Sequence[Run]) -> list[tuple[Tensor, ...]]:
+def _pieces(x_TGP: Tensor, runs: Sequence[QueryRange]) -> list[tuple[Tensor, ...]]:
     """The keys of each run in pieces that no run's borders cut, so that the gradients of all meet in one `split`."""
     borders = sorted({0, len(x_TGP)}.union(*((run.first_key, run.end) for run in runs)))
     pieces = x_TGP.split([end - begin for begin, end in pairwise(borders)])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.optim.matrices import Box, Slice
-from glmforge.optim.ownership import Batch
+from glmforge.optim.ownership import Round
 from glmforge.optim.sharding import union_ranks
 from glmforge.parallel.world import World
 
@@ -26,11 +26,11 @@ class Exchange:
     from this rank. Parts travel and come together in `dtype` on the world's device; parameters may lie on another.
     """
 
-    def __init__(self, batch: Batch, world: World, dtype: torch.dtype):
-        self._gathers, self._device, self._dtype = batch.gathers, world.device, dtype
-        self._group = world.group(batch.union) if batch.union else None
-        here = union_ranks(world.layout, world.rank, batch.union).index(world.rank) if batch.union else 0
-        by_owner = [[piece for piece in slices if piece.source.has_gradient] for slices in batch.slices_by_owner]
+    def __init__(self, planned: Round, world: World, dtype: torch.dtype):
+        self._gathers, self._device, self._dtype = planned.gathers, world.device, dtype
+        self._group = world.group(planned.union) if planned.union else None
+        here = union_ranks(world.layout, world.rank, planned.union).index(world.rank) if planned.union else 0
+        by_owner = [[piece for piece in slices if piece.source.has_gradient] for slices in planned.slices_by_owner]
         self.num_matrices = sum(len(piece) for slices in by_owner for piece in slices)
 
         held = [[piece for piece in slices if piece.here.size] for slices in by_owner]

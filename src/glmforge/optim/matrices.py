@@ -40,7 +40,7 @@ class Box(NamedTuple):
         return prod(self.shape)
 
 
-class Run(NamedTuple):
+class MatrixRange(NamedTuple):
     """Consecutive matrices that the same ranks hold, whole or in part."""
 
     start: int
@@ -64,7 +64,7 @@ class Spread:
     first_rows: tuple[int, ...] | None
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[MatrixRange, ...]:
         """All matrices of the stack, cut where their holders change."""
         held = [(member, box.matrices) for member, box in enumerate(self.boxes) if box.size]
         edges = sorted({edge for _, matrices in held for edge in matrices})
@@ -73,7 +73,7 @@ class Spread:
         for member, (start, stop) in held:
             for position in range(positions[start], positions[stop]):
                 holders[position].append(member)
-        return tuple(Run(*span, tuple(ranks)) for span, ranks in zip(pairwise(edges), holders, strict=False))
+        return tuple(MatrixRange(*span, tuple(ranks)) for span, ranks in zip(pairwise(edges), holders, strict=False))
 
     @cached_property
     def is_cut(self) -> bool:

@@ -14,7 +14,7 @@ than Jordan's sum; orthogonalisation does not see the factor. The numbers are
 
 What we do otherwise than torch, which takes one 2-D matrix after another: packed expert tensors are taken
 apart into one matrix per expert and half; matrices of one shape, of whatever layer, are orthogonalised in
-one batch; and those that lie in parts or copies on several ranks travel to one owner (`glmforge.optim.ownership`,
+one batch; and those that lie in parts or copies on several ranks are sent to one owner (`glmforge.optim.ownership`,
 `glmforge.optim.exchange`) while momentum and weights stay where they are. Experts that lie whole on one rank need no
 communication.
 """
@@ -29,7 +29,7 @@ from glmforge.config.optim import OptimConfig
 from glmforge.optim.exchange import Exchange
 from glmforge.optim.matrices import Slice
 from glmforge.optim.newton_schulz import coefficients, newton_schulz
-from glmforge.optim.ownership import plan_batches
+from glmforge.optim.ownership import plan_rounds
 from glmforge.optim.sharding import local_part
 from glmforge.optim.update_rule import TrainedParameter, UpdateRule
 from glmforge.parallel.world import World
@@ -50,7 +50,7 @@ class Muon(UpdateRule):
         self._nesterov = config.muon_nesterov
         self._update_rms = config.muon_update_rms
         self._coefficients = coefficients(config.newton_schulz, config.newton_schulz_steps)
-        self._batches = plan_batches(parameters, world)
+        self._rounds = plan_rounds(parameters, world)
         self._trained: list[bool] = []
         self._exchanges: list[Exchange] = []
 
@@ -59,13 +59,13 @@ class Muon(UpdateRule):
         """Update the parameters that have a gradient; all ranks that hold a part must agree on which."""
         trained = [parameter.has_gradient for parameter in self.parameters]
         if trained != self._trained:
-            self._exchanges = [Exchange(batch, self.world, self.compute_dtype) for batch in self._batches]
+            self._exchanges = [Exchange(one, self.world, self.compute_dtype) for one in self._rounds]
             self._trained = trained
         for exchange in self._exchanges:
             if exchange.num_matrices:
-                self._step_batch(exchange, lr)
+                self._step_round(exchange, lr)
 
-    def _step_batch(self, exchange: Exchange, lr: float) -> None:
+    def _step_round(self, exchange: Exchange, lr: float) -> None:
         directions = [
             self._accumulate(piece, sends) for piece, sends in zip(exchange.pieces, exchange.sends, strict=True)
         ]

@@ -1,10 +1,10 @@
 """Which rank orthogonalises which matrices, and which of them together.
 
-Each matrix has one owner among the ranks that hold parts or copies of it; the dearest are given away first, each to the
-rank with least to do. A rank's matrices are cut into batches of one shape and bounded size, and the k-th batches of all
-ranks of a union form a round: one exchange of parts, one orthogonalisation on each rank, one exchange of updates.
-Shapes may differ from rank to rank within a round, so that nobody waits while others orthogonalise another shape, and a
-model of few matrices on many ranks takes a single round.
+Each matrix has one owner among the ranks that hold parts or copies of it; the most expensive are given away first, each
+to the rank with least to do. A rank's matrices are cut into batches of one shape and bounded size, and the k-th batches
+of all ranks of a union form a round: one exchange of parts, one orthogonalisation on each rank, one exchange of
+updates. Shapes may differ from rank to rank within a round, so that nobody waits while others orthogonalise another
+shape, and a model of few matrices on many ranks takes a single round.
 
 The plan depends only on shapes, layout and the order of the parameters: every rank comes to the same one by itself.
 """
@@ -24,8 +24,8 @@ from glmforge.parallel.world import World
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """A round: the slices of each owner, by rank of the union, those of one owner being of one matrix shape.
+class Round:
+    """The slices of each owner, by rank of the union, those of one owner being of one matrix shape.
 
     `union` is None for matrices that are whole on this rank and nowhere else; then this rank is the only owner.
     `gathers`: whether matrices have to be put together from parts; else their owners hold them whole.
@@ -45,14 +45,14 @@ def batch_elements(device: torch.device) -> int:
     return 2**20 if kernel_device(device) == "cpu" else 2**26
 
 
-def plan_batches(parameters: Sequence[TrainedParameter], world: World) -> list[Batch]:
+def plan_rounds(parameters: Sequence[TrainedParameter], world: World) -> list[Round]:
     """All matrices that this rank has a part in, in rounds. All ranks of a union get the same rounds of it, in order.
 
     Those without communication come first, then those of experts.
     """
     stacks = [stack for source in parameters for stack in stacks_of(source, world.layout, world.rank)]
     limit = batch_elements(world.device)
-    batches = [Batch(None, False, (slices,)) for slices in _pack(_local_slices(stacks), limit)]
+    rounds = [Round(None, False, (slices,)) for slices in _pack(_local_slices(stacks), limit)]
     unions: tuple[Union, ...] = ("expert_stage", "stage")
     for union in unions:
         members = [stack for stack in stacks if stack.union == union]
@@ -60,12 +60,12 @@ def plan_batches(parameters: Sequence[TrainedParameter], world: World) -> list[B
         for is_cut in (False, True):
             shared = [stack for stack in members if not stack.spread.is_local and stack.spread.is_cut == is_cut]
             by_owner = [_pack(owned, limit) for owned in _assign(shared, loads)]
-            batches += [Batch(union, is_cut, pieces) for pieces in zip_longest(*by_owner, fillvalue=())]
-    return batches
+            rounds += [Round(union, is_cut, pieces) for pieces in zip_longest(*by_owner, fillvalue=())]
+    return rounds
 
 
 def assign_owners(costs: Sequence[int], holders: Sequence[Sequence[int]], loads: list[int]) -> list[int]:
-    """An owner for each matrix, one of its holders: dearest first, each to the one that has least to do so far.
+    """An owner for each matrix, one of its holders: most expensive first, each to the one that has least to do so far.
 
     `loads` is what each rank has to do already, and is brought up to date.
     """
@@ -115,7 +115,7 @@ def _cost(matrix_shape: tuple[int, int]) -> int:
 
 
 def _pack(slices: Sequence[Slice], max_elements: int) -> list[tuple[Slice, ...]]:
-    """One owner's slices in batches of one shape, each as full as `max_elements` allows; the dearest batches first.
+    """One owner's slices in batches of one shape, each as full as `max_elements` allows; the most expensive ones first.
 
     What an owner sends back counts as often as there are copies.
     """

@@ -19,7 +19,7 @@ from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.pipeline import Pipeline, Stage
+from glmforge.parallel.pipeline import Pipeline, StageModule
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.recompute import apply_recompute
 from glmforge.parallel.tensor import parallelize_tensors
@@ -28,8 +28,8 @@ from glmforge.parallel.world import World
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 Extend = Callable[[GlmMoe], None]
-"""Puts further parameters (adapters, heads) into a section, whole and on the meta device; the table says how they are
-cut."""
+"""Puts further parameters (adapters, heads) into a section, whole and without memory; the table says how they are cut.
+It runs where tensors are made on the meta device."""
 
 
 def build_model(
@@ -64,9 +64,9 @@ def lay_out_model(
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
+            if extend is not None:
+                extend(part)
         part.compute_dtype = DTYPES[config.precision.compute]
-        if extend is not None:
-            extend(part)
         check_declared(part, table)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
@@ -121,6 +121,6 @@ def _connect(config: RunConfig, world: World, parts: list[GlmMoe]) -> tuple[Pipe
     """The pipeline over this rank's parts, if there is one, and the module of each part that is called."""
     if world.layout.pp == 1:
         return None, list(parts)
-    stages = [Stage(part, index) for part, index in zip(parts, _stage_indices(config, world), strict=True)]
+    stages = [StageModule(part, index) for part, index in zip(parts, _stage_indices(config, world), strict=True)]
     pipeline = Pipeline(stages, len(world.layout.stage_layers), config.parallel.pipeline_schedule, world)
     return pipeline, list(stages)

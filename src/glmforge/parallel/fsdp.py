@@ -22,6 +22,8 @@ from glmforge.model.moe import Experts
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.world import World
 
+_PACKED_DIMS = 3  # expert, row, column
+
 
 def needs_fsdp(world: World) -> bool:
     """Whether any parameter is shared with, or copied to, another data rank."""
@@ -72,11 +74,15 @@ def _shard_experts(model: GlmMoe, world: World, options: dict[str, Any]) -> set[
 
 
 def _expert_placement(experts: Experts, world: World) -> Callable[[nn.Parameter], Shard]:
-    """Whole experts per rank if they divide; else each expert's rows, so that no rank has more than its share."""
+    """Whole experts per rank if they divide; else each expert's rows, so that no rank has more than its share.
+
+    What all experts share (an adapter's) is cut along its first dim.
+    """
     num_local, ranks = experts.num_experts // world.axis_size("ep"), world.axis_size("efsdp")
-    rows_divide = all(parameter.shape[1] % ranks == 0 for parameter in experts.parameters())
+    packed = [parameter for parameter in experts.parameters() if parameter.dim() == _PACKED_DIMS]
+    rows_divide = all(parameter.shape[1] % ranks == 0 for parameter in packed)
     dim = 1 if num_local % ranks and rows_divide else 0
-    return lambda _: Shard(dim)
+    return lambda parameter: Shard(dim if parameter.dim() == _PACKED_DIMS else 0)
 
 
 def _offload_policy(parallel: ParallelConfig, device: torch.device) -> OffloadPolicy:

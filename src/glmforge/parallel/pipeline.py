@@ -56,7 +56,7 @@ def schedule_class(schedule: str) -> type[Any]:
     return _SCHEDULES[schedule]
 
 
-class Stage(nn.Module):
+class StageModule(nn.Module):
     """A section as the pipeline calls it: tensors in, tensors (or the loss, from the last one) out.
 
     A stage sees its micro-batches in order, whatever the schedule, so counting calls tells which one it is.
@@ -89,7 +89,7 @@ class Pipeline:
     A dry run, which has nobody to talk to, puts others in the place of torch's `schedule_class` and `stage_class`.
     """
 
-    def __init__(self, stages: Sequence[Stage], num_stages: int, schedule: str, world: World) -> None:
+    def __init__(self, stages: Sequence[StageModule], num_stages: int, schedule: str, world: World) -> None:
         self.stages, self.num_stages, self.world = stages, num_stages, world
         self.num_ranks = world.axis_size("pp")
         self._stages_of = functools.partial(

@@ -20,7 +20,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageContent:
     """Trunk layers [start, stop) of the model and whatever stands before and after them."""
 
     start: int
@@ -45,7 +45,7 @@ class Stage:
         return self.num_dense, self.num_moe, self.has_embedding, self.has_head
 
 
-def stages_of(model: ModelConfig, layout: Layout) -> list[Stage]:
+def stages_of(model: ModelConfig, layout: Layout) -> list[StageContent]:
     """The stages of the pipeline, first to last; a single one without pp."""
     stages = []
     start, last = 0, len(layout.stage_layers) - 1
@@ -54,12 +54,12 @@ def stages_of(model: ModelConfig, layout: Layout) -> list[Stage]:
         num_dense = max(0, min(stop, model.first_k_dense_replace) - start)
         num_mtp = model.num_nextn_predict_layers if index == last else 0
         moe = num_layers - num_dense
-        stages.append(Stage(start, stop, num_dense, moe, index == 0, index == last, num_mtp))
+        stages.append(StageContent(start, stop, num_dense, moe, index == 0, index == last, num_mtp))
         start = stop
     return stages
 
 
-def stages_of_pp_rank(config: RunConfig, layout: Layout, pp_rank: int) -> list[Stage]:
+def stages_of_pp_rank(config: RunConfig, layout: Layout, pp_rank: int) -> list[StageContent]:
     """The stages that a pipeline rank runs."""
     parallel, stages = config.parallel, stages_of(config.model, layout)
     if layout.pp == 1:

@@ -1,6 +1,7 @@
 """What every page is made of: templates that need nothing else, headline numbers, tables."""
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jinja2
@@ -15,13 +16,34 @@ class Tile(NamedTuple):
     unit: str = ""
 
 
+class Column(NamedTuple):
+    """A column's title, and whether it holds numbers (set flush right)."""
+
+    title: str
+    number: bool = False
+
+
+class Cell(NamedTuple):
+    text: str
+    link: str = ""
+
+
 class Table(NamedTuple):
-    """Rows of words under their columns; the first column is text, the others are numbers."""
+    """A table; each row has a cell per column."""
 
     title: str
     note: str
-    columns: list[str]
-    rows: list[list[str]]
+    columns: Sequence[Column]
+    rows: list[list[Cell]]
+
+
+def make_table(
+    title: str, columns: Sequence[str | Column], rows: Iterable[Sequence[str | Cell]], *, note: str = ""
+) -> Table:
+    """A table of plain words and cells. Columns given as words: the first is text, the others are numbers."""
+    given = [column if isinstance(column, Column) else Column(column, number=i > 0) for i, column in enumerate(columns)]
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    return Table(title, note, given, cells)
 
 
 def page_template(name: str, package: str = "glmforge.report") -> jinja2.Template:

@@ -9,7 +9,7 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count
-from glmforge.report.page import Table, Tile, page_template
+from glmforge.report.page import Table, Tile, make_table, page_template
 from glmforge.report.schedule import (
     NUM_SIZES,
     Schedule,
@@ -66,7 +66,7 @@ def _summarize(schedule: Schedule) -> _Summary:
         tiles=_tiles(schedule),
         tables=[
             *_phases(schedule),
-            Table("Sources", _sources_note(schedule), _source_columns(schedule), list(source_rows(schedule))),
+            make_table("Sources", _source_columns(schedule), source_rows(schedule), note=_sources_note(schedule)),
         ],
     )
 
@@ -89,8 +89,10 @@ def _phases(schedule: Schedule) -> list[Table]:
     """Sizes and settings in a table each: in one they are wider than a page."""
     columns, rows = phase_columns(), list(phase_rows(schedule))
     return [
-        Table("Phases", "", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
-        Table("Settings of the phases", "", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]),
+        make_table("Phases", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
+        make_table(
+            "Settings of the phases", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]
+        ),
     ]
 
 

@@ -11,8 +11,8 @@ from statistics import median
 
 from glmforge.observe.run import RunLog
 from glmforge.observe.units import format_bytes, format_count, format_duration
-from glmforge.report.page import Tile
-from glmforge.report.tables import Table, clock_words, make_tables, training_seconds, values_of
+from glmforge.report.page import Table, Tile
+from glmforge.report.tables import clock_words, make_tables, training_seconds, values_of
 
 _MAX_SOURCE_TILES = 3
 _TROUBLE = (

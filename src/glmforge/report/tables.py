@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
 from glmforge.observe.units import format_bytes, format_count, format_duration
+from glmforge.report.page import Cell, Column, Table, make_table
 
 _FILES = {
     "config.yaml": "effective configuration",
@@ -29,24 +30,6 @@ _FILES = {
 
 _SHOWN_EVENTS = 8
 """Of each kind, the newest; of checkpoints that were saved only the newest of each tier."""
-
-
-class Column(NamedTuple):
-    title: str
-    number: bool = False
-
-
-class Cell(NamedTuple):
-    text: str
-    link: str = ""
-
-
-class Table(NamedTuple):
-    """A table; each row pairs its columns with their cells."""
-
-    title: str
-    columns: Sequence[Column]
-    rows: list[list[tuple[Column, Cell]]]
 
 
 def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
@@ -80,7 +63,7 @@ def _phases(run: RunLog) -> Table:
         "Tokens/s, median",
         "Time",
     )
-    columns = (Column("Phase"), *(Column(title, number=True) for title in titles))
+    columns = ("Phase", *titles)
     rows: list[list[str | Cell]] = []
     before: Record = {"step": 0, "tokens": 0}
     for name, group in groupby(run.metrics, key=lambda record: str(record.get("phase", "training"))):
@@ -99,12 +82,12 @@ def _phases(run: RunLog) -> Table:
             ]
         )
         before = last
-    return _table("Phases", columns, rows)
+    return make_table("Phases", columns, rows)
 
 
 def _last_evaluation(run: RunLog) -> Table:
     titles = ("Step", "Bits per byte", "Nats per token", "Tokens", "Bytes", "MTP acceptance")
-    columns = (Column("Source"), *(Column(title, number=True) for title in titles))
+    columns = ("Source", *titles)
     numbers = (
         ("step", ","),
         ("bits_per_byte", ".4f"),
@@ -117,7 +100,7 @@ def _last_evaluation(run: RunLog) -> Table:
         [source, *(format(record[name], spec) if name in record else "" for name, spec in numbers), _acceptance(record)]
         for source, record in newest.items()
     ]
-    return _table("Last evaluation", columns, rows)
+    return make_table("Last evaluation", columns, rows)
 
 
 def _acceptance(record: Record) -> str:
@@ -129,7 +112,7 @@ def _acceptance(record: Record) -> str:
 def _sources(run: RunLog) -> Table:
     """Tokens and epochs from the last record, loss from the first that has one to the last."""
     titles = ("Label tokens", "Share", "Epochs", "Loss, first → last")
-    columns = (Column("Source"), *(Column(title, number=True) for title in titles))
+    columns = ("Source", *titles)
     tokens: dict[str, float] = next(iter(values_of(reversed(run.metrics), "source_tokens")), {})
     epochs: dict[str, float] = next(iter(values_of(reversed(run.metrics), "source_epochs")), {})
     losses = values_of(run.metrics, "source_loss")
@@ -143,7 +126,7 @@ def _sources(run: RunLog) -> Table:
         ]
         for name, count in sorted(tokens.items(), key=lambda item: -item[1])
     ]
-    return _table("Sources", columns, rows)
+    return make_table("Sources", columns, rows)
 
 
 def _checkpoints(run: RunLog) -> Table:
@@ -162,7 +145,7 @@ def _checkpoints(run: RunLog) -> Table:
         sum(values_of(run.metrics, f"checkpoint_{name}")) for name in ("seconds_blocked", "seconds_total", "bytes")
     )
     if not written and not happened["save failed"]:
-        return _table("Checkpoints", (), [])
+        return make_table("Checkpoints", (), [])
     trained = training_seconds(run.metrics)
     row = [
         f"{happened['saved']:,}",
@@ -173,7 +156,7 @@ def _checkpoints(run: RunLog) -> Table:
         format_duration(seconds),
         f"{format_bytes(written / seconds)}/s" if seconds else "",
     ]
-    return _table("Checkpoints", [Column(title, number=True) for title in titles], [row])
+    return make_table("Checkpoints", [Column(title, number=True) for title in titles], [row])
 
 
 def _events(run: RunLog) -> Table:
@@ -194,7 +177,7 @@ def _events(run: RunLog) -> Table:
             rows.append(["", "", name, f"earlier, {what}"])
             del earlier[kind]
         rows.append([clock_words(event["time"]), f"{event['step']:,}", event["event"], event.get("detail", "")])
-    return _table("Events", columns, rows)
+    return make_table("Events", columns, rows)
 
 
 def _kind(event: Record) -> str:
@@ -214,12 +197,7 @@ def _files(run: RunLog, report_dir: Path) -> Table:
         meaning = "checkpoint" if path in saved else _FILES.get(path.name, "")
         link = quote(Path(os.path.relpath(path, report_dir)).as_posix())
         rows.append([Cell(name, link), meaning, format_bytes(_size(path))])
-    return _table("Files", columns, rows)
-
-
-def _table(title: str, columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]]) -> Table:
-    cells = ([cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows)
-    return Table(title, columns, [list(zip(columns, row, strict=True)) for row in cells])
+    return make_table("Files", columns, rows)
 
 
 def values_of(records: Iterable[Record], name: str) -> list[Any]:

@@ -1,7 +1,7 @@
 """The order in which hooks are called: declared by each hook, worked out here.
 
-A hook says in which stage it belongs, and names those hooks of its stage (or of an earlier one) that it relies on.
-Hooks that declare nothing keep the order they are given in.
+A hook has a priority, and names the hooks of its own or an earlier priority that have to be called before it. Hooks
+that declare neither keep the order they are given in.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from glmforge.errors import GlmforgeError
 
 
 class HookOrderError(GlmforgeError):
-    """Hooks that cannot be called in the order they ask for."""
+    """There is no order in which every hook comes after those it names."""
 
 
-class Stage(IntEnum):
+class Priority(IntEnum):
     """When a hook is called, compared with the others."""
 
     GUARD = auto()
@@ -34,7 +34,7 @@ class Stage(IntEnum):
     EVALUATE = auto()
     """Uses the model as the step left it."""
     USER = auto()
-    """Where a hook is that says nothing."""
+    """The default."""
     SAVE = auto()
     """Saves the others' states: after all of them, so that these are of this step."""
 
@@ -45,7 +45,7 @@ class Ordered(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def stage(self) -> Stage: ...
+    def priority(self) -> Priority: ...
     @property
     def after(self) -> Sequence[str]: ...
 
@@ -54,28 +54,29 @@ HookT = TypeVar("HookT", bound=Ordered)
 
 
 def in_order(hooks: Sequence[HookT]) -> list[HookT]:
-    """`hooks` by stage, each after those it names; otherwise as given.
+    """`hooks` by priority, each after those it names; otherwise as given.
 
     Raises:
         HookOrderError: a hook names one that is not there, or that cannot come before it.
     """
+    priorities = {hook.name: hook.priority for hook in hooks}
     ordered: list[HookT] = []
-    for stage in Stage:
-        ordered += _in_stage([hook for hook in hooks if hook.stage == stage], {hook.name: hook.stage for hook in hooks})
+    for priority in Priority:
+        ordered += _of_priority([hook for hook in hooks if hook.priority == priority], priorities)
     return ordered
 
 
-def _in_stage(hooks: Sequence[HookT], stages: dict[str, Stage]) -> list[HookT]:
+def _of_priority(hooks: Sequence[HookT], priorities: dict[str, Priority]) -> list[HookT]:
     sorter: TopologicalSorter[int] = TopologicalSorter()
     for index, hook in enumerate(hooks):
         for name in hook.after:
-            _check(hook, name, stages)
+            _check(hook, name, priorities)
         sorter.add(index, *(i for i, other in enumerate(hooks) if other.name in hook.after))
     try:
         sorter.prepare()
     except CycleError as error:
         names = " -> ".join(f"'{hooks[index].name}'" for index in error.args[1])
-        raise HookOrderError(f"hooks are to come after each other in a circle ({names}); change `after`") from error
+        raise HookOrderError(f"hooks name each other in a circle ({names}); change `after`") from error
     order: list[HookT] = []
     waiting: list[int] = []
     while sorter.is_active():
@@ -86,12 +87,12 @@ def _in_stage(hooks: Sequence[HookT], stages: dict[str, Stage]) -> list[HookT]:
     return order
 
 
-def _check(hook: Ordered, name: str, stages: dict[str, Stage]) -> None:
-    if name not in stages:
-        there = ", ".join(f"'{known}'" for known in stages if known != hook.name)
-        raise HookOrderError(f"hook '{hook.name}' is to come after '{name}', which this run does not have ({there})")
-    if stages[name] > hook.stage:
+def _check(hook: Ordered, name: str, priorities: dict[str, Priority]) -> None:
+    if name not in priorities:
+        there = ", ".join(f"'{known}'" for known in priorities if known != hook.name)
+        raise HookOrderError(f"hook '{hook.name}' comes after '{name}', which this run does not have; it has {there}")
+    if priorities[name] > hook.priority:
         raise HookOrderError(
-            f"hook '{hook.name}' is to come after '{name}', but its stage {hook.stage.name} is before "
-            f"{stages[name].name}; change `stage` or `after`"
+            f"hook '{hook.name}' comes after '{name}', but its priority {hook.priority.name} is before "
+            f"{priorities[name].name}: change `priority` or `after`"
         )

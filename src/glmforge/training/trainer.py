@@ -23,7 +23,7 @@ from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
 from glmforge.parallel.reducer import Reducer
-from glmforge.training.order import Stage, in_order
+from glmforge.training.order import Priority, in_order
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult, train_step
@@ -72,7 +72,7 @@ class Hook:
     """
 
     name = "hook"
-    stage = Stage.USER
+    priority = Priority.USER
     after: Sequence[str] = ()
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from glmforge_corpus.pipeline.run import Progress as StepProgress
+    from glmforge_corpus.pipeline.run import StepProgress
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from glmforge_corpus.cli.corpus import RedoOption
 from glmforge_corpus.cli.step_progress import step_progress
 
 if TYPE_CHECKING:
-    from glmforge_corpus.synthesise.endpoint.ask import Progress
+    from glmforge_corpus.synthesise.endpoint.ask import OnProgress
 
 FAMILIES = "arithmetic,number_theory,word_problems,algebra,logic,programs,tables,tools"
 
@@ -182,7 +182,7 @@ def generate(
     _tell(console, out, report, len(unreadable))
 
 
-def _told_to(show: Show) -> "Progress":
+def _told_to(show: Show) -> "OnProgress":
     def tell(tally: Any, spent: float) -> None:
         done = tally.reused + tally.asked
         show(done, f"{done:,} of {tally.total:,} replies" + (f", {spent:,.4f} spent" if spent else ""))

@@ -49,7 +49,7 @@ _KEPT = {DONE, QUARANTINE, REPORT, HELD_OUT}
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """How far a run is.
 
     Attributes:
@@ -74,7 +74,7 @@ def run_pipeline(
     executor: str = "local",
     *,
     redo: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[StepProgress], None] | None = None,
 ) -> dict[str, Any]:
     """Run what is not done yet, and publish documents and report. Run again, it does nothing.
 
@@ -108,7 +108,7 @@ def run_stages(
     seed: int = 0,
     workers: int = 1,
     redo: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[StepProgress], None] | None = None,
 ) -> tuple[list[Path], list[Statistics]]:
     """Stages on their own, for programs: no report, nothing published.
 
@@ -245,7 +245,7 @@ def _run(
     planned: Sequence[_PlannedStage],
     executor: Executor,
     logs: Path,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[StepProgress], None] | None,
     *,
     release: bool = False,
 ) -> None:
@@ -257,7 +257,7 @@ def _run(
 
 
 def _run_step(
-    stage: _PlannedStage, step: PlannedStep, executor: Executor, logs: Path, progress: Callable[[Progress], None]
+    stage: _PlannedStage, step: PlannedStep, executor: Executor, logs: Path, progress: Callable[[StepProgress], None]
 ) -> None:
     total = step.step.num_tasks
     pending = [task for task in range(total) if not step.is_done(task)]
@@ -266,14 +266,14 @@ def _run_step(
     def task_done(task: int) -> None:
         nonlocal done
         done += 1
-        progress(Progress(stage.stage.kind, step.step.name, done, total))
+        progress(StepProgress(stage.stage.kind, step.step.name, done, total))
 
-    progress(Progress(stage.stage.kind, step.step.name, done, total))
+    progress(StepProgress(stage.stage.kind, step.step.name, done, total))
     if pending:
         executor.run(step, pending, _log_dir(logs, step), task_done)
 
 
-def _ignore(progress: Progress) -> None:
+def _ignore(progress: StepProgress) -> None:
     pass
 
 

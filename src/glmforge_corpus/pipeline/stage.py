@@ -5,7 +5,7 @@ A *stage* is one entry of the pipeline file. It is carried out in *steps*, one a
 between steps and nowhere else: MinHash deduplication, say, is a step of signatures with a task per shard, one of
 band files with a task per band, one that joins clusters, one that filters with a task per shard again.
 
-A task reads files that earlier steps published and writes files into a directory of its own. The engine makes the
+A task reads files that earlier steps published and writes files into a directory of its own. The pipeline makes the
 directory, publishes it whole, and never runs a task again that is published (`task.py`).
 """
 

@@ -9,7 +9,7 @@ from glmforge.config.tree import dump
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_bytes, format_count, format_duration
-from glmforge.report.page import Table, Tile, page_template
+from glmforge.report.page import Table, Tile, make_table, page_template
 
 _SHOWN_ROWS = 40
 
@@ -93,7 +93,7 @@ def _flow(stages: Sequence[dict[str, Any]]) -> Table:
             ]
         )
     columns = ["stage", "documents in", "removed", "documents out", "text out", "CPU time", "MB per CPU second"]
-    return Table("Stages", "", columns, rows)
+    return make_table("Stages", columns, rows)
 
 
 def _removed(stages: Sequence[dict[str, Any]]) -> Table:
@@ -109,7 +109,8 @@ def _removed(stages: Sequence[dict[str, Any]]) -> Table:
         for reason, flow in _largest(stage["statistics"]["removed"], lambda flow: flow["documents"])
     ]
     note = "Each document that was removed, under the first reason for it."
-    return Table("Removed", note, ["stage", "reason", "documents", "share of the stage's", "text"], rows)
+    columns = ["stage", "reason", "documents", "share of the stage's", "text"]
+    return make_table("Removed", columns, rows, note=note)
 
 
 def _rules(stages: Sequence[dict[str, Any]]) -> Table:
@@ -120,7 +121,7 @@ def _rules(stages: Sequence[dict[str, Any]]) -> Table:
         if count
     ]
     note = "Documents that fail a rule, whether or not another one was named as the reason."
-    return Table("Rules", note, ["stage", "rule", "documents", "share of the stage's"], rows)
+    return make_table("Rules", ["stage", "rule", "documents", "share of the stage's"], rows, note=note)
 
 
 def _quarantined(stages: Sequence[dict[str, Any]]) -> Table:
@@ -129,9 +130,8 @@ def _quarantined(stages: Sequence[dict[str, Any]]) -> Table:
         for stage in stages
         for reason, count in sorted(stage["statistics"]["quarantined"].items())
     ]
-    return Table(
-        "Quarantine", "Records that could not be read: quarantine.jsonl has each.", ["stage", "reason", "records"], rows
-    )
+    note = "Records that could not be read: quarantine.jsonl has each."
+    return make_table("Quarantine", ["stage", "reason", "records"], rows, note=note)
 
 
 def _counts(stages: Sequence[dict[str, Any]]) -> Table:
@@ -141,7 +141,7 @@ def _counts(stages: Sequence[dict[str, Any]]) -> Table:
         for name, count in sorted(stage["statistics"]["counts"].items())
         if count
     ]
-    return Table("Counted on the way", "", ["stage", "what", "count"], rows)
+    return make_table("Counted on the way", ["stage", "what", "count"], rows)
 
 
 def _groups(title: str, column: str, groups: dict[str, dict[str, int]]) -> Table:
@@ -150,7 +150,7 @@ def _groups(title: str, column: str, groups: dict[str, dict[str, int]]) -> Table
         [name, f"{flow['documents']:,}", format_bytes(flow["bytes"]), _share(flow["bytes"], total)]
         for name, flow in _largest(groups, lambda flow: flow["bytes"])
     ]
-    return Table(title, "Of what came out.", [column, "documents", "text", "share of the text"], rows)
+    return make_table(title, [column, "documents", "text", "share of the text"], rows, note="Of what came out.")
 
 
 def _samples(stages: Sequence[dict[str, Any]]) -> Iterable[_Sample]:

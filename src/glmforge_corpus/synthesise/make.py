@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from glmforge.data.files import disk_errors, write_whole
-from glmforge_corpus.pipeline.run import Progress, run_stages
+from glmforge_corpus.pipeline.run import StepProgress, run_stages
 from glmforge_corpus.pipeline.stage import DOCUMENTS, QUARANTINE, REPORT
 from glmforge_corpus.pipeline.statistics import Statistics, dump_json
 from glmforge_corpus.synthesise.stage import MESSAGES, Problems
@@ -31,7 +31,7 @@ def make_problems(
     seed: int = 0,
     workers: int = 1,
     redo: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[StepProgress], None] | None = None,
 ) -> dict[str, Any]:
     """Make what is not there yet, and publish it. Run again, it does nothing new.
 

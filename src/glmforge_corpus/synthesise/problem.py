@@ -19,7 +19,7 @@ class Draft:
         question: mathematics in it stands between dollar signs.
         steps: the way to the answer, one line each. Every formula between dollar signs is a true statement.
         answer: in the one form that `kind` defines.
-        kind: how answers are compared, as in `answers.same_answer`.
+        kind: how answers are compared, as in `verify.answers.same_answer`.
         turns: what follows the question where that is more than one reply (tool calls), else empty.
         tools: schemas of the tools offered.
         calls: the right tool calls, for the verifier.

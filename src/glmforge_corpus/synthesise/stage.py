@@ -1,8 +1,8 @@
 """Verified problems as a stage that reads nothing: made, checked, made unique, kept apart from evaluation sets.
 
-Steps: *candidates*, a task per block of indices of one family and level, makes a few more problems than are wanted,
+Steps: *candidates*, a task per range of indices of one family and level, makes a few more problems than are wanted,
 has the independent checker go over each, and looks for evaluation items in them; *choice*, one task, takes the first
-of each question, in the order of families, levels and indices; *documents*, a task per block again, writes what was
+of each question, in the order of families, levels and indices; *documents*, a task per range again, writes what was
 chosen, as documents and as conversations. Nothing depends on the number of tasks or workers but the files' names.
 """
 
@@ -76,11 +76,11 @@ class Problems(Stage):
         return self
 
     def steps(self, context: StageContext) -> list[Step]:
-        blocks = tuple(self._blocks())
+        ranges = tuple(self._ranges())
         return [
-            _Candidates(self, blocks, context.seed),
-            _Choice(self, blocks, context.directory),
-            _Documents(len(blocks), context.directory),
+            _Candidates(self, ranges, context.seed),
+            _Choice(self, ranges, context.directory),
+            _Documents(len(ranges), context.directory),
         ]
 
     def describe(self) -> str:
@@ -91,16 +91,16 @@ class Problems(Stage):
         slots = len(self.families) * len(self.levels)
         return [self.count // slots + (slot < self.count % slots) for slot in range(slots)]
 
-    def _blocks(self) -> Iterator["Block"]:
+    def _ranges(self) -> Iterator["ProblemRange"]:
         for slot, quota in enumerate(self.quotas()):
             family, level = self.families[slot // len(self.levels)], self.levels[slot % len(self.levels)]
             made = int(quota * (1 + self.surplus)) + 20
             for start in range(0, made, self.block):
-                yield Block(slot, family, level, start, min(start + self.block, made))
+                yield ProblemRange(slot, family, level, start, min(start + self.block, made))
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ProblemRange:
     """Indices [start, stop) of one family and level, the slot."""
 
     slot: int
@@ -113,20 +113,18 @@ class Block:
 @dataclass(frozen=True)
 class _Candidates(Step):
     options: Problems
-    blocks: Sequence[Block]
+    ranges: Sequence[ProblemRange]
     seed: int
     name: str = "candidates"
 
     @property
     def num_tasks(self) -> int:  # type: ignore[override]
-        return len(self.blocks)
+        return len(self.ranges)
 
     def run(self, task: int, output: TaskOutput) -> None:
-        block = self.blocks[task]
+        part = self.ranges[task]
         languages = self.options.languages
-        made = [
-            make_problem(self.seed, block.family, block.level, i, languages) for i in range(block.start, block.stop)
-        ]
+        made = [make_problem(self.seed, part.family, part.level, i, languages) for i in range(part.start, part.stop)]
         problems, records = self._verified(made, output)
         batch = _as_batch(problems, [orjson.dumps(record).decode() for record in records])
         clean = self._uncontaminated(records, batch, output)
@@ -189,19 +187,19 @@ def _as_batch(problems: list[Problem], metadata: list[str]) -> DocumentBatch:
 @dataclass(frozen=True)
 class _Choice(Step):
     options: Problems
-    blocks: Sequence[Block]
+    ranges: Sequence[ProblemRange]
     stage_directory: Path
     name: str = "choice"
     num_tasks: int = 1
 
     def run(self, task: int, output: TaskOutput) -> None:
         questions, patterns, lengths = [], [], []
-        for number in range(len(self.blocks)):
+        for number in range(len(self.ranges)):
             with np.load(task_directory(self.stage_directory, _Candidates.name, number) / _HASHES) as stored:
                 questions.append(stored["question"])
                 patterns.append(stored["pattern"])
                 lengths.append(len(stored["question"]))
-        slots = np.repeat([block.slot for block in self.blocks], lengths)
+        slots = np.repeat([part.slot for part in self.ranges], lengths)
         unique = first_occurrences(np.concatenate(questions))
         chosen = choose(unique, slots, self.options.quotas())
         np.savez(output.directory / _CHOSEN, chosen=chosen, starts=np.concatenate([[0], np.cumsum(lengths)]))

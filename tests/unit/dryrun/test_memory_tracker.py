@@ -40,7 +40,7 @@ def test_resized_storages_are_gathered_weights() -> None:
         gathered.untyped_storage().resize_(400)
     assert level_freed == 0
     assert sum(change for _, change in tracker.log) == 400
-    assert {block.purpose for block, _ in tracker.log} == {Purpose.GATHERED}
+    assert {storage.purpose for storage, _ in tracker.log} == {Purpose.GATHERED}
 
 
 def test_torch_is_left_as_it_was() -> None:

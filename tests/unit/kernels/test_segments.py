@@ -10,7 +10,7 @@ from glmforge.kernels import attention as kernels
 from glmforge.kernels import segments as module
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.segments import Run, Segments, key_order, segment_attention
+from glmforge.kernels.segments import QueryRange, Segments, key_order, segment_attention
 
 H, G, P = 4, 2, 16
 SEQ_LEN = 48
@@ -114,7 +114,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_are_cut_at_documents_and_joined_where_ranges_meet() -> None:
     documents = Documents.from_lengths([4, 8, 4])
     segments = Segments.cut(documents, [(2, 6), (6, 10), (13, 14)])
-    assert segments.runs == (Run(0, 2, 4), Run(4, 4, 10), Run(12, 13, 14))
+    assert segments.runs == (QueryRange(0, 2, 4), QueryRange(4, 4, 10), QueryRange(12, 13, 14))
     assert [run.shape for run in segments.runs] == [(2, 4), (6, 6), (1, 2)]
     assert segments.places_Q.tolist() == [2, 3, 4, 5, 6, 7, 8, 9, 13]
     assert segments.num_queries == 9

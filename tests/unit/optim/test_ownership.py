@@ -6,7 +6,7 @@ from glmforge.config.optimizers import OPTIMIZERS
 from glmforge.config.parameter_groups import ParameterGroup
 from glmforge.optim import ownership as ownership_module
 from glmforge.optim.matrices import Slice
-from glmforge.optim.ownership import assign_owners, plan_batches
+from glmforge.optim.ownership import assign_owners, plan_rounds
 from glmforge.optim.update_rule import TrainedParameter
 from glmforge.parallel.world import World
 
@@ -47,13 +47,13 @@ def test_plan_holds_every_matrix_once_and_no_batch_is_too_large(monkeypatch, lim
     monkeypatch.setattr(ownership_module, "batch_elements", lambda device: limit * INNER * HIDDEN)
     gate_up = torch.zeros(NUM_EXPERTS, 2 * INNER, HIDDEN)
     parameters = [TrainedParameter(gate_up, {}, GROUP, num_fused=2) for _ in range(3)]
-    batches = plan_batches(parameters, World.single("cpu"))
-    assert all(batch.union is None for batch in batches)
-    slices = [piece for batch in batches for piece in batch.slices_by_owner[0]]
+    rounds = plan_rounds(parameters, World.single("cpu"))
+    assert all(one.union is None for one in rounds)
+    slices = [piece for one in rounds for piece in one.slices_by_owner[0]]
     for parameter in parameters:
         own = [piece for piece in slices if piece.source is parameter]
         assert sorted(matrices(own)) == list(range(2 * NUM_EXPERTS))
-    sizes = [sum(map(len, batch.slices_by_owner[0])) for batch in batches]
+    sizes = [sum(map(len, one.slices_by_owner[0])) for one in rounds]
     assert max(sizes) <= limit
     assert all(size == limit for size in sizes[:-1])
 
@@ -67,19 +67,19 @@ def test_all_ranks_make_the_same_plan_of_copies(monkeypatch, limit):
     for rank in range(4):
         router, packed = torch.zeros(HIDDEN, HIDDEN), torch.zeros(NUM_EXPERTS, 2 * INNER, HIDDEN)
         parameters = [TrainedParameter(packed, {}, GROUP, num_fused=2), TrainedParameter(router, {}, GROUP)]
-        batches = plan_batches(parameters, World(rank, 4, torch.device("cpu"), layout))
-        assert all(batch.union == "stage" and not batch.gathers for batch in batches)
+        rounds = plan_rounds(parameters, World(rank, 4, torch.device("cpu"), layout))
+        assert all(one.union == "stage" and not one.gathers for one in rounds)
         plans.append(
             [
-                [[(parameters.index(p.source), p.start, p.stop) for p in slices] for slices in batch.slices_by_owner]
-                for batch in batches
+                [[(parameters.index(p.source), p.start, p.stop) for p in slices] for slices in one.slices_by_owner]
+                for one in rounds
             ]
         )
         for owner in range(4):
             assert all(
-                sum(map(len, batch.slices_by_owner[owner])) <= limit
-                and len({piece.matrix_shape for piece in batch.slices_by_owner[owner]}) <= 1
-                for batch in batches
+                sum(map(len, one.slices_by_owner[owner])) <= limit
+                and len({piece.matrix_shape for piece in one.slices_by_owner[owner]}) <= 1
+                for one in rounds
             )
     assert all(plan == plans[0] for plan in plans)
     everything = [entry for batch in plans[0] for slices in batch for entry in slices]
@@ -90,4 +90,4 @@ def test_all_ranks_make_the_same_plan_of_copies(monkeypatch, limit):
 def test_a_parameter_of_four_dims_is_refused():
     tensor = torch.zeros(2, 2, 2, 2)
     with pytest.raises(ValueError, match=r"not a parameter of shape \[2, 2, 2, 2\]"):
-        plan_batches([TrainedParameter(tensor, {}, GROUP)], World.single("cpu"))
+        plan_rounds([TrainedParameter(tensor, {}, GROUP)], World.single("cpu"))

@@ -1,26 +1,26 @@
-"""Hooks are called by stage, after those they rely on, and otherwise as given."""
+"""Hooks are called by priority, after those they rely on, and otherwise as given."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from glmforge.training.order import HookOrderError, Stage, in_order
+from glmforge.training.order import HookOrderError, Priority, in_order
 
 
-def hook(name: str, stage: Stage = Stage.USER, *after: str) -> Any:
-    return SimpleNamespace(name=name, stage=stage, after=after)
+def hook(name: str, priority: Priority = Priority.USER, *after: str) -> Any:
+    return SimpleNamespace(name=name, priority=priority, after=after)
 
 
 @pytest.mark.parametrize(
     ("hooks", "expected"),
     [
         ([hook("b"), hook("a"), hook("b")], "b a b"),
-        ([hook("save", Stage.SAVE), hook("mine"), hook("lock", Stage.GUARD)], "lock mine save"),
-        ([hook("c", Stage.USER, "b"), hook("d"), hook("b", Stage.USER, "a"), hook("a")], "d a b c"),
-        ([hook("late", Stage.JUDGE, "early"), hook("early", Stage.MEASURE)], "early late"),
+        ([hook("save", Priority.SAVE), hook("mine"), hook("lock", Priority.GUARD)], "lock mine save"),
+        ([hook("c", Priority.USER, "b"), hook("d"), hook("b", Priority.USER, "a"), hook("a")], "d a b c"),
+        ([hook("late", Priority.JUDGE, "early"), hook("early", Priority.MEASURE)], "early late"),
     ],
-    ids=["as given", "by stage", "after others", "after another stage"],
+    ids=["as given", "by priority", "after others", "after another priority"],
 )
 def test_order(hooks: list[Any], expected: str) -> None:
     assert " ".join(found.name for found in in_order(hooks)) == expected
@@ -29,10 +29,10 @@ def test_order(hooks: list[Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ([hook("a", Stage.USER, "z"), hook("b")], r"'a' is to come after 'z', which this run does not have \('b'\)"),
-        ([hook("a", Stage.USER, "b"), hook("b", Stage.USER, "a")], r"in a circle \('.' -> '.' -> '.'\)"),
-        ([hook("a", Stage.USER, "a")], r"in a circle \('a' -> 'a'\)"),
-        ([hook("a", Stage.GUARD, "b"), hook("b", Stage.SAVE)], "its stage GUARD is before SAVE"),
+        ([hook("a", Priority.USER, "z"), hook("b")], r"'a' comes after 'z', which this run does not have; it has 'b'"),
+        ([hook("a", Priority.USER, "b"), hook("b", Priority.USER, "a")], r"in a circle \('.' -> '.' -> '.'\)"),
+        ([hook("a", Priority.USER, "a")], r"in a circle \('a' -> 'a'\)"),
+        ([hook("a", Priority.GUARD, "b"), hook("b", Priority.SAVE)], "its priority GUARD is before SAVE"),
     ],
 )
 def test_an_order_that_cannot_be(hooks: list[Any], message: str) -> None:

@@ -17,7 +17,7 @@ from glmforge.data.files import refuse_unwritable, write_whole
 from glmforge.data.tokens.blocks import Block, HeldOut
 from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
 from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
-from glmforge.data.tokens.tokenize import Progress, tokenize_corpus
+from glmforge.data.tokens.tokenize import EncodingProgress, tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import DataError
@@ -277,8 +277,8 @@ def pack(
     )
 
 
-def _told_to(show: Show, started: float) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
+def _told_to(show: Show, started: float) -> Callable[[EncodingProgress], None]:
+    def tell(progress: EncodingProgress) -> None:
         megabytes = progress.num_text_bytes / MEGABYTE
         counts = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens, {megabytes:,.0f} MB"
         show(progress.num_text_bytes, f"{counts}, {megabytes / (time.perf_counter() - started):.1f} MB/s")

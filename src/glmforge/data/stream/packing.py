@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from glmforge.data.stream.batch import IGNORED_LABEL
-from glmforge.data.stream.packing_build import Progress, build_packing
+from glmforge.data.stream.packing_build import OnProgress, build_packing
 from glmforge.data.stream.packing_file import PackingFile, packing_identity, packing_path
 from glmforge.data.stream.windows import Window
 from glmforge.data.tokens.shards import TokenShard
@@ -101,7 +101,7 @@ def open_packing(
 
 
 def ensure_packing(
-    shard: TokenShard, seq_len: int, packing_dir: Path | None = None, *, progress: Progress | None = None
+    shard: TokenShard, seq_len: int, packing_dir: Path | None = None, *, progress: OnProgress | None = None
 ) -> PackingFile:
     """Build the packing of `shard` unless it is stored, else read it whole and verify its checksum.
 
@@ -130,7 +130,7 @@ def _locate(shard: TokenShard, seq_len: int, packing_dir: Path | None) -> tuple[
     return packing_path(shard, seq_len, identity, packing_dir), identity
 
 
-def _build(shard: TokenShard, seq_len: int, identity: bytes, path: Path, progress: Progress | None = None) -> None:
+def _build(shard: TokenShard, seq_len: int, identity: bytes, path: Path, progress: OnProgress | None = None) -> None:
     if progress is not None:
         build_packing(shard, seq_len, identity, path, progress)
         return

@@ -26,7 +26,7 @@ from glmforge.data.stream.packing_file import HEADER_BYTES, PackingCounts, make_
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.errors import DataError
 
-Progress = Callable[[float], None]
+OnProgress = Callable[[float], None]
 """Called with the share of the work that is done, 0 to 1."""
 
 Integers = NDArray[np.int64]
@@ -36,7 +36,7 @@ _STRETCH_ITEMS = 1 << 22
 
 
 def build_packing(
-    shard: TokenShard, seq_len: int, identity: bytes, path: Path, progress: Progress = lambda _: None
+    shard: TokenShard, seq_len: int, identity: bytes, path: Path, progress: OnProgress = lambda _: None
 ) -> PackingCounts:
     """Write the packing of `shard` into rows of `seq_len` tokens to `path`.
 
@@ -73,7 +73,7 @@ def document_stretches(shard: TokenShard, num_tokens: int = _STRETCH_TOKENS) -> 
             yield starts[:-1], lengths[:-1]
 
 
-def _count(shard: TokenShard, seq_len: int, progress: Progress) -> tuple[Integers, PackingCounts]:
+def _count(shard: TokenShard, seq_len: int, progress: OnProgress) -> tuple[Integers, PackingCounts]:
     """How many pieces of each length below S there are, [S + 1], and the counts, as yet of full rows alone."""
     counts_S = np.zeros(seq_len + 1, np.int64)
     num_documents = num_full = num_cut = num_cut_by_truncation = 0
@@ -125,7 +125,7 @@ class _Places:
 
 
 def _write_pieces(
-    shard: TokenShard, seq_len: int, places: _Places, starts_P: Integers, lengths_P: NDArray[Any], progress: Progress
+    shard: TokenShard, seq_len: int, places: _Places, starts_P: Integers, lengths_P: NDArray[Any], progress: OnProgress
 ) -> None:
     num_full = 0
     for starts, lengths in document_stretches(shard):

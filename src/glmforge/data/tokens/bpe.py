@@ -2,24 +2,19 @@
 
 Same split rule, same special tokens in the same order at the end of the vocabulary, same chat template, so
 every part of the system that works with a small tokenizer works with the published one. Every byte is a
-token, so no text is unknown. Training is deterministic: words are counted, and the most frequent pair is merged,
-ties by id.
+token, so no text is unknown.
 
-Two trainers give the same tokenizer. Up to some megabytes the trainer of `tokenizers` is used, which needs nothing
-else; for more text our own (`word_counts`, `merges`), which is about ten times faster, whose memory is bounded, and
-whose counts do not overflow at 2^31.
+The trainer of `tokenizers` learns the merges; that is done once per project. It is deterministic: the most frequent
+pair is merged, ties by id. It counts in 32 bits (https://github.com/huggingface/tokenizers/issues/2058), so more text
+than `MAX_TEXT_BYTES` is refused, and a sample of it learnt from.
 
 The written directory loads with `glmforge.data.tokens.tokenizer.Tokenizer` and `transformers.AutoTokenizer`.
 """
 
-import importlib.util
-import itertools
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
@@ -33,11 +28,6 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import CONFIG_FILE, PADDED_SIZE_KEY, TOKENIZER_FILE
 from glmforge.errors import DataError
 
-if TYPE_CHECKING:
-    from glmforge.data.tokens.word_counts import Words
-
-_log = logging.getLogger(__name__)
-
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 MAX_VOCAB_SIZE = (1 << 21) - 2
@@ -46,8 +36,8 @@ MAX_VOCAB_SIZE = (1 << 21) - 2
 MIN_FREQUENCY = 2
 """A pair seen once compresses nothing."""
 
-NATIVE_FROM_BYTES = 4 << 20
-"""From how much text on our trainer is worth its loading."""
+MAX_TEXT_BYTES = (1 << 31) - 1
+"""Text that the library can count pairs in: no count exceeds it."""
 
 _SPECIAL_TOKEN = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
 
@@ -71,7 +61,7 @@ def train_tokenizer(
 
     Raises:
         DataError: `vocab_size` has no room for the bytes or is beyond `MAX_VOCAB_SIZE`, the texts have too few
-            distinct words to fill it, the padded size is smaller, or `out_dir` exists.
+            distinct words to fill it or more than `MAX_TEXT_BYTES`, the padded size is smaller, or `out_dir` exists.
     """
     return train_on_blocks(
         _blocks(texts), vocab_size, out_dir, overwrite=overwrite, padded_vocab_size=padded_vocab_size
@@ -129,46 +119,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[Block]:
 
 
 def _train(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Tokenizer:
-    """Read some blocks to see which trainer is to have them."""
-    iterator = iter(blocks)
-    if importlib.util.find_spec("numba") is None:
-        return train_with_library(iterator, num_tokens)
-    read, num_bytes = [], 0
-    for block in iterator:
-        read.append(block)
-        num_bytes += block.num_bytes
-        if num_bytes >= NATIVE_FROM_BYTES:
-            return train_natively(itertools.chain(read, iterator), num_tokens)
-    return train_with_library(read, num_tokens)
-
-
-def train_natively(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Tokenizer:
-    """A tokenizer without special tokens, by our trainer."""
-    from glmforge.data.tokens.word_counts import WordCounter
-
-    counter = WordCounter(apart=SPECIAL_TOKENS)
-    for block in blocks:
-        counter.add(block.data, block.offsets)
-    words = counter.finish()
-    if words.num_dropped:
-        _log.warning("dropped %s rare words for want of room: counts of rare words are lower bounds", words.num_dropped)
-    return tokenizer_of_words(words, num_tokens)
-
-
-def tokenizer_of_words(words: "Words", num_tokens: int) -> tokenizers.Tokenizer:
-    """A tokenizer without special tokens, learnt from counted words."""
-    from glmforge.data.tokens.merges import learn_merges
-    from glmforge.data.tokens.spelling import byte_ids, spell
-
-    learnt = learn_merges(words, num_tokens, byte_ids(), MIN_FREQUENCY)
-    spellings = [spell(token) for token in learnt.tokens]
-    merges = [(spellings[left], spellings[right]) for left, right in learnt.pairs.tolist()]
-    vocabulary = {spelling: index for index, spelling in enumerate(spellings)}
-    return _with_split_rule(models.BPE(vocab=vocabulary, merges=merges))
-
-
-def train_with_library(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Tokenizer:
-    """A tokenizer without special tokens, by the trainer of `tokenizers`."""
+    """A tokenizer without special tokens."""
     tokenizer = _with_split_rule(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=num_tokens,
@@ -176,9 +127,21 @@ def train_with_library(blocks: Iterable[Block], num_tokens: int) -> tokenizers.T
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (text for block in blocks for text in block.texts())
-    tokenizer.train_from_iterator(_without_special_tokens(texts), trainer)
+    tokenizer.train_from_iterator(_without_special_tokens(_bounded(blocks)), trainer)
     return tokenizer
+
+
+def _bounded(blocks: Iterable[Block]) -> Iterator[str]:
+    """The texts of the blocks. Raises `DataError` when they have been more than the trainer can count."""
+    num_bytes = 0
+    for block in blocks:
+        num_bytes += block.num_bytes
+        if num_bytes > MAX_TEXT_BYTES:
+            raise DataError(
+                f"more than {MAX_TEXT_BYTES:,} bytes of text, which the trainer cannot count: "
+                "train on a sample, --sample-bytes 2e9"
+            )
+        yield from block.texts()
 
 
 def _with_split_rule(model: models.BPE) -> tokenizers.Tokenizer:

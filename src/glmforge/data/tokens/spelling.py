@@ -2,9 +2,6 @@
 
 import functools
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 @functools.cache
 def character_of_byte() -> str:
@@ -20,21 +17,9 @@ def byte_of_character() -> dict[int, int]:
     return {ord(character): byte for byte, character in enumerate(character_of_byte())}
 
 
-def spell(data: bytes) -> str:
-    """Bytes in their spelling."""
-    return data.decode("latin-1").translate(character_of_byte())
-
-
 def unspell(text: str) -> bytes:
     """The bytes that are spelt so. Raises `ValueError` for a character that spells none."""
     try:
         return bytes(map(byte_of_character().__getitem__, map(ord, text)))
     except KeyError as error:
         raise ValueError(f"'{chr(error.args[0])}' spells no byte") from error
-
-
-def byte_ids() -> NDArray[np.int32]:
-    """`[256]`: ids of the bytes in the tokenizers that the library trains: by their characters' code points."""
-    ids = np.empty(256, np.int32)
-    ids[sorted(range(256), key=character_of_byte().__getitem__)] = np.arange(256)
-    return ids

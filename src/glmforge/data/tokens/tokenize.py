@@ -33,7 +33,7 @@ BATCHES_PER_WORKER = 2
 
 
 @dataclass(frozen=True)
-class Progress:
+class EncodingProgress:
     """How far a `tokenize_corpus` is."""
 
     num_documents: int
@@ -69,7 +69,7 @@ def tokenize_corpus(
     prefix: str | Path,
     *,
     num_workers: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[EncodingProgress], None] | None = None,
     source: str = "",
     overwrite: bool = False,
     selection: Selection | None = None,
@@ -104,7 +104,7 @@ def tokenize_corpus(
             writer.add(encoded.tokens, encoded.lengths)
             num_text_bytes += encoded.num_text_bytes
             if progress is not None:
-                progress(Progress(writer.num_documents, writer.num_tokens, num_text_bytes))
+                progress(EncodingProgress(writer.num_documents, writer.num_tokens, num_text_bytes))
         return writer.finish(tokenizer.fingerprint, source, num_text_bytes)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from glmforge.config.observe import AnomalyConfig
 from glmforge.observe.bus import Kind
 from glmforge.training.detect import RobustWindow
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -27,7 +27,7 @@ class AnomalyHook(Hook):
     """
 
     name = "anomalies"
-    stage = Stage.WRITE
+    priority = Priority.WRITE
 
     def __init__(self, config: AnomalyConfig) -> None:
         self._windows = {name: RobustWindow(config.window, config.threshold) for name in ("loss", "grad_norm")}

@@ -24,7 +24,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.skipped import remember_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
@@ -38,7 +38,7 @@ class CheckpointHook(Hook):
     """Saves under `<output_dir>/checkpoints`."""
 
     name = "checkpoints"
-    stage = Stage.SAVE
+    priority = Priority.SAVE
 
     def __init__(self, config: RunConfig, data_fingerprint: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
         self.config = config

@@ -7,7 +7,7 @@ pass for communication. The first step of a process is never measured, since it 
 from contextlib import ExitStack
 
 from glmforge.parallel.communication import COMMUNICATION_AXES, Traffic, measure_communication
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.profiling import Profiling
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -17,7 +17,7 @@ class CommunicationHook(Hook):
     """Records `comm_*` of each step whose number one of `every` divides; of none while a profile is being taken."""
 
     name = "communication"
-    stage = Stage.MEASURE
+    priority = Priority.MEASURE
 
     def __init__(self, profiling: Profiling, *every: int) -> None:
         self.profiling, self.every = profiling, every

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from glmforge.observe.control import REFUSED, TAKEN, Command, ControlError, parse_command, take_command
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook, Trainer
 
@@ -23,7 +23,7 @@ class ControlHook(Hook):
     """
 
     name = "control"
-    stage = Stage.COMMAND
+    priority = Priority.COMMAND
 
     def __init__(self, output_dir: Path, profiling: Profiling) -> None:
         self.root, self.profiling = output_dir, profiling

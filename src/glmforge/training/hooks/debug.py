@@ -1,7 +1,6 @@
 """What a misbehaving run is asked to tell: where a NaN was made, each layer's gradient norm, debug messages."""
 
 import logging
-import re
 from collections import defaultdict
 
 import torch
@@ -10,17 +9,15 @@ from torch import Tensor
 from glmforge.config.observe import DebugConfig
 from glmforge.optim.sharding import local_part, num_copies
 from glmforge.parallel.model import ParallelModel
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
-
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class DebugHook(Hook):
     """Switches on what `observe.debug` asks for, and off again at the end."""
 
     name = "debug"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self, config: DebugConfig) -> None:
         self.config = config
@@ -55,10 +52,10 @@ def layer_grad_norms(model: ParallelModel) -> Tensor:
     world, config = model.world, model.config
     parts: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     for name, parameter in model.named_parameters():
-        layer = _LAYER.match(name)
+        layer = model.table[name].layer
         if layer is not None and parameter.grad is not None:
             copies = num_copies(parameter.grad, world.layout)
-            parts[int(layer[1]), copies].append(local_part(parameter.grad))
+            parts[layer, copies].append(local_part(parameter.grad))
     num_layers = config.num_hidden_layers + config.num_nextn_predict_layers
     squares_L = torch.zeros(num_layers, device=world.device)
     for (number, copies), gradients in parts.items():

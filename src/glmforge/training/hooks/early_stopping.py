@@ -6,7 +6,7 @@ from typing import Any
 
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.observe.metrics import Record
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
 
 
@@ -14,7 +14,7 @@ class EarlyStoppingHook(Hook):
     """Counts evaluations in a row that were no improvement on the best one; see `EarlyStoppingConfig`."""
 
     name = "early stopping"
-    stage = Stage.EVALUATE
+    priority = Priority.EVALUATE
     after = ("evaluation",)
 
     def __init__(self, config: EarlyStoppingConfig) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -17,7 +17,7 @@ class EvaluationHook(Hook):
     """Writes the records of `evaluate`, with step and tokens, and shows them to all hooks (`on_evaluation`)."""
 
     name = "evaluation"
-    stage = Stage.EVALUATE
+    priority = Priority.EVALUATE
 
     def __init__(self, every_steps: int, evaluate: Evaluate) -> None:
         self.every_steps = every_steps

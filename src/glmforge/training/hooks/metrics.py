@@ -7,7 +7,7 @@ Other hooks put what they measured on the bus whenever they know it, or, if they
 from statistics import fmean
 
 from glmforge.observe.bus import Kind
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.records import has_record
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
@@ -18,7 +18,7 @@ class MetricsHook(Hook):
     """Opens the sinks of the trainer's bus, and has it write."""
 
     name = "metrics"
-    stage = Stage.WRITE
+    priority = Priority.WRITE
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None

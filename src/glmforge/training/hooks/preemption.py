@@ -22,7 +22,7 @@ import torch
 
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Preempted, Trainer
 
@@ -41,7 +41,7 @@ class PreemptionHook(Hook):
     after SIGINT, ends the process at once."""
 
     name = "preemption"
-    stage = Stage.COMMAND
+    priority = Priority.COMMAND
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None

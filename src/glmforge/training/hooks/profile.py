@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from glmforge.observe.run import RunDirectory
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.profiling import Profiling
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -32,7 +32,7 @@ class ProfileHook(Hook):
     """
 
     name = "profile"
-    stage = Stage.COMMAND
+    priority = Priority.COMMAND
 
     def __init__(self, output_dir: Path, profiling: Profiling) -> None:
         self.root, self.profiling = output_dir, profiling

@@ -11,7 +11,7 @@ from torch import Tensor
 from glmforge.observe.balance import balance_metrics, bias_metrics, expert_load
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.records import EXPERT_LOAD_RECORDS, LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -21,7 +21,7 @@ class RoutersHook(Hook):
     """Records the balance of the last step, in some records layer by layer and with the biases."""
 
     name = "routers"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self) -> None:
         self._biases: RouterBiases | None = None

@@ -7,7 +7,7 @@ is written meanwhile asks for itself (`ensure_writable`): this hook ends a run t
 from pathlib import Path
 
 from glmforge.cluster.lease import ensure_writable
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -16,7 +16,7 @@ class RunLockHook(Hook):
     """Raises `LeaseLostError` on rank 0, before the others do anything more."""
 
     name = "run lock"
-    stage = Stage.GUARD
+    priority = Priority.GUARD
 
     def __init__(self, output_dir: Path) -> None:
         self.root = output_dir

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.records import LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -22,7 +22,7 @@ class SourcesHook(Hook):
     """Records `source_*`. Tokens survive a resume by the sources' names."""
 
     name = "sources"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()

@@ -11,7 +11,7 @@ from torch import Tensor
 from glmforge.observe.environment import process_rss_bytes
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.plan.hardware import find_accelerator
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -20,7 +20,7 @@ class SpeedHook(Hook):
     """Records time, tokens and FLOPs of the steps since the last record."""
 
     name = "speed"
-    stage = Stage.COLLECT
+    priority = Priority.COLLECT
 
     def __init__(self) -> None:
         self._peak_flops: float | None = None

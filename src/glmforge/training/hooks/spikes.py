@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from glmforge.config.fault_tolerance import SpikeConfig
 from glmforge.training.detect import RobustWindow
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
 from glmforge.training.votes import ENDING
@@ -29,7 +29,7 @@ class SpikeHook(Hook):
     """
 
     name = "spikes"
-    stage = Stage.JUDGE
+    priority = Priority.JUDGE
 
     def __init__(self, config: SpikeConfig) -> None:
         self.config = config

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from glmforge.parallel.communication import COMMUNICATION_AXES
 from glmforge.parallel.world import World
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -37,7 +37,7 @@ class StragglerHook(Hook):
     """
 
     name = "straggler"
-    stage = Stage.MEASURE
+    priority = Priority.MEASURE
     after = ("communication",)
 
     def __init__(self, every: int, ratio: float) -> None:

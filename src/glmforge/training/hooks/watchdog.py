@@ -29,7 +29,7 @@ from typing import IO, Any
 import torch
 
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
-from glmforge.training.order import Stage
+from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
@@ -67,7 +67,7 @@ class WatchdogHook(Hook):
     """
 
     name = "watchdog"
-    stage = Stage.GUARD
+    priority = Priority.GUARD
     after = ("run lock",)
 
     def __init__(self, output_dir: Path, timeout_s: float) -> None:

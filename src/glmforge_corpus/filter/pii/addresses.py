@@ -64,18 +64,6 @@ _VERSION = re.compile(
 _ADDRESS_WORD = re.compile(
     rb"(?i)(?<![a-z<])(?:ip|ipv4|addr|address|host|server|ping|dns|resolver|nameserver|gateway|proxy|login|from)(?![a-z])"
 )
-_NOT_PUBLIC = tuple(
-    (int(network.network_address), int(network.netmask))
-    for network in map(
-        ipaddress.IPv4Network,
-        (
-            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
-            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
-            *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
-        ),
-    )
-)
-"""IANA's registry of special-purpose IPv4 addresses, and multicast and reserved ones."""
 
 
 def ipv4_spans(window: Window) -> list[tuple[int, int]]:
@@ -87,8 +75,8 @@ def ipv4_spans(window: Window) -> list[tuple[int, int]]:
         parts = [int(part) for part in match.groups()]
         if max(parts) > 255 or any(len(part) > 1 and part[:1] == b"0" for part in match.groups()):
             continue
-        value = int.from_bytes(bytes(parts), "big")
-        if any(value & mask == network for network, mask in _NOT_PUBLIC):
+        address = ipaddress.IPv4Address(bytes(parts))
+        if not address.is_global or address.is_multicast:
             continue
         before = window.data[max(0, match.start() - LEAD) : match.start()]
         if _VERSION.search(before) or _is_heading(before, window.data[match.end() : match.end() + 2], parts):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from glmforge_corpus.synthesise.answers import final_answer, same_answer
+from glmforge.verify.answers import final_answer, same_answer
 from glmforge_corpus.synthesise.check import algebra, composed, logic, numeric, programs, tables, tool_calls
 from glmforge_corpus.synthesise.check.formulas import Unreadable, Values, formulas, number, wrong_statement
 

@@ -1,4 +1,4 @@
-"""Word problems of several stages, verified from the text: every sentence says what it does to a quantity.
+"""Word problems of several events, verified from the text: every sentence says what it does to a quantity.
 
 The quantity is followed from the beginning, whatever is asked: where the end is told and the beginning asked, the
 answer is put at the beginning, and what comes out must be the end that is told.

@@ -64,11 +64,11 @@ class Tally:
         return self.reused + self.asked == self.total
 
 
-Progress = Callable[[Tally, float], None]
+OnProgress = Callable[[Tally, float], None]
 """Called with the tally and the money spent as requests finish."""
 
 
-def ask_all(requests: Iterable[Request], server: Server, journal: Journal, progress: Progress | None = None) -> Tally:
+def ask_all(requests: Iterable[Request], server: Server, journal: Journal, progress: OnProgress | None = None) -> Tally:
     """Ask for all that the journal does not have; `journal.entry` has the replies then.
 
     Raises:
@@ -79,7 +79,7 @@ def ask_all(requests: Iterable[Request], server: Server, journal: Journal, progr
     )
 
 
-async def _ask_all(requests: list[Request], server: Server, journal: Journal, progress: Progress | None) -> Tally:
+async def _ask_all(requests: list[Request], server: Server, journal: Journal, progress: OnProgress | None) -> Tally:
     pending = [request for request in requests if request.key not in journal.finished]
     tally = Tally(len(requests), len(requests) - len(pending))
     budget = Budget(float("inf") if server.max_cost is None else server.max_cost, journal.spent)
@@ -101,7 +101,7 @@ class _Crew:
     budget: Budget
     endpoint: Endpoint
     tally: Tally
-    progress: Progress | None
+    progress: OnProgress | None
     stopped: bool = False
 
     async def work(self, queue: Iterator[Request]) -> None:

@@ -24,7 +24,7 @@ from glmforge.config.model import Strict
 from glmforge.data.documents.document import Document
 from glmforge.data.files import write_whole
 from glmforge_corpus.pipeline.statistics import dump_json
-from glmforge_corpus.synthesise.endpoint.ask import Progress, Server, Tally, ask_all
+from glmforge_corpus.synthesise.endpoint.ask import OnProgress, Server, Tally, ask_all
 from glmforge_corpus.synthesise.endpoint.inputs import Question
 from glmforge_corpus.synthesise.endpoint.journal import Journal
 from glmforge_corpus.synthesise.endpoint.judge import REASONS, Judgement, Reply, guess_kind, judge, read_reply
@@ -66,7 +66,7 @@ def generate(
     *,
     trust_answers: bool = False,
     only_questions: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Ask, judge, and write. Run again after a kill, a cap or failures, it asks for what is missing only.
 

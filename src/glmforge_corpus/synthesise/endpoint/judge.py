@@ -23,7 +23,8 @@ from typing import Any
 from pydantic import Field
 
 from glmforge.config.model import Strict
-from glmforge_corpus.synthesise.answers import as_number, final_answer, normalised, reward
+from glmforge.verify.answers import as_number, final_answer, normalised
+from glmforge.verify.reward import reward
 
 REASONS = (
     "refused", "truncated", "empty", "format", "no answer", "repetition", "language mix", "wrong answer",

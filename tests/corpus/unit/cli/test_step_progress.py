@@ -7,15 +7,15 @@ from rich.console import Console
 
 from glmforge.errors import DataError
 from glmforge_corpus.cli.step_progress import step_progress
-from glmforge_corpus.pipeline.run import Progress
+from glmforge_corpus.pipeline.run import StepProgress
 
 
 def test_steps_have_a_line_for_each_tenth():
     console = Console(file=io.StringIO())
     with step_progress(console) as show:
         for done in range(41):
-            show(Progress("minhash", "sets", done, 40))
-        show(Progress("minhash", "documents", 1, 1))
+            show(StepProgress("minhash", "sets", done, 40))
+        show(StepProgress("minhash", "documents", 1, 1))
     lines = console.file.getvalue().splitlines()
     assert lines == [*(f"minhash: sets: {done} of 40 tasks" for done in range(4, 41, 4)), "minhash: 1 of 1 tasks"]
 
@@ -24,14 +24,14 @@ def test_small_steps_have_one_line():
     console = Console(file=io.StringIO())
     with step_progress(console) as show:
         for done in range(10):
-            show(Progress("exact", "repeats", done, 9))
+            show(StepProgress("exact", "repeats", done, 9))
     assert console.file.getvalue().splitlines() == ["exact: repeats: 9 of 9 tasks"]
 
 
 def test_steps_have_bars_on_a_terminal():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with step_progress(console) as show:
-        show(Progress("minhash", "sets", 3, 40))
+        show(StepProgress("minhash", "sets", 3, 40))
     assert "minhash: sets" in console.file.getvalue()
     assert "3/40" in console.file.getvalue()
 
@@ -45,7 +45,7 @@ def test_a_run_that_is_refused_draws_nothing():
 
 def _interrupted(console: Console) -> None:
     with step_progress(console) as show:
-        show(Progress("minhash", "sets", 3, 40))
+        show(StepProgress("minhash", "sets", 3, 40))
         raise KeyboardInterrupt
 
 

@@ -1,17 +1,16 @@
 """The block that sets languages, and the detector of programs."""
 
 import json
+import sys
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from glmforge.data.documents.batch import DocumentBatch, concatenate
+from glmforge.extras import MissingPackageError
+from glmforge_corpus.filter.code.content import content_model, language_of_text
 from glmforge_corpus.filter.code.detector import detect_code
-from glmforge_corpus.filter.code.features import FEATURES, NUM_SLICES, SLICE_BYTES, batch_features
-from glmforge_corpus.filter.code.programming_language import language_of_content, language_of_path
+from glmforge_corpus.filter.code.programming_language import language_of_interpreter, language_of_path
 from glmforge_corpus.filter.language.block import Language
 
 ENGLISH = "It was a bright cold day in April, and the clocks were striking thirteen. He went home. " * 3
@@ -164,12 +163,41 @@ def test_programs_in_capitals_are_programs():
     assert detect_code(batch_of(C.upper())).is_code.all()
 
 
-def test_a_path_is_evidence_but_a_web_page_name_is_not():
-    comment = "# What this module is about, in some words, and nothing else at all.\n# Another line of it follows.\n"
-    found = detect_code(batch_of(comment, ENGLISH, ENGLISH, ids=["a/b.py", "page.html", "story.py"]))
-    bare = detect_code(batch_of(comment))
-    assert found.scores[0] > bare.scores[0]
-    assert not found.is_code[1:].any()  # what reads like prose is prose
+COMMENT = "# What this module is about, in some words, and nothing else at all.\n# Another line of it follows.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_code"),
+    [
+        ("a/b.py", True),
+        ("page.html", False),  # the text of a page is called so, too
+        ("https://host/b.py", False),  # what a server made
+        ("https://www.host.pl", False),
+        ("d1", False),
+    ],
+)
+@pytest.mark.parametrize("by_text", [True, False])
+def test_a_name_that_only_programs_have_is_believed(name, is_code, by_text):
+    for text in (COMMENT, ENGLISH):
+        found = detect_code(batch_of(text, ids=[name]), by_text=by_text)
+        assert found.is_code.tolist() == [is_code]
+        assert found.scores.tolist() == [float(is_code)]
+        assert found.languages == ({0: "python"} if is_code else {})
+
+
+def test_by_names_alone_no_text_is_read():
+    texts = (PYTHON, SHELL, PYTHON)
+    batch = Language(code="names").process(batch_of(*texts, ids=["d0", "d1", "x.py"])).batch
+    assert [language == "code" for language in languages(batch)] == [False, True, True]
+
+
+def test_without_magika_programs_are_not_told_by_text_and_it_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "magika", None)
+    content_model.cache_clear()
+    with pytest.raises(MissingPackageError, match=r"language\.code: true .*`code: names`.*needs the package 'magika'"):
+        Language().check()
+    assert Language(code="names").check()
+    assert Language(code=False).check()
 
 
 @pytest.mark.parametrize(
@@ -193,64 +221,40 @@ def test_language_of_path(path, language):
 @pytest.mark.parametrize(
     ("text", "language"),
     [
-        (PYTHON, "python"),
-        (C, "c"),
         (SHELL, "shell"),
         ("#!/usr/bin/python3.11 -u\n", "python"),
         ("#!/usr/bin/env -S node --x\n", "javascript"),
         ("#! /bin/sh\n", "shell"),
         ("#!/opt/strange\n", None),
-        ('package main\n\nimport (\n\t"fmt"\n)\n\nfunc main() {\n\tx := 1\n\tfmt.Println(x)\n}\n', "go"),
-        ("<?php\nnamespace A\\B;\nclass C { function f($a) { return $this->b; } }\n", "php"),
-        ('{\n  "name": "x",\n  "list": [1, 2],\n  "more": {"a": null}\n}\n', "json"),
-        ("body {\n  color: red;\n  margin: 0 auto;\n}\n", "css"),
         ("just words here", None),
         ("", None),
     ],
 )
-def test_language_of_content(text, language):
-    assert language_of_content(text.encode()) == language
+def test_language_of_interpreter(text, language):
+    assert language_of_interpreter(text.encode()) == language
 
 
-def plain_features(text: bytes) -> dict[str, float]:
-    """Some of the features of a short text, in plain Python."""
-    lines = text.split(b"\n")
-    lines = lines[:-1] if lines[-1] == b"" else lines
-    share = {
-        "letter": sum(chr(b).isascii() and chr(b).islower() for b in text) / max(len(text), 1),
-        "semicolon": text.count(b";") / max(len(text), 1),
-        "not ASCII": sum(b > 127 for b in text) / max(len(text), 1),
-        "comma and space": text.count(b", ") / max(len(text), 1),
-        "variable": sum(
-            text[i] == 36 and chr(text[i + 1]).isalpha() and text[i + 1] < 128 for i in range(len(text) - 1)
-        )
-        / max(len(text), 1),
-        "empty": sum(not line.strip(b" \t\r") for line in lines) / max(len(lines), 1),
-        "indented": sum(
-            bool(line.strip(b" \t\r")) and (len(line) - len(line.lstrip(b" \t\r")) >= 2 or line[:1] == b"\t")
-            for line in lines
-        )
-        / max(len(lines), 1),
-        "ends in colon": sum(line.rstrip(b" \t\r").endswith(b":") for line in lines) / max(len(lines), 1),
-    }
-    return {name: value**0.5 for name, value in share.items()}
+GO = 'package main\n\nimport (\n\t"fmt"\n)\n\nfunc main() {\n\tx := 1\n\tfmt.Println(x)\n}\n'
+MARKDOWN = "# A title\n\nSome *words* of a [page](http://a.b/c).\n\n```\nls -l | wc\n```\n\n* one\n* two `x`\n"
 
 
-@given(st.text(alphabet="ab:; \t\n$,.é(){}", max_size=NUM_SLICES * SLICE_BYTES // 2))
-@settings(max_examples=200, deadline=None)
-def test_features_of_short_texts(text):
-    data = text.encode()
-    features = batch_features(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0]
-    for name, value in plain_features(data).items():
-        assert features[FEATURES.index(name)] == pytest.approx(value, abs=1e-12), name
-
-
-def test_features_of_a_long_text_see_all_parts():
-    parts = [b"x" * 5000, b";" * 5000, b"(" * 5000]
-    data = b"\n".join(parts)
-    features = batch_features(np.frombuffer(data, np.uint8), np.array([0, len(data)]))[0]
-    for name in ("letter", "semicolon", "parenthesis"):
-        assert features[FEATURES.index(name)] > 0
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        (PYTHON, "python"),
+        (SHELL, "shell"),
+        (GO, "go"),
+        ('{\n  "name": "x",\n  "list": [1, 2],\n  "more": {"a": null}\n}\n', "json"),
+        ("body {\n  color: red;\n  margin: 0 auto;\n}\n" * 3, "css"),
+        (MARKDOWN, None),
+        ("name,size\na,1\nb,2\nc,(3)\nd,[4]\n", None),
+        ("x = {}", None),  # too short to tell
+        ("", None),
+    ],
+)
+def test_language_of_text(text, language):
+    found = language_of_text(text.encode())
+    assert (found and found[0]) == language
 
 
 def test_null_languages_are_null_not_text():

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from glmforge.data.tokens import bpe
 from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, train_tokenizer
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.tokenizer import token_byte_lengths
@@ -78,6 +79,14 @@ def test_vocab_size_out_of_reach(tmp_path, vocab_size, complaint):
     with pytest.raises(DataError, match=complaint):
         train_tokenizer([TEXT], vocab_size, tmp_path / "t")
     assert not (tmp_path / "t").exists()
+
+
+def test_more_text_than_the_trainer_can_count_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(bpe, "MAX_TEXT_BYTES", len(TEXT))
+    assert train_tokenizer([TEXT], 300, tmp_path / "t").vocab_size == 300
+    with pytest.raises(DataError, match=r"bytes of text.*--sample-bytes 2e9"):
+        train_tokenizer([TEXT, "."], 300, tmp_path / "u")
+    assert not (tmp_path / "u").exists()
 
 
 def test_existing_tokenizer_is_replaced_only_if_asked(tmp_path):

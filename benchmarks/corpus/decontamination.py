@@ -1,7 +1,7 @@
 """Decontamination: how fast, how much planted contamination is found, and how much is found in text that is clean.
 
-    python benchmarks/data/decontamination.py --more DIR       # 5 minutes, writes results/data_decontamination.json
-    python benchmarks/data/decontamination.py --data DIR --repeats 3
+    python benchmarks/corpus/decontamination.py --more DIR       # 5 minutes, writes results/data_decontamination.json
+    python benchmarks/corpus/decontamination.py --data DIR --repeats 3
 
 All evaluation sets of `--data`/eval at once: GSM8K (train and test), MATH (test, and its 500), HumanEval, AIME 2024
 and 2025, MMLU; and of `--more`, if given, as published: mbpp.jsonl (google-research), bbh/ (BIG-Bench-Hard), cmmlu/

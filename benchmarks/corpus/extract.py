@@ -1,7 +1,7 @@
 """Main text of web pages beside trafilatura and resiliparse, and how fast records are read.
 
-    python benchmarks/data/extract.py            # five minutes; writes benchmarks/results/data_extract.json
-    python benchmarks/data/extract.py --quick    # one round, writes nothing
+    python benchmarks/corpus/extract.py            # five minutes; writes benchmarks/results/data_extract.json
+    python benchmarks/corpus/extract.py --quick    # one round, writes nothing
 
 Quality: the 474 pages with gold snippets of `web/pages-with-gold.tar.zst`. A snippet that must be in the text and is
 counts for recall, one that must not and is counts against precision; F1 is over all snippets. White space, NFC and
@@ -20,7 +20,7 @@ trafilatura is no dependency. To have it take part, make an environment of its o
 
     python -m venv /some/dir && /some/dir/bin/pip install 'trafilatura>=2' lxml_html_clean
     printf '%s\\n' SITE_PACKAGES_OF_GLMFORGE PATH_TO/src > /some/dir/lib/python3.11/site-packages/glmforge.pth
-    /some/dir/bin/python benchmarks/data/extract.py
+    /some/dir/bin/python benchmarks/corpus/extract.py
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What the filters get wrong, on material that was not used to build them: programs, personal data, Chinese forms.
 
-    python benchmarks/data/filter_errors.py --examples DIR         # writes benchmarks/results/data_filter_errors.json
-    PYTHONPATH=OLD/src python benchmarks/data/filter_errors.py --examples DIR --out before.json
+    python benchmarks/corpus/filter_errors.py --examples DIR         # writes benchmarks/results/data_filter_errors.json
+    PYTHONPATH=OLD/src python benchmarks/corpus/filter_errors.py --examples DIR --out before.json
 
 `--examples` are the example files of Pygments (tests/examplefiles of its repository), a folder per language. Prose is
 of `--data`: C4 as it is, in capitals, cut short, one word a line; word problems; plays. Personal data are planted by

@@ -1,13 +1,13 @@
 """The trainable classifier, the quality heuristic, word lists and PII masking: rates and quality beside peers.
 
-    python benchmarks/data/quality.py [--data ../shared/data] [--repeats 3]   # minutes
+    python benchmarks/corpus/quality.py [--data ../shared/data] [--repeats 3]   # minutes
 
 writes benchmarks/results/data_quality.json. Peers that can be imported take part: fastText and scikit-learn (a build of
 fastText that trains clashes with the language detector's, so make an environment beside ours), datatrove.
 
     python -m venv peers && peers/bin/pip install scikit-learn==1.9.1 fasttext-wheel==0.9.2
     echo "$PWD/.venv/lib/python3.11/site-packages" > peers/lib/python3.11/site-packages/ours.pth
-    PYTHONPATH=src peers/bin/python benchmarks/data/quality.py
+    PYTHONPATH=src peers/bin/python benchmarks/corpus/quality.py
 
 Rates are MB of UTF-8 per CPU second (user + system) of this process on one thread, data in memory, everything compiled
 and loaded before; arms alternate. Classifiers learn from the same documents, and are scored on the same held-out ones:

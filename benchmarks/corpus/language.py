@@ -1,7 +1,7 @@
 """Language identification and boilerplate removal: accuracy and speed, beside other identifiers.
 
-    python benchmarks/data/language.py                # minutes; writes benchmarks/results/data_language.json
-    python benchmarks/data/language.py --quick        # fewer documents, writes nothing
+    python benchmarks/corpus/language.py                # minutes; writes benchmarks/results/data_language.json
+    python benchmarks/corpus/language.py --quick        # fewer documents, writes nothing
 
 The peers pycld2 and py3langid are no dependencies: make a venv, `pip install pycld2==0.42 py3langid==0.4.0` in it, and
 put a .pth file into its site-packages that names this project's site-packages and src. Peers that cannot be imported

@@ -1,7 +1,7 @@
 """Near-deduplication of 100,000 documents with known similarities, beside datatrove, datasketch, rensa, text-dedup.
 
-    python benchmarks/data/minhash.py                  # a quarter of an hour; writes results/data_minhash.json
-    python benchmarks/data/minhash.py --quick          # our arms, once each; writes nothing
+    python benchmarks/corpus/minhash.py                  # a quarter of an hour; writes results/data_minhash.json
+    python benchmarks/corpus/minhash.py --quick          # our arms, once each; writes nothing
 
 `--data` is a directory with `documents.jsonl.zst` (id = line number) and `pairs.npz`: all pairs with an exact Jaccard
 similarity of at least 0.5 over sets of 5 lower-case, whitespace-separated words.
@@ -26,7 +26,7 @@ The peers need a place of their own:
     /some/dir/bin/pip install datasketch rensa spacy datatrove datasets click-option-group bitarray pybloom-live
     /some/dir/bin/pip install 'xxhash<4'
     echo SITE_PACKAGES_OF_GLMFORGE > /some/dir/lib/python3.11/site-packages/glmforge.pth     # and its src directory
-    /some/dir/bin/python benchmarks/data/minhash.py
+    /some/dir/bin/python benchmarks/corpus/minhash.py
 
 A peer that cannot be imported is named and left out.
 """

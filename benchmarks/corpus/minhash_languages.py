@@ -1,6 +1,6 @@
 """Near-duplicates in languages that are written without spaces: recall and precision, by how much a copy was changed.
 
-    python benchmarks/data/minhash_languages.py        # 2 minutes; writes results/data_minhash_languages.json
+    python benchmarks/corpus/minhash_languages.py        # 2 minutes; writes results/data_minhash_languages.json
 
 Real text in Chinese and Japanese (manuals and the Universal Declaration of Human Rights), in Thai, Lao, Khmer, Burmese
 and Tibetan (the Declaration), and in English for comparison, is cut into documents of 150 to 1,200 letters. A fifth of

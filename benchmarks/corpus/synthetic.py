@@ -1,8 +1,8 @@
 """Verified problems: how fast 100,000 are made, how different they are, and whether anything is wrong with them.
 
-    python benchmarks/data/synthetic.py                       # minutes; writes benchmarks/results/data_synthetic.json
-    python benchmarks/data/synthetic.py --data ../shared/data # where eval/gsm8k-*.jsonl and eval/math*.jsonl lie
-    python benchmarks/data/synthetic.py --quick               # a trial, writes nothing
+    python benchmarks/corpus/synthetic.py                       # minutes; writes benchmarks/results/data_synthetic.json
+    python benchmarks/corpus/synthetic.py --data ../shared/data # where eval/gsm8k-*.jsonl and eval/math*.jsonl lie
+    python benchmarks/corpus/synthetic.py --quick               # a trial, writes nothing
 
 Speed is that of `make_problems`, everything included: making, verifying, searching for evaluation items,
 deduplicating, writing documents and conversations, fsync. It runs in a process of its own with two workers; CPU
@@ -18,7 +18,7 @@ arithmetic, algebra and logic tasks, made and scored by its own scorer; it has n
 for after all other packages in a directory that is named:
 
     python -m venv /some/dir && /some/dir/bin/pip install reasoning-gym
-    python benchmarks/data/synthetic.py --peer /some/dir/lib/python3.11/site-packages
+    python benchmarks/corpus/synthetic.py --peer /some/dir/lib/python3.11/site-packages
 """
 
 import argparse
@@ -46,7 +46,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from record import write_result
 
-CODE = ["src/glmforge_corpus/synthesise", "src/glmforge_corpus/pipeline"]
+CODE = ["src/glmforge_corpus/synthesise", "src/glmforge_corpus/pipeline", "src/glmforge/verify"]
 SETS = ("gsm8k-train.jsonl", "gsm8k-test.jsonl", "math-test.jsonl", "math_500.jsonl")
 _WORDS = re.compile(r"[\u3400-\u9fff]|[a-z0-9]+")
 RUN = 13

@@ -7,13 +7,12 @@ The final answer is what the last `\\boxed{...}` after `</think>` holds, or what
     choice   by its letter: B, (B), B. text
     list     item by item, brackets and spaces ignored
     text     after normalisation of LaTeX, case and spaces
-    calls    tool calls: name and arguments, in order
+
+Answers made of tool calls are in `tool_calls`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
 
 _BOXED = "\\boxed{"
 _PHRASE = re.compile(r"(?:answer(?: is|:)|答案(?:是|为|：|:)|####)\s*[:：]?\s*(.+)", re.IGNORECASE)
@@ -110,58 +109,3 @@ def same_answer(given: str, expected: str, kind: str = "number") -> bool:
 def _plain(item: str) -> str | Fraction:
     number = as_number(item) if re.fullmatch(r"[-+0-9./ ]+", item) else None
     return item if number is None else number
-
-
-def same_calls(given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether tool calls have equal names and arguments, in order; numbers compare as numbers, never as text."""
-
-    def plain(call: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        function = call.get("function", call)
-        return function["name"], dict(function.get("arguments") or {})
-
-    return [plain(call) for call in given] == [plain(call) for call in expected]
-
-
-_TOOL_CALL = re.compile(r"<tool_call>([^\n<]*)\n(.*?)</tool_call>", re.DOTALL)
-_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-
-
-def parse_calls(reply: str) -> list[dict[str, Any]]:
-    """The tool calls that a reply spells in GLM's format; values are text or, where they are JSON, what it says."""
-    import json
-
-    found = []
-    for name, body in _TOOL_CALL.findall(reply.rpartition("</think>")[2]):
-        arguments: dict[str, Any] = {}
-        for key, value in _ARGUMENT.findall(body):
-            try:
-                arguments[key] = json.loads(value)
-            except ValueError:
-                arguments[key] = value
-        found.append({"name": name.strip(), "arguments": arguments})
-    return found
-
-
-def reward(verifier: Mapping[str, Any], reply: str) -> float:
-    """1.0 for a right reply, 0.0 for any other: a reward for reinforcement learning.
-
-    Args:
-        verifier: a record's `verifier`; `kind` and `answer`, for tool calls `calls`.
-        reply: the model's text, reasoning included or not.
-    """
-    if verifier["kind"] == "calls":
-        calls, expected = parse_calls(reply), verifier["calls"]
-        return float(len(calls) == len(expected) and all(_agrees(c, e) for c, e in zip(calls, expected, strict=True)))
-    answer = final_answer(reply)
-    return float(answer is not None and same_answer(answer, verifier["answer"], verifier["kind"]))
-
-
-def _agrees(call: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Values that the format writes raw come back as JSON if they look like it: compare as both."""
-    given, wanted = call["arguments"], expected["arguments"]
-    same = given.keys() == wanted.keys()
-    return (
-        call["name"] == expected["name"]
-        and same
-        and all(given[k] == v or str(given[k]) == v for k, v in wanted.items())
-    )

@@ -1,7 +1,7 @@
 """Filter rules: decisions beside datatrove's, with the same words and with spaCy's, and megabytes per CPU-second.
 
-    python benchmarks/data/filters.py            # ten minutes; writes benchmarks/results/data_filters.json
-    python benchmarks/data/filters.py --quick    # a trial on a tenth, writes nothing
+    python benchmarks/corpus/filters.py            # ten minutes; writes benchmarks/results/data_filters.json
+    python benchmarks/corpus/filters.py --quick    # a trial on a tenth, writes nothing
 
 Three questions:
 
@@ -24,7 +24,7 @@ spaCy and its like are no dependency. To have them take part, make an environmen
     python -m venv /some/dir
     /some/dir/bin/pip install spacy jieba sudachipy sudachidict-core pythainlp python-crfsuite
     printf '%s\\n' SITE_PACKAGES_OF_GLMFORGE PATH_TO/src > /some/dir/lib/python3.11/site-packages/glmforge.pth
-    /some/dir/bin/python benchmarks/data/filters.py
+    /some/dir/bin/python benchmarks/corpus/filters.py
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Memory, disk and time of near-deduplication on ten million documents.
 
-    python benchmarks/data/minhash_memory.py            # a quarter of an hour; writes results/data_minhash_memory.json
-    python benchmarks/data/minhash_memory.py --documents 200000 --shards 8               # a trial, writes nothing
+    python benchmarks/corpus/minhash_memory.py          # a quarter of an hour; writes results/data_minhash_memory.json
+    python benchmarks/corpus/minhash_memory.py --documents 200000 --shards 8               # a trial, writes nothing
 
 The documents are made up: 40 to 110 words drawn from 50,000. One in ten is an earlier document, anywhere in the
 corpus, with one word replaced, and one in a hundred is the same text every time: a cluster of 100,000. All steps run

@@ -1,6 +1,6 @@
 """What a terabyte costs: one pipeline on 1, 2, 4 and 8 parts of real text, and what that makes of 23 trillion tokens.
 
-    python benchmarks/data/scale.py              # some ten minutes; writes benchmarks/results/data_scale.json
+    python benchmarks/corpus/scale.py              # some ten minutes; writes benchmarks/results/data_scale.json
 
 The text is all documents of the shared data, four times: once as they are and three times with the words of each line
 shuffled, so that copies have other 5-grams; in an order shuffled once, and cut into eight parts, of which a run takes

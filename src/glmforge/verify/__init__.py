@@ -1,0 +1,1 @@
+"""What judges a reply: final answers, tool calls, rewards. Shared by data, reinforcement learning and evaluation."""
