@@ -42,8 +42,8 @@ import glmforge
 from glmforge.data.documents.document import split_held_out
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -37,10 +37,10 @@ from tokenizer_text import DATA, all_texts, mixed_texts
 
 from glmforge.data.documents.batch import BatchWriter, DocumentBatch
 from glmforge.data.documents.read import read_documents
-from glmforge.data.tokens.blocks import block_of_texts
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.fast_encoder import FastEncoder
 from glmforge.data.tokens.special import SPECIAL_TOKENS
+from glmforge.data.tokens.text_chunks import chunk_of_texts
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 
@@ -76,9 +76,9 @@ def gigatoken_of(tokenizer: Tokenizer) -> Any:
 def measure_rates(tokenizer: Tokenizer, texts: list[str]) -> dict[str, Any]:
     arms = arms_of(tokenizer)
     for arm in arms.values():
-        arm(block_of_texts(["warm up " * 10] * 10))
+        arm(chunk_of_texts(["warm up " * 10] * 10))
     step = -(-len(texts) // NUM_PARTS)
-    blocks = [block_of_texts(texts[i : i + step]) for i in range(0, len(texts), step)]
+    blocks = [chunk_of_texts(texts[i : i + step]) for i in range(0, len(texts), step)]
     rates: dict[str, dict[str, list[float]]] = {name: {"cold": [], "warm": []} for name in arms}
     for temperature in ("cold", "warm"):
         for number, block in enumerate(blocks):

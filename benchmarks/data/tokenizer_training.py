@@ -26,8 +26,8 @@ VOCAB_SIZES = (32_768, 151_552)
 
 
 def train(data: Path, megabytes: int, vocab_size: int) -> dict[str, float]:
-    from glmforge.data.tokens.blocks import block_of_texts
     from glmforge.data.tokens.bpe import _train
+    from glmforge.data.tokens.text_chunks import chunk_of_texts
 
     texts, size, num_bytes = mixed_texts(data), 0, megabytes * 1_000_000
     while size < len(texts) and num_bytes > 0:
@@ -35,7 +35,7 @@ def train(data: Path, megabytes: int, vocab_size: int) -> dict[str, float]:
         size += 1
     texts = texts[:size]
     before, started = _memory("VmRSS"), time.process_time()
-    trained = _train((block_of_texts(texts[i : i + 100]) for i in range(0, len(texts), 100)), vocab_size)
+    trained = _train((chunk_of_texts(texts[i : i + 100]) for i in range(0, len(texts), 100)), vocab_size)
     return {
         "bytes": megabytes * 1_000_000 - num_bytes,
         "cpu_seconds": round(time.process_time() - started, 1),

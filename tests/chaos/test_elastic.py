@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from glmforge.config import dump_config
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from helpers.chaos import run_config
 from helpers.distributed import free_port
 from helpers.job import start_job

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glmforge.config import dump_config
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from helpers.chaos import run_config
 from helpers.job import start_job
 from helpers.slurm import NUM_NODES, Cluster, slurm_cluster

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from glmforge.cli.app import main
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.demo import Demo, DemoOptions
 
 SMALL = (

@@ -12,7 +12,7 @@ from glmforge.kernels.experts import expert_linear
 from glmforge.model import GlmMoe
 from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from helpers.models import randomize_, tiny_config
 from helpers.tiny_data import TinyData

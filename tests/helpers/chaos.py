@@ -21,7 +21,7 @@ from typing import Any
 
 from glmforge.config import RunConfig, dump_config
 from glmforge.data.stream.plan import planned_batches
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from helpers.job import Job, read_steps, start_job
 from helpers.tiny_data import TinyData
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.objectives.next_token import NextTokenObjective
@@ -75,7 +74,7 @@ def train(config: RunConfig, world: World, *, last_bit: int | None = None) -> Co
         _move_last_bits(model, last_bit)
     optimizer = build_optimizer(
         model.named_parameters(),
-        parameter_table(config.model),
+        model.table,
         config.optim,
         world=world,
         compute_dtype=torch.float32,

@@ -13,9 +13,9 @@ from glmforge.data.stream.plan import BatchRange
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import make_record
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, event_record
 from glmforge.observe.run_sinks import RunFiles
-from glmforge.observe.sinks import read_jsonl
 from glmforge.parallel.world import World
 from glmforge.training.source import Phase
 from glmforge.training.state import TrainState

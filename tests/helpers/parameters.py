@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from glmforge.config.parameters import COMPLETE, EMBEDDING, HEAD, Family, Parameter, ParameterTable, Shape
+from glmforge.config.parameters import COMPLETE, EMBEDDING, HEAD, Family, Initial, Parameter, ParameterTable, Shape
 
 
 def table_of(shapes: Mapping[str, Shape]) -> ParameterTable:
@@ -14,6 +14,7 @@ def _row(name: str, shape: Shape) -> Parameter:
     others: dict[str, Family] = {EMBEDDING: "embedding", HEAD: "head"}
     family = others.get(name, "matrix" if len(shape) > 1 else "vector")
     fused = 2 if name.endswith("gate_up_proj") else 1
+    initial: Initial = "ones" if family == "vector" else "normal"
     return Parameter(
-        name=name, shape=shape, family=family, initial="normal", tp_dim=None, partial=COMPLETE, num_fused=fused
+        name=name, shape=shape, family=family, initial=initial, tp_dim=None, partial=COMPLETE, num_fused=fused
     )

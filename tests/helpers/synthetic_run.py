@@ -8,7 +8,7 @@ import yaml
 
 from glmforge.observe.balance import balance_metrics, bias_metrics, expert_load
 from glmforge.observe.metrics import make_record
-from glmforge.observe.sinks import JsonlSink
+from glmforge.observe.record_files import JsonlFile
 
 MODEL = {
     "num_hidden_layers": 8,
@@ -51,7 +51,7 @@ def write_synthetic_run(
 def _write_metrics(root: Path, num_steps: int) -> None:
     rng = np.random.default_rng(0)
     bias_LE = rng.normal(0, 0.8, (8, 32))
-    with JsonlSink(root / "metrics.jsonl") as sink:
+    with JsonlFile(root / "metrics.jsonl") as file:
         for step in range(1, num_steps + 1):
             progress = step / num_steps
             rate_LE = np.exp(bias_LE * np.exp(-4 * progress) + rng.normal(0, 0.05, (8, 32)))
@@ -83,15 +83,15 @@ def _write_metrics(root: Path, num_steps: int) -> None:
                 **balance_metrics(counts_LE, by_layer=True),
                 **bias_metrics(0.1 * progress * np.linspace(0.5, 1, 8), np.full(8, 1e-3)),
             )
-            sink.write(record)
+            file.write(record)
 
 
 def _write_evaluations(root: Path, num_steps: int) -> None:
-    with JsonlSink(root / "evaluation.jsonl") as sink:
+    with JsonlFile(root / "evaluation.jsonl") as file:
         for step in range(0, num_steps + 1, max(1, num_steps // 8)):
             for source, gap in (("code", 0.0), ("prose", 0.25)):
                 nll = _loss(max(step, 1)) + 0.05 + gap
-                sink.write(
+                file.write(
                     make_record(
                         step=step,
                         tokens=step * TOKENS_PER_STEP,
@@ -107,13 +107,13 @@ def _write_evaluations(root: Path, num_steps: int) -> None:
 
 def _write_events(root: Path, killed_at: int) -> None:
     resumed_at = killed_at - 20
-    with JsonlSink(root / "events.jsonl") as sink:
+    with JsonlFile(root / "events.jsonl") as file:
         for time, step, event, detail in (
             ("2026-03-01T12:00:00Z", 0, "started", ""),
             ("2026-03-01T12:03:10Z", killed_at, "killed", "SIGKILL"),
             ("2026-03-01T12:03:19Z", resumed_at, "resumed", "same code, libraries and machine"),
         ):
-            sink.write({"time": time, "step": step, "event": event, "detail": detail})
+            file.write({"time": time, "step": step, "event": event, "detail": detail})
 
 
 def _loss(step: int) -> float:

@@ -52,8 +52,8 @@ class GlobalBatch:
         self._denominators = of_terms.clamp_min(1)
         weights = torch.tensor(objective.weights, dtype=torch.float64, device=world.device)
         self._scales = (weights / self._denominators).float()
-        lengths = {_NUMERATORS: len(objective.terms), **objective.metrics}
-        self._sums = {name: torch.zeros(n, dtype=torch.float64, device=world.device) for name, n in lengths.items()}
+        lengths = [(_NUMERATORS, len(objective.terms)), *objective.metrics]
+        self._sums = {name: torch.zeros(n, dtype=torch.float64, device=world.device) for name, n in lengths}
         shape = (2, config.num_moe_layers + objective.num_mtp, config.n_routed_experts)
         self._counts_2LE = torch.zeros(shape, dtype=torch.int64, device=world.device)
 

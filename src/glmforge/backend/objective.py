@@ -11,8 +11,7 @@ themselves are in `glmforge.objectives`, one file each.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -22,20 +21,27 @@ from glmforge.model.transformer import ForwardOutput, Head
 from glmforge.parallel.inputs import TokenShare
 
 
+class Metric(NamedTuple):
+    """A sum that an objective reports beside its loss: `length` numbers under one name."""
+
+    name: str
+    length: int = 1
+
+
 class Objective(Protocol):
     """One stage's loss. `terms` name the terms, `weights` [num_terms] weigh their means.
 
     Subclass it and the attributes below have these defaults.
 
     Attributes:
-        metrics: names of sums over the global batch that are not minimised but reported, with their lengths.
+        metrics: sums over the global batch that are not minimised but reported.
         num_mtp: MTP depths the forward is to run.
         with_aux_loss: whether it is to compute the routers' balance loss.
     """
 
     terms: tuple[str, ...]
     weights: tuple[float, ...]
-    metrics: Mapping[str, int] = MappingProxyType({})
+    metrics: tuple[Metric, ...] = ()
     num_mtp: int = 0
     with_aux_loss: bool = False
 

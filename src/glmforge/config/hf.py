@@ -75,7 +75,7 @@ def model_fields_from_hf(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
     if absent:
         named = ", ".join(f"{name} = {value}" for name, value in absent.items())
         logger.warning("%s: leaves out what published GLMs have; read as transformers does: %s", source, named)
-    return {name: fields[name] for name in ModelConfig.model_fields}
+    return {name: fields[name] for name in ModelConfig.model_fields if name != "heads"}  # no field of a config.json
 
 
 def _note_dropout(dropout: object, source: str) -> None:

@@ -8,6 +8,7 @@ refused instead of being misread. Sizes have upper bounds far above any model, s
 stranger's file, is refused before anybody counts its layers one by one.
 """
 
+import re
 from typing import Annotated, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -19,6 +20,9 @@ Size = Annotated[int, Field(gt=0, le=2**24)]
 MAX_LAYERS = 1000
 MAX_ELEMENTS = 2**50
 """Of one matrix, all experts' together."""
+
+_OWN_MODULES = frozenset({"model", "lm_head"})
+"""Top-level names of the published checkpoint."""
 
 
 class Strict(BaseModel):
@@ -68,6 +72,13 @@ class ModelConfig(Strict):
         default=False, description="one matrix is embedding and head; in no published GLM, but in its architecture"
     )
 
+    heads: dict[str, PositiveInt] = Field(
+        default={},
+        max_length=16,
+        exclude_if=lambda heads: not heads,  # no field of a published model, and absent from files where unused
+        description="linear heads beside the language-model head (score: 1 for rewards, value: 1), and their outputs",
+    )
+
     eos_token_id: list[int] = Field(
         default=[151329, 151336, 151338], max_length=1000, description="tokens that end a text; may be none"
     )
@@ -112,6 +123,13 @@ class ModelConfig(Strict):
         for field, number in rows.items():
             if number * self.hidden_size > MAX_ELEMENTS:
                 refuse(field, f"makes a matrix of {number * self.hidden_size:,} elements; at most {MAX_ELEMENTS:,}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        for name in self.heads:
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in _OWN_MODULES:
+                refuse("heads", f"'{name[:40]}' cannot be a head's name; take lower-case letters, such as score")
         return self
 
     @model_validator(mode="after")

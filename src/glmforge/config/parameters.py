@@ -3,10 +3,11 @@
 The names are the published checkpoint's, in transformers' packed form; `glmforge.model` makes exactly these. Initial
 values, the cuts of tensor and expert parallelism, the sums of gradients, the kind of optimizer, the planned bytes and
 the tensors of a published checkpoint are all read from here, before torch is imported if need be, and on a rank that
-holds a few layers only. Nobody tells a parameter by what its name ends with, and a parameter without a row is an error.
+holds a few layers only.
 
 A new parameter of the model gets its row here. Parts that are put into a model from outside (adapters, other heads)
-bring rows of their own: `ParameterTable.extended`.
+bring rows of their own: `ParameterTable.extended`. A parameter without a row, and a row without a parameter, is an
+error when the model is built (`glmforge.parallel.declared`).
 
 Shapes: D hidden_size, V vocab_size, H query heads, G key/value heads, P head_dim, E experts, I moe_intermediate_size,
 F intermediate width of a SwiGLU.
@@ -86,6 +87,8 @@ class Parameter:
         cut = {"tp": self.tp_dim is not None, "ep": self.expert}
         if wrong := [axis for axis in self.partial if cut.get(axis)]:
             raise ValueError(f"{self.name}: is cut over {wrong[0]}, so there is nothing to sum along it")
+        if self.initial == "normal" and len(self.shape) not in (2, 3):
+            raise ValueError(f"{self.name}: of shape {self.shape} cannot be drawn; choose zeros or ones")
 
     @property
     def size(self) -> int:
@@ -145,12 +148,18 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
-    """The rows outside the layers: embedding, final norm and, if it is not tied, head."""
+    """The rows outside the layers: embedding, final norm, if it is not tied the head, and the other heads."""
     vocabulary = config.vocab_size, config.hidden_size
     yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)
     yield _norm("model.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         yield Parameter(name=HEAD, shape=vocabulary, family="head", initial="normal", tp_dim=0, partial=COMPLETE)
+    for name, num_outputs in config.heads.items():
+        # A few rows: nothing that an optimizer of matrices could make orthogonal.
+        shape = num_outputs, config.hidden_size
+        yield Parameter(
+            name=f"{name}.weight", shape=shape, family="vector", initial="normal", tp_dim=None, partial=OWN_SHARE
+        )
 
 
 def layer_rows(config: ModelConfig, kind: LayerKind, prefix: str = "") -> Iterator[Parameter]:
@@ -166,11 +175,6 @@ def layer_rows(config: ModelConfig, kind: LayerKind, prefix: str = "") -> Iterat
     yield from _swiglu(f"{prefix}mlp.", d, config.intermediate_size) if kind == "dense" else _moe(config, prefix)
     if kind == "mtp":
         yield _norm(f"{prefix}shared_head.norm", d)
-
-
-def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """Published name -> global shape; buffers (the routers' biases) are none."""
-    return {name: row.shape for name, row in parameter_table(config).trained().items()}
 
 
 def _model_rows(config: ModelConfig) -> Iterator[Parameter]:

@@ -11,7 +11,7 @@ from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES, V_SCHEDULES, stages
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.observe import Observation
 from glmforge.dryrun.schedules import order_of_loop, orders_of, replace_order, shorten_loop
-from glmforge.dryrun.steps import TRANSFERS, Step, Task, compose, prolong, replay
+from glmforge.dryrun.steps import TRANSFERS, StepResources, Task, compose, prolong, replay
 from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.dryrun.walk import shortest_walk, wanted_of
 from glmforge.parallel.pipeline import Pipeline
@@ -28,7 +28,7 @@ class Excerpt(Protocol):
     def adapt(self, pipeline: Pipeline) -> None:
         """Put the excerpt's schedule in the place of the run's."""
 
-    def steps(self, seen: Observation) -> dict[int, Step]:
+    def steps(self, seen: Observation) -> dict[int, StepResources]:
         """The step at each place in the pipeline."""
 
 
@@ -59,7 +59,7 @@ class _WholeStep:
     def adapt(self, pipeline: Pipeline) -> None:
         pass
 
-    def steps(self, seen: Observation) -> dict[int, Step]:
+    def steps(self, seen: Observation) -> dict[int, StepResources]:
         return {self._places[0]: replay(in_order(seen))}
 
 
@@ -72,7 +72,7 @@ class _MicroBatchLoop:
     def adapt(self, pipeline: Pipeline) -> None:
         raise AssertionError("there is no pipeline")
 
-    def steps(self, seen: Observation) -> dict[int, Step]:
+    def steps(self, seen: Observation) -> dict[int, StepResources]:
         return {0: prolong(take_apart(seen, self.num_micro_batches), self._number)}
 
 
@@ -88,7 +88,7 @@ class _OneStage:
     def adapt(self, pipeline: Pipeline) -> None:
         shorten_loop(pipeline)
 
-    def steps(self, seen: Observation) -> dict[int, Step]:
+    def steps(self, seen: Observation) -> dict[int, StepResources]:
         actions = take_apart(seen, self.num_micro_batches)
         return {
             place: compose(actions, order, self._number, with_previous=True, receives=True)
@@ -137,7 +137,7 @@ class _SeveralStages:
         assert self._order is not None
         replace_order(pipeline, self._order, self._rank_of_stage)
 
-    def steps(self, seen: Observation) -> dict[int, Step]:
+    def steps(self, seen: Observation) -> dict[int, StepResources]:
         actions = take_apart(seen, self.num_micro_batches)
         return {
             place: compose(actions, order, self._number, with_previous=self._with_previous)

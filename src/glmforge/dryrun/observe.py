@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from glmforge.backend.native import NativeBackend
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
@@ -121,8 +120,8 @@ def observe_step(
 
 
 def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimizer:
-    dtype, table = DTYPES[config.precision.compute], parameter_table(config.model)
-    return build_optimizer(model.named_parameters(), table, config.optim, world=world, compute_dtype=dtype)
+    dtype = DTYPES[config.precision.compute]
+    return build_optimizer(model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype)
 
 
 def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequence[Tensor]]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
-from glmforge.dryrun.steps import RankFindings, Step
+from glmforge.dryrun.steps import RankFindings, StepResources
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 
@@ -34,7 +34,7 @@ class RankClass:
     pp_rank: int
     stages: list[StageContent]
     findings: RankFindings
-    step: Step
+    step: StepResources
     num_ranks: int
 
 

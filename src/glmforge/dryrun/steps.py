@@ -127,7 +127,7 @@ class Actions:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResources:
     """A whole step: memory at its highest point, in which kind of action that is, and what went over the network."""
 
     at_peak: Memory
@@ -159,10 +159,10 @@ class RankFindings:
 
     held: dict[Purpose, int]
     shard_classes: list[ShardClass]
-    steps: dict[int, Step]
+    steps: dict[int, StepResources]
 
 
-def replay(actions: Sequence[Action]) -> Step:
+def replay(actions: Sequence[Action]) -> StepResources:
     """The step that these actions are, one after the other."""
     level: Memory = Counter()
     total, best, best_total, moment = 0, level, 0, ""
@@ -174,12 +174,12 @@ def replay(actions: Sequence[Action]) -> Step:
         level.update(action.change)
         total += action.change.total()
         traffic.update(action.traffic)
-    return Step(best, moment, traffic)
+    return StepResources(best, moment, traffic)
 
 
 def compose(
     actions: Actions, order: Sequence[Task], num_micro_batches: int, *, with_previous: bool, receives: bool = False
-) -> Step:
+) -> StepResources:
     """The step whose tasks are `order`, of `num_micro_batches`.
 
     `receives`: what is received belongs to no task, so the traffic between stages is counted per micro-batch.
@@ -194,7 +194,7 @@ def compose(
     return step
 
 
-def prolong(actions: Actions, num_micro_batches: int) -> Step:
+def prolong(actions: Actions, num_micro_batches: int) -> StepResources:
     """The step of a rank that takes one micro-batch after the other, each forward and backward."""
     pairs = list(zip(actions.tasks[::2], actions.tasks[1::2], strict=True))
     more = num_micro_batches - len(pairs)

@@ -97,13 +97,11 @@ def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
     if not outputs:  # the last section is on another rank
         return torch.zeros(_NUM_PLAIN_SUMS + 2 * num_mtp, dtype=torch.float64, device=labels_T.device)
     (output,) = outputs
-    nll_T = share.put(output.main.nll_T)
+    nll_T = share.put(output.main.nll_o)
     num_labels = (labels_T != IGNORE_INDEX).sum()
     sums = [nll_T.double().sum(), num_labels, num_bytes, *_acceptance(output, labels_T, documents, share)]
     scored = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=labels_T.device) for x in sums])
-    # Ranks that share the rows have all found the same: one of them speaks.
-    speaks = model.world.axis_rank("cp") == 0 and model.world.axis_rank("tp") == 0
-    return scored if speaks else torch.zeros_like(scored)
+    return share.once(scored)
 
 
 def _acceptance(
@@ -112,10 +110,10 @@ def _acceptance(
     """Per MTP depth k, guesses for token t + k + 1 that equal the trunk's own choice at t + k, and all guesses."""
     if not output.mtp:
         return
-    trunk_T = share.put(output.main.greedy_T)
+    trunk_T = share.put(output.main.greedy_o)
     for depth, scores in enumerate(output.mtp, start=1):
         asked_T = labels_at_depth(labels_T, documents, depth) != IGNORE_INDEX
-        yield ((share.put(scores.greedy_T) == trunk_T.roll(-depth)) & asked_T).sum()
+        yield ((share.put(scores.greedy_o) == trunk_T.roll(-depth)) & asked_T).sum()
         yield asked_T.sum()
 
 

@@ -1,6 +1,6 @@
 """Score given text: the loss of every token and the model's own choice at each.
 
-Shapes: T tokens, D hidden_size.
+Shapes: T tokens, o the rank's own ones, D hidden_size.
 """
 
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from glmforge.model.head import LMHead
+from glmforge.model.head import Heads
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """`nll_T` fp32 (0 where there is no label) and `greedy_T` int64, the most likely token."""
+    """Of the rank's own tokens: `nll_o` fp32 (0 without a label) and `greedy_o` int64, the most likely token."""
 
-    nll_T: Tensor
-    greedy_T: Tensor
+    nll_o: Tensor
+    greedy_o: Tensor
 
 
 class ScoringHead:
@@ -26,7 +26,8 @@ class ScoringHead:
     def __init__(self, labels_T: Tensor) -> None:
         self.labels_T = labels_T
 
-    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> TokenScores:
+    def __call__(self, h_TD: Tensor, heads: Heads, depth: int) -> TokenScores:
         if depth == 0:
-            return TokenScores(head.token_nll(h_TD, self.labels_T), head.greedy(h_TD))
-        return TokenScores(torch.zeros_like(self.labels_T, dtype=torch.float32), head.greedy(h_TD))
+            return TokenScores(heads.lm.token_nll(h_TD, self.labels_T), heads.lm.greedy(h_TD))
+        greedy_o = heads.lm.greedy(h_TD)
+        return TokenScores(torch.zeros_like(greedy_o, dtype=torch.float32), greedy_o)

@@ -1,13 +1,17 @@
-"""The output projection and what is asked of it: logits, cross-entropy, log-probabilities, the likeliest token.
+"""The heads: the output projection with what is asked of it, and linear maps for scores and values.
 
 Callers ask the head rather than multiply by its weight, because the vocabulary may be spread over ranks: then no rank
 ever has all logits of a token, and each question is answered from parts (`glmforge.model.placement.Vocabulary`).
 
-Shapes: T tokens, t tokens of this rank where ranks share them (else t = T), D hidden_size, V vocab_size, or the part of
-it on this rank.
+What a head says of single tokens it says of this rank's own: every token's answer is on exactly one of the ranks that
+share rows, so that a sum over them is the sum over all ranks' parts, and so is its gradient.
+
+Shapes: T tokens, t tokens of this rank where ranks share them (else t = T), o the rank's own tokens (T / tp), D
+hidden_size, V vocab_size, or the part of it on this rank.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -61,17 +65,39 @@ class LMHead(nn.Module):
         return linear_cross_entropy_sum(h_TD, weight_VD, labels_T, shard=shard, nll_T=nll_T)
 
     def token_nll(self, h_tD: Tensor, labels_T: Tensor) -> Tensor:
-        """-log p(label) of each token, fp32 or better, differentiable, 0 where the label is -100."""
+        """nll_o: -log p(label) of the rank's own tokens, fp32 or better, differentiable, 0 where the label is -100."""
         h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
-        return token_nll(h_TD, weight_VD, labels_T, shard=self.vocabulary.shard(len(weight_VD)))
+        nll_T = token_nll(h_TD, weight_VD, labels_T, shard=self.vocabulary.shard(len(weight_VD)))
+        return self.vocabulary.own(nll_T)
 
     @torch.no_grad()
     def greedy(self, h_tD: Tensor) -> Tensor:
-        """The likeliest token of each position, int64 [T]; logits are made for a slice of the tokens at a time."""
+        """The likeliest token after each of the rank's own, int64 [o]; logits are made for a slice of the tokens at a
+        time."""
         h_TD = self.region.enter(h_tD)
         largest = [self._logits(rows_CD).max(dim=-1) for rows_CD in h_TD.split(_GREEDY_CHUNK_TOKENS)]
         logits_T, rows_T = (torch.cat(parts) for parts in zip(*largest, strict=True))
-        return self.vocabulary.likeliest(logits_T, rows_T, len(local(self.weight)))
+        return self.vocabulary.own(self.vocabulary.likeliest(logits_T, rows_T, len(local(self.weight))))
 
     def _logits(self, h_TD: Tensor) -> Tensor:
         return F.linear(h_TD, local(self.weight).to(h_TD.dtype))
+
+
+class LinearHead(nn.Module):
+    """A head of `ModelConfig.heads`: weight [n, D], no bias. Its answers are fp32, whatever the model computes in."""
+
+    def __init__(self, hidden_size: int, num_outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_outputs, hidden_size))
+        self.region: Region = ONE_DEVICE
+
+    def forward(self, h_tD: Tensor) -> Tensor:
+        """[o, n] for the rank's own tokens."""
+        return F.linear(self.region.enter(h_tD).float(), local(self.weight).float())
+
+
+class Heads(NamedTuple):
+    """What the last section can ask of its hidden states: the language-model head `lm`, and `linear` ones by name."""
+
+    lm: LMHead
+    linear: Mapping[str, LinearHead]

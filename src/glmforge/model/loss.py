@@ -14,7 +14,7 @@ from torch import Tensor
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
-from glmforge.model.head import LMHead
+from glmforge.model.head import Heads
 
 
 def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tensor:
@@ -30,7 +30,8 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
 class CrossEntropy(NamedTuple):
     """The loss of a depth: `sum` over all labels (fp32 scalar, differentiable), and its summands `nll_T` for metrics.
 
-    Where ranks share the vocabulary, both are this rank's share: summed over those ranks, they are the whole.
+    Where ranks share the vocabulary, both are for all their tokens and this rank's share: summed over those ranks,
+    they are the whole.
     """
 
     sum: Tensor
@@ -52,7 +53,7 @@ class CrossEntropyHead:
         labels_T = labels_BS.flatten()
         return cls([labels_at_depth(labels_T, documents, depth) for depth in range(num_mtp_layers + 1)])
 
-    def __call__(self, h_TD: Tensor, head: LMHead, depth: int) -> CrossEntropy:
+    def __call__(self, h_TD: Tensor, heads: Heads, depth: int) -> CrossEntropy:
         labels_T = self.labels_NT[depth]
         nll_T = torch.zeros(len(labels_T), dtype=torch.float32, device=h_TD.device)
-        return CrossEntropy(head.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)
+        return CrossEntropy(heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)

@@ -51,6 +51,10 @@ class Vocabulary:
         """Which part of the vocabulary the rows are and how to reduce over all parts; None for the whole."""
         return None
 
+    def own(self, values_T: Tensor) -> Tensor:
+        """Those of the device's own tokens, of values for all tokens that all devices have alike; differentiable."""
+        return values_T
+
     def likeliest(self, logits_T: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
         """The token id with the largest logit, given the largest logit of the local rows and its row."""
         return rows_T

@@ -5,7 +5,7 @@ Parameter names are those of the published checkpoints in transformers' packed f
 
 The forward works on T flattened tokens of packed documents and never makes logits by itself: what happens to the
 hidden states is the caller's `head` (logits, a chunked cross-entropy, log-probabilities, a reward), called inside the
-forward so that a sharded engine has the head's weights at hand.
+forward so that a sharded engine has the heads' weights at hand.
 
 A `Section` of the model is a run of consecutive layers with the same names and weights as in the whole: the first one
 begins with the embedding, the last one ends with norm, MTP layers and head. What a section
@@ -29,7 +29,7 @@ from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
 from glmforge.model.cache import KVCache
 from glmforge.model.dropout import LayerDropout, TokenNoise
 from glmforge.model.generate import generate
-from glmforge.model.head import LMHead
+from glmforge.model.head import Heads, LinearHead, LMHead
 from glmforge.model.init import initialize
 from glmforge.model.inputs import ModelInputs, Rows
 from glmforge.model.layers import Embedding, RMSNorm
@@ -38,8 +38,8 @@ from glmforge.model.rope import Rope
 from glmforge.model.router import Balance, RowBalance, row_balance, sequence_balance_loss
 
 T = TypeVar("T")
-Head = Callable[[Tensor, LMHead, int], T]
-"""`head(h_TD, lm_head, depth)`; depth 0 is the next token, depth n the n-th token after it."""
+Head = Callable[[Tensor, Heads, int], T]
+"""`head(h_TD, heads, depth)`; depth 0 is the next token, depth n the n-th token after it."""
 
 
 class Section(NamedTuple):
@@ -88,9 +88,9 @@ class ForwardOutput(Generic[T]):
         return self.activations is None
 
 
-def logits_head(h_TD: Tensor, head: LMHead, depth: int) -> Tensor:
+def logits_head(h_TD: Tensor, heads: Heads, depth: int) -> Tensor:
     """Logits [T, V] in the compute dtype."""
-    return cast(Tensor, head(h_TD))
+    return cast(Tensor, heads.lm(h_TD))
 
 
 class Trunk(nn.Module):
@@ -124,6 +124,8 @@ class GlmMoe(nn.Module):
             if self.lm_head is None or self.model.embed_tokens is None:
                 raise ValueError("tied embeddings need one section with embedding and head: no pipeline can part them")
             self.lm_head.tie(self.model.embed_tokens)
+        for name, num_outputs in config.heads.items() if self.section.last else ():
+            self.add_module(name, LinearHead(config.hidden_size, num_outputs))
 
     @classmethod
     def create(cls, config: ModelConfig, seed: int = 0) -> Self:
@@ -131,6 +133,11 @@ class GlmMoe(nn.Module):
         model = cls(config)
         initialize(model, parameter_table(config), seed, config.initializer_range)
         return model
+
+    @property
+    def linear_heads(self) -> dict[str, LinearHead]:
+        """The heads of `config.heads`, none before the last section."""
+        return {name: cast(LinearHead, getattr(self, name)) for name in self.config.heads if self.section.last}
 
     @property
     def layers(self) -> Sequence[DecoderLayer]:
@@ -191,13 +198,14 @@ class GlmMoe(nn.Module):
             return ForwardOutput(None, (), stats.result(x_TD.device), activations._replace(x_TD=x_TD))  # type: ignore[arg-type]
         assert self.model.norm is not None
         h_TD = self.model.norm(x_TD)
-        main = head(h_TD, self.lm_head, 0)
+        heads = Heads(self.lm_head, self.linear_heads)
+        main = head(h_TD, heads, 0)
         mtp = []
         for depth, (layer, next_TD) in enumerate(zip(self.mtp_layers, activations.next_TD, strict=False), start=1):
             output = layer(h_TD, rope, inputs.attend, next_TD, inputs.rows, _layer_dropout(noise, layer))
             stats.add(output)
             h_TD = output.x_TD
-            mtp.append(head(h_TD, self.lm_head, depth))
+            mtp.append(head(h_TD, heads, depth))
         return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
 
     def _embed_all(self, inputs: ModelInputs, with_mtp: bool) -> Activations:

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from glmforge.errors import GlmforgeError
 from glmforge.observe.metrics import Record
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, write_text
-from glmforge.observe.sinks import read_jsonl
 
 Name = Literal["save", "stop", "profile"]
 TAKEN, REFUSED = "control", "control refused"

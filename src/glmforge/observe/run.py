@@ -36,7 +36,7 @@ import yaml
 from glmforge.cluster.lease import ensure_writable
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
-from glmforge.observe.sinks import JsonlSink, RunFileError, read_jsonl
+from glmforge.observe.record_files import JsonlFile, RunFileError, read_jsonl
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +153,8 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
 
 def record_event(root: str | os.PathLike[str], event: str, *, step: int, detail: str = "") -> None:
     """Append a line to `events.jsonl`: what happened to the run after which step. (Hooks call `trainer.event`.)"""
-    with JsonlSink(RunDirectory(Path(root)).events) as sink:
-        sink.write(event_record(event, step=step, detail=detail))
+    with JsonlFile(RunDirectory(Path(root)).events) as file:
+        file.write(event_record(event, step=step, detail=detail))
 
 
 def event_record(event: str, *, step: int, detail: str = "") -> Record:

@@ -10,8 +10,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.bus import Kind, Sink
 from glmforge.observe.metrics import Record
 from glmforge.observe.progress import TrainingProgress
+from glmforge.observe.record_files import JsonlFile, TensorBoardFile
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.sinks import JsonlSink, TensorBoardSink
 
 
 def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
@@ -41,23 +41,23 @@ class RunFiles:
         if evaluates:
             self._paths[Kind.EVALUATION] = directory.evaluation
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
-        self._open: dict[Kind, JsonlSink] = {}
+        self._open: dict[Kind, JsonlFile] = {}
 
     def open(self, step: int, tokens: int) -> None:
         self.close()
         for kind, path in self._paths.items():
-            self._open[kind] = JsonlSink(path, resume_step=step)
+            self._open[kind] = JsonlFile(path, resume_step=step)
 
     def write(self, kind: Kind, record: Record) -> None:
         if kind in self._lasting:
-            with JsonlSink(self._lasting[kind]) as sink:
-                sink.write(record)
+            with JsonlFile(self._lasting[kind]) as file:
+                file.write(record)
         elif kind in self._paths:
             self._open[kind].write(record)
 
     def close(self) -> None:
-        for sink in self._open.values():
-            sink.close()
+        for file in self._open.values():
+            file.close()
 
 
 class TensorBoard:
@@ -67,20 +67,20 @@ class TensorBoard:
         self._directories = {Kind.METRICS: directory}
         if evaluates:
             self._directories[Kind.EVALUATION] = directory / "evaluation"
-        self._open: dict[Kind, TensorBoardSink] = {}
+        self._open: dict[Kind, TensorBoardFile] = {}
 
     def open(self, step: int, tokens: int) -> None:
         self.close()
         for kind, directory in self._directories.items():
-            self._open[kind] = TensorBoardSink(directory, resume_step=step)
+            self._open[kind] = TensorBoardFile(directory, resume_step=step)
 
     def write(self, kind: Kind, record: Record) -> None:
         if kind in self._directories:
             self._open[kind].write(record)
 
     def close(self) -> None:
-        for sink in self._open.values():
-            sink.close()
+        for file in self._open.values():
+            file.close()
 
 
 class ProgressLine:

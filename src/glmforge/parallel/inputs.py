@@ -13,6 +13,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.dropout import TokenNoise
 from glmforge.model.inputs import DocumentAttention, ModelInputs, Rows, next_ids
+from glmforge.parallel import collectives
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, zigzag_index
 from glmforge.parallel.world import World
 
@@ -36,13 +37,31 @@ class TokenShare:
         """As `take`, but the part is this rank's alone: also tp ranks, which share tokens, have different ones."""
         return self._own_chunk(self.take(x_T))
 
-    def put(self, x_t: Tensor) -> Tensor:
-        """The inverse of `take`, all ranks' parts together; collective."""
-        if self.index_t is None:
-            return x_t
-        x_T = x_t.new_zeros(self.num_rows * self.seq_len)
-        x_T[self.index_t] = x_t
-        return self.world.sum(x_T, "cp")
+    def put(self, x_o: Tensor) -> Tensor:
+        """The inverse of `own`, all ranks' parts together; collective, no gradient flows through it."""
+        if not self.rows.groups:
+            return x_o
+        x_T = x_o.new_zeros(self.num_rows * self.seq_len)
+        x_T[self.own(torch.arange(len(x_T), device=x_T.device))] = x_o
+        return self.world.sum(x_T, "cp", "tp")
+
+    def document_sums(self, x_o: Tensor, documents: Documents) -> Tensor:
+        """[num_documents]: the sum over each document's tokens, on all ranks that share the rows, of what they have for
+        their own tokens. Collective.
+
+        The gradient of x_o is that of the sum of all ranks' losses. So what all of them make of the sums alike has to
+        count `once`.
+        """
+        sums_N = x_o.new_zeros(len(documents.lengths)).index_add(0, self.own(documents.ids_T()), x_o)
+        for axis in ("cp", "tp"):
+            group = self.world.group(axis)
+            sums_N = collectives.copy(collectives.all_reduce(sums_N, group), group)
+        return sums_N
+
+    def once(self, x: Tensor) -> Tensor:
+        """`x`, which all ranks that share the rows have alike, on the first of them; zeros on the others."""
+        speaks = self.world.axis_rank("cp") == 0 and self.world.axis_rank("tp") == 0
+        return x * float(speaks)
 
     def inputs(
         self, ids_BS: Tensor, documents: Documents, num_mtp_layers: int, noise: TokenNoise | None = None

@@ -39,6 +39,9 @@ def _place(model: GlmMoe, group: dist.ProcessGroup, sequence_parallel: bool) -> 
     for vocabulary_map in (model.model.embed_tokens, model.lm_head):
         if vocabulary_map is not None:
             vocabulary_map.region, vocabulary_map.vocabulary = region, ShardedVocabulary(group)
+    if not sequence_parallel:
+        for head in model.linear_heads.values():
+            head.region = OwnTokens(group)
     for layer in model.layers:
         assert layer.self_attn.o_proj.bias is None, "a bias would be added once per rank"
         layer.self_attn.region = region

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glmforge.kernels.cross_entropy import VocabularyShard
 from glmforge.model.placement import Vocabulary
+from glmforge.parallel import collectives
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class ShardedVocabulary(Vocabulary):
             max=lambda tensor: reduce(tensor, dist.ReduceOp.MAX),
             sum=lambda tensor: reduce(tensor, dist.ReduceOp.SUM),
         )
+
+    def own(self, values_T: Tensor) -> Tensor:
+        return collectives.split(values_T, self.group)
 
     def likeliest(self, logits_T: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
         logits_T = logits_T.float()

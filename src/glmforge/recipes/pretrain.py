@@ -17,7 +17,6 @@ from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
@@ -98,7 +97,7 @@ def build_trainer(
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(),
-        parameter_table(config.model),
+        model.table,
         config.optim,
         world=world,
         compute_dtype=DTYPES[config.precision.compute],  # fp32 too, so that layouts differ by rounding only
@@ -169,7 +168,7 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(),
-        parameter_table(config.model),
+        model.table,
         config.optim,
         compute_dtype=DTYPES[config.precision.compute],
     )

@@ -16,7 +16,7 @@ from glmforge.dryrun import excerpts
 from glmforge.dryrun.observe import StandIns, observe_step
 from glmforge.dryrun.rank import dry_run_rank
 from glmforge.dryrun.run import dry_run
-from glmforge.dryrun.steps import Actions, Purpose, RankFindings, Step, replay
+from glmforge.dryrun.steps import Actions, Purpose, RankFindings, StepResources, replay
 from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.parallel.build import initialize_shards
 from glmforge.parallel.model import ParallelModel
@@ -34,7 +34,7 @@ def config_of(parallel: dict[str, Any], batch_size: int = 8, **model: Any) -> Ru
     return run_config(model=usual.model.model_dump() | model, phases=[phase], parallel=parallel)
 
 
-def real_rank(config: RunConfig) -> tuple[dict[Purpose, int], Step]:
+def real_rank(config: RunConfig) -> tuple[dict[Purpose, int], StepResources]:
     """What a gloo rank held, and its step."""
     layout = resolve_layout(config, dist.get_world_size())
     with join_world(layout, timeout_s=60) as world:

@@ -7,8 +7,8 @@ import pytest
 
 from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.trainer import Hook, Trainer
 from helpers.tiny_data import TinyData

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.config import RunConfig
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from helpers.distributed import run_ranks
 from helpers.tiny_data import TinyData

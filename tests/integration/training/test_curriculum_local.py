@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from glmforge.config import RunConfig, load_config
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.sinks import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.report.schedule import plan_schedule
 

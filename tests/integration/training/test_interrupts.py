@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from helpers.command import Commands, num_lines, own_lines, write_config
 from helpers.distributed import free_port
 from helpers.tiny_data import TinyData

@@ -8,7 +8,7 @@ import torch
 
 from glmforge.checkpoint.convert import export_hf
 from glmforge.model import GlmMoe
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from helpers.distributed import run_ranks
 from helpers.models import randomize_, tiny_config

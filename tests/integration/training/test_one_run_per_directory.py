@@ -7,7 +7,7 @@ import psutil
 
 from glmforge.cluster import lease
 from glmforge.cluster.lease import Claim
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from helpers.command import Commands, own_lines, write_config
 from helpers.tiny_data import TinyData
 

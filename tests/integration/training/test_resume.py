@@ -13,7 +13,7 @@ import pytest
 
 from glmforge.config import RunConfig, dump_config
 from glmforge.errors import CheckpointError
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

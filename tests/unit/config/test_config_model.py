@@ -98,6 +98,9 @@ def test_preset_names() -> None:
         ({"rope_theta": float("inf")}, "finite number"),
         ({"num_hidden_layers": True}, "valid integer"),
         ({"hidden_sizes": 64}, "not permitted"),
+        ({"heads": {"lm_head": 1}}, "'lm_head' cannot be a head's name"),
+        ({"heads": {"a.b": 1}}, "'a.b' cannot be a head's name"),
+        ({"heads": {"score": 0}}, "greater than 0"),
     ],
 )
 def test_impossible_models_are_refused(fields: dict[str, object], message: str) -> None:
@@ -108,6 +111,11 @@ def test_impossible_models_are_refused(fields: dict[str, object], message: str) 
 @pytest.mark.parametrize("fields", [{"n_group": 4, "topk_group": 1}, {"first_k_dense_replace": 0}])
 def test_unusual_but_possible_models_are_accepted(fields: dict[str, object]) -> None:
     changed(**fields)
+
+
+def test_heads_are_in_files_only_if_there_are_any() -> None:
+    assert "heads" not in changed().model_dump()
+    assert changed(heads={"score": 1}).model_dump()["heads"] == {"score": 1}
 
 
 def test_sizes_have_no_default() -> None:

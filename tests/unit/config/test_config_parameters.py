@@ -16,6 +16,7 @@ SHAPES = {
     "no dense layer, no MTP": {"first_k_dense_replace": 0, "num_nextn_predict_layers": 0},
     "dense layers only": {"first_k_dense_replace": 4},
     "tied": {"tie_word_embeddings": True},
+    "other heads": {"heads": {"score": 1, "value": 2}},
 }
 
 
@@ -65,3 +66,8 @@ def test_an_extended_table_has_both():
 def test_what_is_cut_over_an_axis_is_not_partial_over_it(cut):
     with pytest.raises(ValueError, match="nothing to sum"):
         row("a.weight", **cut)
+
+
+def test_only_matrices_are_drawn():
+    with pytest.raises(ValueError, match=r"\(4,\) cannot be drawn"):
+        row("a.bias", shape=(4,), family="vector")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from glmforge.model import head as head_module
-from glmforge.model.head import LMHead
+from glmforge.model.head import LinearHead, LMHead
 
 T, D, V = 21, 12, 37
 
@@ -57,3 +57,12 @@ def test_logits_have_the_compute_dtype(head: LMHead, h_TD: torch.Tensor, labels_
     assert head(half_TD).dtype == torch.bfloat16
     assert head.token_nll(half_TD, labels_T).dtype == head.cross_entropy_sum(half_TD, labels_T).dtype == torch.float32
     assert head.weight.dtype == torch.float32
+
+
+def test_linear_heads_answer_in_fp32(h_TD: torch.Tensor) -> None:
+    head = LinearHead(D, 2)
+    with torch.no_grad():
+        head.weight.normal_(generator=torch.Generator().manual_seed(4))
+    answers = head(h_TD.bfloat16())
+    assert answers.dtype == torch.float32
+    assert torch.equal(answers, h_TD.bfloat16().float() @ head.weight.T)

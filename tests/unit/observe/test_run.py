@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.observe.record_files import RunFileError, read_jsonl
 from glmforge.observe.run import RunDirectory, read_run, record_event, record_start
-from glmforge.observe.sinks import RunFileError, read_jsonl
 from helpers.synthetic_run import write_synthetic_run
 
 

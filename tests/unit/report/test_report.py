@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import GlmforgeError
+from glmforge.observe.record_files import JsonlFile, RunFileError
 from glmforge.observe.run import RunDirectory, RunLog, read_run
-from glmforge.observe.sinks import JsonlSink, RunFileError
 from glmforge.report.figures import source_curves
 from glmforge.report.figures_balance import columns, dead_experts
 from glmforge.report.report import write_report
@@ -137,8 +137,8 @@ def minimal_run(tmp_path: Path) -> Path:
     root.mkdir()
     (root / "config.yaml").write_text("name: minimal\n")
     (root / "run.json").write_text('{"name": "minimal"}')
-    with JsonlSink(root / "metrics.jsonl") as sink:
-        sink.write({"step": 1, "tokens": 512, "loss": 9.01})
+    with JsonlFile(root / "metrics.jsonl") as file:
+        file.write({"step": 1, "tokens": 512, "loss": 9.01})
     return root
 
 
@@ -162,8 +162,8 @@ def test_a_run_without_evaluation_has_no_held_out_figure(tmp_path: Path) -> None
 
 def test_a_diverged_run_still_gets_its_report(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=40, killed_at=None)
-    with JsonlSink(root / "metrics.jsonl") as sink:
-        sink.write(
+    with JsonlFile(root / "metrics.jsonl") as file:
+        file.write(
             {
                 "step": 41,
                 "phase": "code",
@@ -179,9 +179,9 @@ def test_a_diverged_run_still_gets_its_report(tmp_path: Path) -> None:
 
 def test_a_long_run_makes_a_page_no_larger_than_a_short_one_needs(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=1200, killed_at=None)
-    with JsonlSink(root / "metrics.jsonl") as sink:
+    with JsonlFile(root / "metrics.jsonl") as file:
         for step in range(1201, 20_001):
-            sink.write({"step": step, "phase": "code", "tokens": step * TOKENS_PER_STEP, "loss": 2.0 + step % 7 / 10})
+            file.write({"step": step, "phase": "code", "tokens": step * TOKENS_PER_STEP, "loss": 2.0 + step % 7 / 10})
     # 14 plots of at most 600 points and a band each; 20,000 points each would be several MB.
     assert write_report(root).stat().st_size < 700_000
 

@@ -6,7 +6,7 @@ import pytest
 
 from glmforge.checkpoint import latest_checkpoint
 from glmforge.config.schema import RunConfig
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.skipped import recall_skipped, remember_skipped
 from glmforge.training.source import Position

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from glmforge.backend.native import NativeBackend
-from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.objectives.next_token import NextTokenObjective
@@ -27,8 +26,7 @@ def make(tiny_data: TinyData, tmp_path: Path) -> tuple[ParallelModel, Optimizer,
     config = tiny_data.run_config(tmp_path)
     stream = open_data(config, WORLD).curriculum.stream(0, {})
     model = build_model(config, WORLD)
-    table = parameter_table(config.model)
-    optimizer = build_optimizer(model.named_parameters(), table, config.optim, compute_dtype=torch.float32)
+    optimizer = build_optimizer(model.named_parameters(), model.table, config.optim, compute_dtype=torch.float32)
     return model, optimizer, stream.batch(0, 8)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -104,9 +104,11 @@ def check_names(names: Collection[str], config: ModelConfig) -> None:
 def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenizer_dir: Path | None) -> ModelConfig:
     """`config` with the end tokens of the tokenizer that goes along, if one does.
 
-    Raises `CheckpointError` for a directory that is taken and a tokenizer that cannot be read or has more tokens than
-    the model.
+    Raises `CheckpointError` for a directory that is taken, heads that the published format has no place for, and a
+    tokenizer that cannot be read or has more tokens than the model.
     """
+    if config.heads:
+        raise CheckpointError(f"the model has heads of its own ({', '.join(config.heads)}), which no export can hold")
     _check_target(out_dir, overwrite)
     return config if tokenizer_dir is None else _fit_tokenizer(tokenizer_dir, config)
 

@@ -23,8 +23,8 @@ from glmforge.checkpoint.format.manifest import find_problems, summarize_problem
 from glmforge.cluster.durable import fsync_directory
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.sinks import read_jsonl
 
 logger = logging.getLogger(__name__)
 

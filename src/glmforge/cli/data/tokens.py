@@ -14,9 +14,9 @@ from rich.table import Table
 from glmforge.cli.data.options import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
 from glmforge.data.documents.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable, write_whole
-from glmforge.data.tokens.blocks import Block, HeldOut
-from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_blocks
+from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_chunks
 from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
+from glmforge.data.tokens.text_chunks import HeldOut, TextChunk
 from glmforge.data.tokens.tokenize import EncodingProgress, tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
@@ -73,7 +73,7 @@ def tokenizer(
         glmforge data tokenizer --mixture mixture.yaml --sample-bytes 2e9 --vocab-size 151365 --pad-multiple 128
         --out tokenizers/151k
     """
-    from glmforge.data.tokens.sample import plan_sample, sampled_blocks
+    from glmforge.data.tokens.sample import plan_sample, sampled_chunks
 
     console = Console()
     refuse_unwritable(out / TOKENIZER_FILE, force)
@@ -90,8 +90,8 @@ def tokenizer(
         raise DataError("--mixture: weights are shares of a sample: say how large with --sample-bytes")
     padded = pad_to or -(-vocab_size // pad_multiple) * pad_multiple
     with work_progress(f"learning {vocab_size:,} tokens", _FIRST_LINE) as show:
-        trained = train_on_blocks(
-            _counted(sampled_blocks(sources, shares), _megabytes(show)),
+        trained = train_on_chunks(
+            _counted(sampled_chunks(sources, shares), _megabytes(show)),
             vocab_size,
             out,
             overwrite=force,
@@ -116,10 +116,10 @@ def _megabytes(show: Show) -> Callable[[int], None]:
     return add
 
 
-def _counted(blocks: Iterable[Block], progress: Callable[[int], None]) -> Iterator[Block]:
-    for block in blocks:
-        progress(block.num_bytes)
-        yield block
+def _counted(chunks: Iterable[TextChunk], progress: Callable[[int], None]) -> Iterator[TextChunk]:
+    for chunk in chunks:
+        progress(chunk.num_bytes)
+        yield chunk
 
 
 def _sources(

@@ -1,6 +1,7 @@
 """What one forward pass reads."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -23,6 +24,11 @@ class Batch:
         document_lengths: per row, the lengths of its documents in order; they add up to S.
         sample_indices: per row, its number in the phase's order.
         source_B: per row, the index of its source in the run's `data.sources`.
+        per_token: whatever else an objective reads of each token, by name, [B, S]: advantages, masks.
+        per_row: whatever else it reads of each row, by name, [B].
+
+    Raises:
+        ValueError: a named tensor has another shape.
     """
 
     ids_BS: Tensor
@@ -30,6 +36,15 @@ class Batch:
     document_lengths: tuple[tuple[int, ...], ...]
     sample_indices: tuple[int, ...]
     source_B: tuple[int, ...]
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    per_row: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = {"per_token": self.ids_BS.shape, "per_row": self.ids_BS.shape[:1]}
+        for kind, shape in expected.items():
+            for name, tensor in getattr(self, kind).items():
+                if tensor.shape != shape:
+                    raise ValueError(f"{kind}['{name}'] is {list(tensor.shape)}, not {list(shape)}")
 
     @property
     def num_tokens(self) -> int:
@@ -43,15 +58,11 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """On `device`; a GPU's copy from page-locked memory runs beside what it computes."""
         ahead = torch.device(device).type == "cuda"
-        return replace(
-            self,
-            ids_BS=self.ids_BS.to(device, non_blocking=ahead),
-            labels_BS=self.labels_BS.to(device, non_blocking=ahead),
-        )
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory, from which a GPU fetches while it computes."""
-        return replace(self, ids_BS=self.ids_BS.pin_memory(), labels_BS=self.labels_BS.pin_memory())
+        return self._with_tensors(Tensor.pin_memory)
 
     def documents(self, device: torch.device | str | None = None) -> Documents:
         """The documents of all B*S tokens, row after row; none crosses a row."""
@@ -61,9 +72,7 @@ class Batch:
     def rows(self, start: int, stop: int) -> Self:
         """The batch of rows [start, stop)."""
         return replace(
-            self,
-            ids_BS=self.ids_BS[start:stop],
-            labels_BS=self.labels_BS[start:stop],
+            self._with_tensors(lambda tensor: tensor[start:stop]),
             document_lengths=self.document_lengths[start:stop],
             sample_indices=self.sample_indices[start:stop],
             source_B=self.source_B[start:stop],
@@ -82,3 +91,12 @@ class Batch:
                 f"share; choose a divisor of {num_rows}"
             )
         return [self.rows(start, start + size) for start in range(0, num_rows, size)]
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(
+            self,
+            ids_BS=change(self.ids_BS),
+            labels_BS=change(self.labels_BS),
+            per_token={name: change(tensor) for name, tensor in self.per_token.items()},
+            per_row={name: change(tensor) for name, tensor in self.per_row.items()},
+        )

@@ -21,9 +21,9 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 
 from glmforge.data.chat_template.template import CHAT_TEMPLATE
 from glmforge.data.files import refuse_existing, write_whole
-from glmforge.data.tokens.blocks import BLOCK_CHARACTERS, Block, block_of_texts
 from glmforge.data.tokens.characters import SPLIT_PATTERN
 from glmforge.data.tokens.special import CONTROL_TOKENS, END_OF_TEXT, SPECIAL_TOKENS
+from glmforge.data.tokens.text_chunks import CHUNK_CHARACTERS, TextChunk, chunk_of_texts
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import CONFIG_FILE, PADDED_SIZE_KEY, TOKENIZER_FILE
 from glmforge.errors import DataError
@@ -63,13 +63,13 @@ def train_tokenizer(
         DataError: `vocab_size` has no room for the bytes or is beyond `MAX_VOCAB_SIZE`, the texts have too few
             distinct words to fill it or more than `MAX_TEXT_BYTES`, the padded size is smaller, or `out_dir` exists.
     """
-    return train_on_blocks(
-        _blocks(texts), vocab_size, out_dir, overwrite=overwrite, padded_vocab_size=padded_vocab_size
+    return train_on_chunks(
+        _chunks(texts), vocab_size, out_dir, overwrite=overwrite, padded_vocab_size=padded_vocab_size
     )
 
 
-def train_on_blocks(
-    blocks: Iterable[Block],
+def train_on_chunks(
+    chunks: Iterable[TextChunk],
     vocab_size: int,
     out_dir: str | Path,
     *,
@@ -80,7 +80,7 @@ def train_on_blocks(
     _check_sizes(vocab_size, padded_vocab_size)
     directory = Path(out_dir)
     refuse_existing(directory / TOKENIZER_FILE, overwrite)
-    tokenizer = _train(blocks, vocab_size - len(SPECIAL_TOKENS))
+    tokenizer = _train(chunks, vocab_size - len(SPECIAL_TOKENS))
     _add_special_tokens(tokenizer)
     _check_size(tokenizer, vocab_size)
     content = _transformers_config() | ({PADDED_SIZE_KEY: padded_vocab_size} if padded_vocab_size else {})
@@ -105,20 +105,20 @@ def _check_sizes(vocab_size: int, padded_vocab_size: int | None) -> None:
         )
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[Block]:
+def _chunks(texts: Iterable[str]) -> Iterator[TextChunk]:
     batch: list[str] = []
     num_characters = 0
     for text in texts:
         batch.append(text)
         num_characters += len(text)
-        if num_characters >= BLOCK_CHARACTERS:
-            yield block_of_texts(batch)
+        if num_characters >= CHUNK_CHARACTERS:
+            yield chunk_of_texts(batch)
             batch, num_characters = [], 0
     if batch:
-        yield block_of_texts(batch)
+        yield chunk_of_texts(batch)
 
 
-def _train(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Tokenizer:
+def _train(chunks: Iterable[TextChunk], num_tokens: int) -> tokenizers.Tokenizer:
     """A tokenizer without special tokens."""
     tokenizer = _with_split_rule(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -127,21 +127,21 @@ def _train(blocks: Iterable[Block], num_tokens: int) -> tokenizers.Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_special_tokens(_bounded(blocks)), trainer)
+    tokenizer.train_from_iterator(_without_special_tokens(_bounded(chunks)), trainer)
     return tokenizer
 
 
-def _bounded(blocks: Iterable[Block]) -> Iterator[str]:
-    """The texts of the blocks. Raises `DataError` when they have been more than the trainer can count."""
+def _bounded(chunks: Iterable[TextChunk]) -> Iterator[str]:
+    """The texts of the chunks. Raises `DataError` when they have been more than the trainer can count."""
     num_bytes = 0
-    for block in blocks:
-        num_bytes += block.num_bytes
+    for chunk in chunks:
+        num_bytes += chunk.num_bytes
         if num_bytes > MAX_TEXT_BYTES:
             raise DataError(
                 f"more than {MAX_TEXT_BYTES:,} bytes of text, which the trainer cannot count: "
                 "train on a sample, --sample-bytes 2e9"
             )
-        yield from block.texts()
+        yield from chunk.texts()
 
 
 def _with_split_rule(model: models.BPE) -> tokenizers.Tokenizer:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.documents.document import Document
-from glmforge.data.tokens.blocks import Block, blocks_of
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.spelling import unspell
+from glmforge.data.tokens.text_chunks import TextChunk, chunks_of
 from glmforge.data.tokens.tokenizer import Tokenizer, token_byte_lengths
 
 PROBES = ("1234567890", "3.14159", " " * 8, "\t\t", "\n\n\n", "    return x", " 2026-01-31", "你好世界", "👩‍💻")
@@ -94,18 +94,18 @@ def measure_fertility(
     name: str = "",
     progress: Callable[[int], None] | None = None,
 ) -> Fertility:
-    """Encode all documents of (name, corpus) and count; `progress` is told the bytes of text of each block.
+    """Encode all documents of (name, corpus) and count; `progress` is told the bytes of text of each chunk.
 
     Raises:
         DataError: a corpus has no documents or cannot be read.
     """
     meter = _Meter(tokenizer)
     for corpus_name, corpus in corpora:
-        for work in blocks_of(corpus):
-            block = work.read()
-            meter.add(block, corpus_name)
+        for work in chunks_of(corpus):
+            chunk = work.read()
+            meter.add(chunk, corpus_name)
             if progress is not None:
-                progress(block.num_bytes)
+                progress(chunk.num_bytes)
     languages = dict(sorted(meter.languages.items(), key=lambda item: -item[1].bytes))
     unused = int(np.count_nonzero(meter.uses == 0)) - len(SPECIAL_TOKENS)
     probes = {text: [tokenizer.decode([index]) for index in tokenizer.encode(text)] for text in PROBES}
@@ -121,13 +121,13 @@ class _Meter:
         self.uses = np.zeros(tokenizer.vocab_size, np.int64)
         self.languages: dict[str, Counts] = {}
 
-    def add(self, block: Block, corpus_name: str) -> None:
-        ids, lengths = self._tokenizer.encode_utf8(block.data, block.offsets)
+    def add(self, chunk: TextChunk, corpus_name: str) -> None:
+        ids, lengths = self._tokenizer.encode_utf8(chunk.data, chunk.offsets)
         self.uses += np.bincount(ids, minlength=len(self.uses))
-        data = block.data[block.offsets[0] : block.offsets[-1]]
-        offsets = block.offsets - block.offsets[0]
+        data = chunk.data[chunk.offsets[0] : chunk.offsets[-1]]
+        offsets = chunk.offsets - chunk.offsets[0]
         token_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        names, codes = np.unique([language or corpus_name for language in block.languages], return_inverse=True)
+        names, codes = np.unique([language or corpus_name for language in chunk.languages], return_inverse=True)
         columns = {
             "documents": np.ones(len(lengths), np.int64),
             "bytes": np.diff(offsets),

@@ -18,7 +18,7 @@ from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.model import Strict
 from glmforge.config.tree import as_mapping, parse, to_value
 from glmforge.data.documents.document import Document
-from glmforge.data.tokens.blocks import Block, Selection, blocks_of
+from glmforge.data.tokens.text_chunks import Selection, TextChunk, chunks_of
 from glmforge.errors import ConfigError, DataError
 
 NUM_BINS = 1 << 16
@@ -100,7 +100,7 @@ def plan_sample(
     """Which documents of each (name, corpus, weight) make up `num_bytes` of text; reads the corpora once.
 
     A source that has less than its weight asks for is taken whole; others do not make up for it. `progress` is told
-    the bytes of text of each block that was read.
+    the bytes of text of each chunk that was read.
 
     Raises:
         DataError: the sample is so small that no document is in it; a corpus has no documents or cannot be read.
@@ -117,24 +117,24 @@ def _share(
     name: str, corpus: Iterable[Document], wanted: int, seed: int, progress: Callable[[int], None] | None
 ) -> Share:
     sizes = np.zeros(NUM_BINS, np.int64)
-    for work in blocks_of(corpus):
-        block = work.read()
-        bins = np.fromiter((_bin(id_, seed) for id_ in block.ids), np.int64, len(block.ids))
-        np.add.at(sizes, bins, np.diff(block.offsets))
+    for work in chunks_of(corpus):
+        chunk = work.read()
+        bins = np.fromiter((_bin(id_, seed) for id_ in chunk.ids), np.int64, len(chunk.ids))
+        np.add.at(sizes, bins, np.diff(chunk.offsets))
         if progress is not None:
-            progress(block.num_bytes)
+            progress(chunk.num_bytes)
     upto = np.cumsum(sizes)
     num_bins = int(np.searchsorted(upto, wanted, "right"))
     taken = int(upto[num_bins - 1]) if num_bins else 0
     return Share(name, Sampled(num_bins, seed), taken, int(upto[-1]), wanted)
 
 
-def sampled_blocks(
+def sampled_chunks(
     corpora: Sequence[tuple[str, Iterable[Document], float]], shares: Sequence[Share] | None
-) -> Iterator[Block]:
+) -> Iterator[TextChunk]:
     """The texts of the sample, or of everything; reads the corpora once more."""
     for number, (_, corpus, _) in enumerate(corpora):
-        for work in blocks_of(corpus, shares[number].selection if shares else None):
+        for work in chunks_of(corpus, shares[number].selection if shares else None):
             yield work.read()
 
 

@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.documents.document import Document
-from glmforge.data.tokens.blocks import BLOCK_CHARACTERS, Block, Selection, Work, blocks_of
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import ShardInfo
+from glmforge.data.tokens.text_chunks import CHUNK_CHARACTERS, Selection, TextChunk, Work, chunks_of
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 
-BATCH_CHARACTERS = BLOCK_CHARACTERS
+BATCH_CHARACTERS = CHUNK_CHARACTERS
 BATCHES_PER_WORKER = 2
 
 
@@ -98,7 +98,7 @@ def tokenize_corpus(
         raise DataError(f"verify {verify}: a share is from 0 to 1")
     tokenizer = Tokenizer.load(tokenizer_dir)
     num_text_bytes = 0
-    work = blocks_of(documents, selection, BATCH_CHARACTERS)
+    work = chunks_of(documents, selection, BATCH_CHARACTERS)
     with ShardWriter(prefix, tokenizer.vocab_size, overwrite=overwrite) as writer:
         for encoded in _encode(work, tokenizer, _Encoder(Path(tokenizer_dir), verify), num_workers):
             writer.add(encoded.tokens, encoded.lengths)
@@ -110,7 +110,7 @@ def tokenize_corpus(
 
 def _encode(work: Iterable[Work], tokenizer: Tokenizer, encoder: _Encoder, num_workers: int) -> Iterator[_Encoded]:
     if num_workers == 1:
-        yield from (_encode_block(tokenizer, unit.read(), encoder.verify) for unit in work)
+        yield from (_encode_chunk(tokenizer, unit.read(), encoder.verify) for unit in work)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, spawn, _start_worker, (encoder,)) as pool:
@@ -147,26 +147,26 @@ def _start_worker(encoder: _Encoder) -> None:
 
 def _encode_in_worker(work: Work) -> _Encoded:
     tokenizer, verify = _worker
-    return _encode_block(tokenizer, work.read(), verify)
+    return _encode_chunk(tokenizer, work.read(), verify)
 
 
-def _encode_block(tokenizer: Tokenizer, block: Block, verify: float) -> _Encoded:
-    tokens, lengths = tokenizer.encode_utf8(block.data, block.offsets, end_of_text=True)
+def _encode_chunk(tokenizer: Tokenizer, chunk: TextChunk, verify: float) -> _Encoded:
+    tokens, lengths = tokenizer.encode_utf8(chunk.data, chunk.offsets, end_of_text=True)
     if verify:
-        _verify(tokenizer, block, tokens, lengths, verify)
-    return _Encoded(tokens, lengths, block.num_bytes)
+        _verify(tokenizer, chunk, tokens, lengths, verify)
+    return _Encoded(tokens, lengths, chunk.num_bytes)
 
 
 def _verify(
-    tokenizer: Tokenizer, block: Block, tokens: NDArray[np.int32], lengths: NDArray[np.int64], share: float
+    tokenizer: Tokenizer, chunk: TextChunk, tokens: NDArray[np.int32], lengths: NDArray[np.int64], share: float
 ) -> None:
-    """Compare evenly spread documents of a block with what the library makes of them."""
+    """Compare evenly spread documents of a chunk with what the library makes of them."""
     ends = np.cumsum(lengths)
     for document in np.unique(np.arange(0, len(lengths), 1 / share).astype(np.int64)):
-        text = block.data[block.offsets[document] : block.offsets[document + 1]].tobytes().decode()
+        text = chunk.data[chunk.offsets[document] : chunk.offsets[document + 1]].tobytes().decode()
         ids = tokens[ends[document] - lengths[document] : ends[document] - 1]
         if ids.tolist() != tokenizer.encode(text):
             raise DataError(
-                f"document {block.ids[document]}: the fast encoder's ids are not those of 'tokenizers': report the "
+                f"document {chunk.ids[document]}: the fast encoder's ids are not those of 'tokenizers': report the "
                 "text, and encode with numba uninstalled until it is mended"
             )

@@ -34,8 +34,8 @@ from glmforge.deploy.chat import ChatModel, Conversation
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
 from glmforge.observe.metrics import Record
+from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, record_event, write_text
-from glmforge.observe.sinks import read_jsonl
 from glmforge.observe.units import counted, format_bytes, format_count, format_duration
 from glmforge.plan.parameters import count_parameters
 from glmforge.recipes.demo import pace

@@ -67,12 +67,9 @@ class AnomalyHook(Hook):
             record[f"{name}_median"] = self._windows[name].median
             record[f"{name}_score"] = self._windows[name].score(value)
         record["first_sample"], record["stop_sample"] = batch.first, batch.first + batch.size
-        tokens_S = result.metrics["source_tokens"].tolist()
-        record["source_tokens"] = {
-            source.name: int(tokens)
-            for source, tokens in zip(trainer.config.data.sources, tokens_S, strict=True)
-            if tokens
-        }
+        if "source_tokens" in result.metrics:  # the objective counts by source
+            names, tokens_S = [source.name for source in trainer.config.data.sources], result.metrics["source_tokens"]
+            record["source_tokens"] = {n: int(t) for n, t in zip(names, tokens_S.tolist(), strict=True) if t}
         record["samples"] = [trainer.source.describe(trainer.phase.name, sample) for sample in described]
         trainer.bus.write(Kind.ANOMALY, record)
         detail = _in_words(record, found)

@@ -82,11 +82,12 @@ def _num_skipped(state: TrainState) -> int:
 
 
 def _losses(result: StepResult) -> dict[str, object]:
-    """The loss terms under their metric names: MTP as the mean over depths, balance as the mean over layers."""
-    losses = {"loss": result.losses["loss"]}
+    """The loss terms as metrics: MTP is the mean over depths, balance the mean over layers; others keep their names."""
     mtp = [value for term, value in result.losses.items() if term.startswith("mtp_")]
+    losses: dict[str, object] = {term: value for term, value in result.losses.items() if not term.startswith("mtp_")}
     if mtp:
         losses["loss_mtp"] = fmean(mtp)
     if "aux" in result.losses:
         losses["loss_aux"] = result.losses["aux"] / max(1, len(result.counts_LE))
-    return dict(losses)
+        del losses["aux"]
+    return losses

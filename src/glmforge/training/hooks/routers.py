@@ -33,7 +33,6 @@ class RoutersHook(Hook):
         self.on_train_start(trainer)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
-        result = result
         num_routers = len(result.counts_LE)
         if not num_routers:
             return

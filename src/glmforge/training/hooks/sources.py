@@ -19,7 +19,7 @@ _SUMS = ("total", "tokens", "nll")
 
 
 class SourcesHook(Hook):
-    """Records `source_*`. Tokens survive a resume by the sources' names."""
+    """Records `source_*`, where the objective counts by source. Tokens survive a resume by the sources' names."""
 
     name = "sources"
     priority = Priority.COLLECT
@@ -34,14 +34,16 @@ class SourcesHook(Hook):
         return "metrics"
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        self.add([source.name for source in trainer.config.data.sources], result)
+        if "source_tokens" in result.metrics:
+            self._add([source.name for source in trainer.config.data.sources], result)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         sums = self._named_sums()
-        trainer.record(
-            source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
-            source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
-        )
+        if sums:
+            trainer.record(
+                source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},
+                source_loss={name: sums["nll"][name] / tokens for name, tokens in sums["tokens"].items()} or None,
+            )
         if is_one_of(trainer, LAYER_RECORDS):
             trainer.record(**trainer.source.metrics())
         if self._sums_3S is not None:
@@ -54,7 +56,7 @@ class SourcesHook(Hook):
         """An empty state begins anew."""
         self._loaded, self._sums_3S = state.get("sources", {}), None
 
-    def add(self, names: Sequence[str], result: StepResult) -> None:
+    def _add(self, names: Sequence[str], result: StepResult) -> None:
         """A step's tokens and, if it was taken, its loss."""
         tokens_S, nll_S = result.metrics["source_tokens"], result.metrics["source_nll"]
         if self._sums_3S is None:

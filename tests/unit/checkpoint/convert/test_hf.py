@@ -107,7 +107,7 @@ def test_transformers_loads_our_export(tmp_path, changes):
     assert_equal(model.state_dict(), trunk)
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
-    for field in ModelConfig.model_fields:
+    for field in ModelConfig.model_fields.keys() - {"heads"}:
         if field not in ("rope_theta", "partial_rotary_factor"):
             assert getattr(model.config, field) == getattr(config, field), field
     assert model.config.rope_parameters["rope_theta"] == config.rope_theta
@@ -314,6 +314,12 @@ def test_a_directory_is_replaced_only_if_it_is_an_export_and_on_request(tmp_path
     export_hf(state, config, tmp_path / "hf", dtype=torch.float32, overwrite=True)
     assert_equal(dict(import_hf(tmp_path / "hf")[1]), state)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "work"]
+
+
+def test_heads_of_its_own_are_not_exported(tmp_path):
+    config = make_config(heads={"score": 1})
+    with pytest.raises(CheckpointError, match=r"heads of its own \(score\)"):
+        export_hf(make_state(config), config, tmp_path / "hf")
 
 
 STATE_DEFECTS = {

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +93,19 @@ def test_batch_moves_to_a_device(batch):
     moved = batch.to("meta")
     assert moved.ids_BS.device.type == moved.labels_BS.device.type == "meta"
     assert moved.document_lengths == batch.document_lengths
+
+
+def test_named_tensors_go_along(batch):
+    weights, margins = torch.rand(3, 4), torch.rand(3)
+    batch = replace(batch, per_token={"weights": weights}, per_row={"margin": margins})
+    parts = batch.micro_batches(1)
+    assert torch.equal(torch.cat([part.per_token["weights"] for part in parts]), weights)
+    assert torch.equal(torch.cat([part.per_row["margin"] for part in parts]), margins)
+    moved = batch.to("meta")
+    assert moved.per_token["weights"].device.type == moved.per_row["margin"].device.type == "meta"
+
+
+@pytest.mark.parametrize("changes", [{"per_token": {"x": torch.zeros(3)}}, {"per_row": {"x": torch.zeros(3, 4)}}])
+def test_named_tensors_have_the_shape_of_the_batch(batch, changes):
+    with pytest.raises(ValueError, match=r"\['x'\] is \[3"):
+        replace(batch, **changes)

@@ -12,7 +12,6 @@ from tokenizers import models
 
 from glmforge.data.tokens import fast_encoder
 from glmforge.data.tokens import tokenizer as tokenizer_module
-from glmforge.data.tokens.blocks import block_of_texts
 from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, _train, _with_split_rule
 from glmforge.data.tokens.encoder_tables import MAX_VOCABULARY
 from glmforge.data.tokens.fast_encoder import FastEncoder, UnsupportedTokenizer, adversarial_texts
@@ -20,6 +19,7 @@ from glmforge.data.tokens.piece_encoder import new_cache
 from glmforge.data.tokens.piece_merges import SCRATCH_PER_BYTE
 from glmforge.data.tokens.special import SPECIAL_TOKENS
 from glmforge.data.tokens.spelling import character_of_byte
+from glmforge.data.tokens.text_chunks import chunk_of_texts
 from glmforge.data.tokens.tokenizer import Tokenizer
 
 MIXED = [
@@ -32,7 +32,7 @@ MIXED = [
 @pytest.fixture(scope="module")
 def rich() -> Tokenizer:
     """With merges of and across characters of several bytes."""
-    learnt = json.loads(_train([block_of_texts(MIXED)], 420).to_str())
+    learnt = json.loads(_train([chunk_of_texts(MIXED)], 420).to_str())
     learnt["added_tokens"] = [
         {"id": 420 + i, "content": token, "special": False, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False}

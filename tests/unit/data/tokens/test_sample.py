@@ -1,7 +1,7 @@
 import pytest
 
 from glmforge.data.documents.document import Document
-from glmforge.data.tokens.sample import load_mixture, plan_sample, sampled_blocks
+from glmforge.data.tokens.sample import load_mixture, plan_sample, sampled_chunks
 from glmforge.errors import ConfigError, DataError
 
 
@@ -11,7 +11,7 @@ def documents(name: str, number: int) -> list[Document]:
 
 def sampled_ids(corpora, num_bytes, seed=0):
     shares = plan_sample(corpora, num_bytes, seed)
-    return {id_ for block in sampled_blocks(corpora, shares) for id_ in block.ids}, shares
+    return {id_ for chunk in sampled_chunks(corpora, shares) for id_ in chunk.ids}, shares
 
 
 def test_weights_are_shares_of_the_bytes():

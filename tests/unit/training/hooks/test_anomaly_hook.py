@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glmforge.config.observe import AnomalyConfig
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.training.hooks.anomaly import AnomalyHook
 from helpers.hooks import FakeTrainer, events, fake_config
 

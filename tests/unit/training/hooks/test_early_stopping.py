@@ -7,7 +7,7 @@ import pytest
 from glmforge.checkpoint.format.store import latest_checkpoint
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.config.schema import RunConfig
-from glmforge.observe.sinks import read_jsonl
+from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.step import StepResult

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
@@ -33,14 +33,7 @@ class RunFileError(GlmforgeError):
     """A file of a run directory that is missing, damaged or cannot be written."""
 
 
-class Sink(Protocol):
-    """Takes the records of a run; only rank 0 has sinks."""
-
-    def write(self, record: Mapping[str, object]) -> None: ...
-    def close(self) -> None: ...
-
-
-class JsonlSink:
+class JsonlFile:
     """Appends records to a JSONL file, one unbuffered line each.
 
     Args:
@@ -84,7 +77,7 @@ class JsonlSink:
         self.close()
 
 
-class TensorBoardSink:
+class TensorBoardFile:
     """Writes each number of a record as a TensorBoard scalar under the tag its metric has in `METRICS`.
 
     Evaluation records add their source to the tag. Each record is flushed, so that a kill leaves no gap.

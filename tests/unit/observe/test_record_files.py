@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import GlmforgeError
-from glmforge.observe.sinks import JsonlSink, RunFileError, TensorBoardSink, read_jsonl
+from glmforge.observe.record_files import JsonlFile, RunFileError, TensorBoardFile, read_jsonl
 
 
 def _write(path: Path, steps: range, **more: object) -> None:
-    with JsonlSink(path) as sink:
+    with JsonlFile(path) as file:
         for step in steps:
-            sink.write({"step": step, **more})
+            file.write({"step": step, **more})
 
 
 def _steps(path: Path) -> list[int]:
@@ -26,16 +26,16 @@ def _steps(path: Path) -> list[int]:
 
 def test_records_come_back_as_written(tmp_path: Path) -> None:
     records = [{"step": 1, "loss": 0.1 + 0.2, "phase": "général"}, {"step": 2, "expert_load": [[0.5, 0.5]]}]
-    with JsonlSink(tmp_path / "new" / "metrics.jsonl") as sink:
+    with JsonlFile(tmp_path / "new" / "metrics.jsonl") as file:
         for record in records:
-            sink.write(record)
+            file.write(record)
     assert read_jsonl(tmp_path / "new" / "metrics.jsonl") == records
 
 
 def test_every_line_is_strict_json_even_for_a_diverged_run(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with JsonlSink(path) as sink:
-        sink.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "loss_mtp": -math.inf})
+    with JsonlFile(path) as file:
+        file.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "loss_mtp": -math.inf})
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -48,15 +48,15 @@ def test_every_line_is_strict_json_even_for_a_diverged_run(tmp_path: Path) -> No
 
 def test_numbers_of_layers_and_sources_may_diverge_too(tmp_path: Path) -> None:
     record = {"step": 1, "layer_grad_norms": [1.0, math.inf], "source_loss": {"web": -math.inf, "code": 2.0}}
-    with JsonlSink(tmp_path / "m.jsonl") as sink:
-        sink.write(record)
+    with JsonlFile(tmp_path / "m.jsonl") as file:
+        file.write(record)
     assert 'Infinity"' in (tmp_path / "m.jsonl").read_text()
     assert read_jsonl(tmp_path / "m.jsonl") == [record]
 
 
 def test_each_record_is_on_disk_before_the_next(tmp_path: Path) -> None:
-    with JsonlSink(tmp_path / "m.jsonl") as sink:
-        sink.write({"step": 1})
+    with JsonlFile(tmp_path / "m.jsonl") as file:
+        file.write({"step": 1})
         assert _steps(tmp_path / "m.jsonl") == [1]
 
 
@@ -85,9 +85,9 @@ def test_resume_drops_the_steps_that_are_trained_again(tmp_path: Path, resume_st
     _write(path, range(1, 5))
     with path.open("ab") as file:
         file.write(b'{"step": 5, "lo')
-    with JsonlSink(path, resume_step=resume_step) as sink:
+    with JsonlFile(path, resume_step=resume_step) as file:
         assert _steps(path) == kept
-        sink.write({"step": 99})
+        file.write({"step": 99})
     assert _steps(path) == [*kept, 99]
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_naming_it(tmp_path: Path) -> N
     with pytest.raises(RunFileError, match=r"m\.jsonl: line 2 is not a JSON object"):
         read_jsonl(path)
     with pytest.raises(RunFileError, match="line 2"):
-        JsonlSink(path, resume_step=1)
+        JsonlFile(path, resume_step=1)
     assert path.read_text().count("\n") == 3  # nothing was lost
 
 
@@ -126,12 +126,12 @@ def test_a_full_disk_is_an_error_naming_the_file_and_loses_only_the_last_line(tm
 
 _WRITER = """
 import sys
-from glmforge.observe.sinks import JsonlSink
-sink = JsonlSink(sys.argv[1])
+from glmforge.observe.record_files import JsonlFile
+file = JsonlFile(sys.argv[1])
 step = 0
 while True:
     step += 1
-    sink.write({"step": step, "text": "x" * 3000})
+    file.write({"step": step, "text": "x" * 3000})
     if step == 50:
         print("running", flush=True)
 """
@@ -146,8 +146,8 @@ def test_a_killed_writer_loses_no_whole_line(tmp_path: Path) -> None:
     process.communicate()
     survived = len(read_jsonl(path))
     assert survived >= 50
-    with JsonlSink(path, resume_step=40) as sink:
-        sink.write({"step": 41})
+    with JsonlFile(path, resume_step=40) as file:
+        file.write({"step": 41})
     assert _steps(path) == list(range(1, 42))
 
 
@@ -160,19 +160,19 @@ def _scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_takes_numbers_under_the_tables_tags(tmp_path: Path) -> None:
-    with TensorBoardSink(tmp_path) as sink:
-        sink.write({"step": 1, "phase": "general", "loss": 2.5, "expert_load": [[1.0]]})
-        sink.write({"step": 1, "source": "code", "bits_per_byte": 1.25})
+    with TensorBoardFile(tmp_path) as file:
+        file.write({"step": 1, "phase": "general", "loss": 2.5, "expert_load": [[1.0]]})
+        file.write({"step": 1, "source": "code", "bits_per_byte": 1.25})
     assert _scalars(tmp_path, "loss/loss") == [(1, 2.5)]
     assert _scalars(tmp_path, "evaluation/bits_per_byte/code") == [(1, 1.25)]
 
 
 def test_tensorboard_takes_a_number_per_source_and_now_and_then_one_per_layer(tmp_path: Path) -> None:
-    with TensorBoardSink(tmp_path) as sink:
+    with TensorBoardFile(tmp_path) as file:
         for step in (1, 2):
             record = {"step": step, "source_loss": {"web": 2.0, "code": 1.0}, "layer_max_violation": [0.25, 0.5]}
-            sink.write(record | ({"expert_load": [[0.5, 0.5]]} if step == 2 else {}))
-        sink.write({"step": 2, "source": "prose", "mtp_acceptance_by_depth": [0.5, 0.25]})
+            file.write(record | ({"expert_load": [[0.5, 0.5]]} if step == 2 else {}))
+        file.write({"step": 2, "source": "prose", "mtp_acceptance_by_depth": [0.5, 0.25]})
     assert _scalars(tmp_path, "sources/source_loss/code") == [(1, 1.0), (2, 1.0)]
     assert _scalars(tmp_path, "layers/layer_max_violation/01") == [(2, 0.5)]
     assert _scalars(tmp_path, "evaluation/mtp_acceptance_by_depth/prose/01") == [(2, 0.25)]
@@ -180,10 +180,10 @@ def test_tensorboard_takes_a_number_per_source_and_now_and_then_one_per_layer(tm
 
 _TENSORBOARD_WRITER = """
 import os, signal, sys
-from glmforge.observe.sinks import TensorBoardSink
-sink = TensorBoardSink(sys.argv[1])
+from glmforge.observe.record_files import TensorBoardFile
+file = TensorBoardFile(sys.argv[1])
 for step in range(1, 5):
-    sink.write({"step": step, "loss": float(step)})
+    file.write({"step": step, "loss": float(step)})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -194,7 +194,7 @@ def test_tensorboard_survives_a_kill_and_hides_what_is_trained_again(tmp_path: P
     (killed,) = tmp_path.iterdir()
     # TensorBoard reads files by name, which holds the second of creation: let the kill be in an earlier one.
     killed.rename(tmp_path / "events.out.tfevents.1000000000.host.1.0")
-    with TensorBoardSink(tmp_path, resume_step=2) as resumed:
+    with TensorBoardFile(tmp_path, resume_step=2) as resumed:
         resumed.write({"step": 3, "loss": 30.0})
     assert _scalars(tmp_path, "loss/loss") == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
@@ -202,11 +202,11 @@ def test_tensorboard_survives_a_kill_and_hides_what_is_trained_again(tmp_path: P
 def test_tensorboards_directory_that_cannot_be_made_is_an_error_naming_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFileError, match=r"file/tensorboard: cannot be written \(Not a directory\)"):
-        TensorBoardSink(tmp_path / "file" / "tensorboard")
+        TensorBoardFile(tmp_path / "file" / "tensorboard")
 
 
 def test_without_tensorboard_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(GlmforgeError, match=r"pip install 'glmforge\[observe\]'"):
-        TensorBoardSink(tmp_path)
+        TensorBoardFile(tmp_path)

@@ -19,7 +19,7 @@ from glmforge.data.documents.read import Corpus
 from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 
-BLOCK_CHARACTERS = 1 << 20
+CHUNK_CHARACTERS = 1 << 20
 
 
 class Selection(Protocol):
@@ -40,7 +40,7 @@ class HeldOut:
         return is_held_out(document_id, self.fraction, self.seed) == self.held_out
 
 
-class Block(NamedTuple):
+class TextChunk(NamedTuple):
     """Texts end to end.
 
     Attributes:
@@ -63,7 +63,7 @@ class Block(NamedTuple):
         pairs = pairwise(self.offsets.tolist())
         return [self.data[first:last].tobytes().decode() for first, last in pairs]
 
-    def read(self) -> "Block":
+    def read(self) -> "TextChunk":
         """Itself: it is read already."""
         return self
 
@@ -75,7 +75,7 @@ class RowGroup(NamedTuple):
     group: int
     selection: Selection | None
 
-    def read(self) -> Block:
+    def read(self) -> TextChunk:
         """Read the row group's texts; documents without text are none."""
         import pyarrow as pa
         from pyarrow import parquet
@@ -89,7 +89,7 @@ class RowGroup(NamedTuple):
             raise DataError(f"{self.path}: not readable as a shard of documents ({error}): make it again") from error
         batches = table.combine_chunks().to_batches()
         if not batches:
-            return block_of_texts([])
+            return chunk_of_texts([])
         batch = DocumentBatch(batches[0])
         ids = batch.ids
         wanted = batch.text_lengths > 0
@@ -99,24 +99,24 @@ class RowGroup(NamedTuple):
             batch = batch.keep(wanted)
             ids = batch.ids
         languages = batch.table.column("language").to_pylist() if "language" in batch.table.schema.names else None
-        return Block(batch.text_bytes, batch.text_offsets, ids, languages or [None] * len(ids))
+        return TextChunk(batch.text_bytes, batch.text_offsets, ids, languages or [None] * len(ids))
 
 
-Work = Block | RowGroup
-"""What `read` makes a `Block` of."""
+Work = TextChunk | RowGroup
+"""What `read` makes a `TextChunk` of."""
 
 _COLUMNS = ("id", "text", "language")
 
 
-def blocks_of(
-    documents: Iterable[Document], selection: Selection | None = None, num_characters: int = BLOCK_CHARACTERS
+def chunks_of(
+    documents: Iterable[Document], selection: Selection | None = None, num_characters: int = CHUNK_CHARACTERS
 ) -> Iterator[Work]:
     """The documents, in order, in units of work.
 
     Args:
         documents: any, or a `Corpus`, whose shards of documents are not read here.
         selection: which documents take part; all if None.
-        num_characters: a block is full with so many.
+        num_characters: a chunk is full with so many.
 
     Raises:
         DataError: a corpus has no documents at all, or cannot be read.
@@ -144,14 +144,14 @@ def blocks_of(
 
 
 class _Pending:
-    """Documents that do not make a block yet."""
+    """Documents that do not make a chunk yet."""
 
     def __init__(self, selection: Selection | None, num_characters: int) -> None:
         self._selection, self._limit = selection, num_characters
         self._documents: list[Document] = []
         self._num_characters = 0
 
-    def add(self, document: Document) -> Iterator[Block]:
+    def add(self, document: Document) -> Iterator[TextChunk]:
         if self._selection is not None and not self._selection(document.id):
             return
         self._documents.append(document)
@@ -159,18 +159,18 @@ class _Pending:
         if self._num_characters >= self._limit:
             yield from self.flush()
 
-    def flush(self) -> Iterator[Block]:
+    def flush(self) -> Iterator[TextChunk]:
         if self._documents:
             ids = [document.id for document in self._documents]
-            yield block_of_texts([document.text for document in self._documents], ids)
+            yield chunk_of_texts([document.text for document in self._documents], ids)
         self._documents, self._num_characters = [], 0
 
 
-def block_of_texts(texts: Sequence[str], ids: Sequence[str] = ()) -> Block:
-    """A block of Python strings."""
+def chunk_of_texts(texts: Sequence[str], ids: Sequence[str] = ()) -> TextChunk:
+    """A chunk of Python strings."""
     encoded = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    return Block(np.frombuffer(b"".join(encoded), np.uint8), offsets, ids or [""] * len(texts), [None] * len(texts))
+    return TextChunk(np.frombuffer(b"".join(encoded), np.uint8), offsets, ids or [""] * len(texts), [None] * len(texts))
 
 
 def _num_row_groups(path: Path, text_field: str) -> int | None:

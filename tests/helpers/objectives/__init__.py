@@ -1,0 +1,1 @@
+"""Objectives of stages that are still to come, in their smallest form."""
