@@ -17,8 +17,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import MetricsBus
-from glmforge.observe.run_sinks import run_sinks
 from glmforge.observe.record_files import read_jsonl
+from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World
