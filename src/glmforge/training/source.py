@@ -102,7 +102,7 @@ class BatchSource(Protocol):
 
     @property
     def position(self) -> Position:
-        """After the batch that was given last, or as loaded."""
+        """After the batch that was given last, or as loaded. A plain attribute will do."""
         ...
 
     def next(self) -> StepInput | None:
@@ -141,27 +141,6 @@ class BatchSource(Protocol):
     def close(self) -> None:
         """Stop reading ahead and release what that holds; the next call of `next` begins again."""
         return
-
-
-class NoSource(BatchSource):
-    """For a loop that makes its batches itself and calls `Trainer.step`: gives none, and only keeps the position."""
-
-    def __init__(self) -> None:
-        self._position = Position()
-
-    @property
-    def position(self) -> Position:
-        return self._position
-
-    def next(self) -> None:
-        return None
-
-    def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
-        self._position = self._position.leaving_out(skipped)
-
-    def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
-        self._position = position
-        return ()
 
 
 def _merged(ranges: Sequence[Range]) -> list[Range]:

@@ -6,21 +6,21 @@ a file's beginning, and the file is never held as a whole, however large the arr
 
 import codecs
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from glmforge.data.compiled import compiled
 from glmforge.errors import DataError
 
 _BEGINNING = 4096
 """Bytes by which it is decided what a file is."""
 
-_DEPTH, _BASE, _IN_STRING, _ESCAPED, _PENDING = range(5)
-"""State of the pass: brackets that are open; those of the array around the records (0 or 1); whether in a string;
-whether behind a backslash in one; whether something has been written since the last end of a record."""
+_TOKEN = re.compile(rb'"|[\[\]{},\n]')
+"""What matters outside of strings."""
+
+_STRING = re.compile(rb'(?:[^"\\\n]++|\\.)*+(?:(["\n])|(\\?)\Z)', re.DOTALL)
+"""The rest of a string: its end, or the backslash with which the chunk ends. A line feed cannot be in a string: the
+record is damaged, and ends there."""
 
 
 def as_json_lines(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
@@ -38,12 +38,10 @@ def as_json_lines(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     if not _needs_splitting(first):
         yield from everything
         return
-    state = np.zeros(5, np.int64)
+    splitter = _Splitter()
     for number, chunk in enumerate(everything):
-        data = chunk.removeprefix(codecs.BOM_UTF8) if number == 0 else chunk
-        out = np.empty(2 * len(data), np.uint8)
-        yield out[: _split(np.frombuffer(data, np.uint8), state, out)].tobytes()
-    if state[_DEPTH] or state[_IN_STRING]:
+        yield splitter.split(chunk.removeprefix(codecs.BOM_UTF8) if number == 0 else chunk)
+    if splitter.unfinished:
         raise DataError(f"{path}: the JSON ends before its brackets are closed: is the file whole?")
 
 
@@ -55,48 +53,67 @@ def _needs_splitting(begin: bytes) -> bool:
     return text.startswith(b"{") and text[1:].lstrip(b" \t\r")[:1] == b"\n"
 
 
-@compiled
-def _split(data: NDArray[np.uint8], state: NDArray[np.int64], out: NDArray[np.uint8]) -> int:
-    """Write `data` with each record on a line of its own; the bytes written. `state` goes from chunk to chunk."""
-    depth, base, in_string, escaped, pending = state
-    size = 0
-    for byte in data:
-        if in_string:
-            out[size] = byte
-            size += 1
-            if escaped:
-                escaped = 0
-            elif byte == 92:
-                escaped = 1
-            elif byte == 34 or byte == 10:  # a line feed cannot be in a string: the record is damaged, and ends here
-                in_string = 0
-            continue
-        if byte == 91 and depth == 0:  # the array around the records
-            depth = base = 1
-            continue
-        if byte == 93 and depth == base == 1:
-            depth = base = 0
-            byte = np.uint8(10)
-        elif byte == 10 or byte == 13 or byte == 9 or byte == 32:
-            if not pending:
+class _Splitter:
+    """Puts each record on a line of its own, from chunk to chunk; damage within a record ends with it."""
+
+    def __init__(self) -> None:
+        self._depth = self._base = 0  # brackets that are open; of these, the array around the records
+        self._in_string = self._escaped = self._pending = False  # pending: something was written since the last line
+        self._out: list[bytes] = []
+
+    @property
+    def unfinished(self) -> bool:
+        return self._depth > 0 or self._in_string
+
+    def split(self, data: bytes) -> bytes:
+        """What becomes of the next chunk."""
+        self._out, place = [], 0
+        while place < len(data):
+            if self._in_string:
+                place = self._string(data, place)
                 continue
-            byte = np.uint8(32)
-        elif byte == 44 and depth == base:
-            byte = np.uint8(10)
-        elif byte == 34:
-            in_string = 1
-        elif byte == 123 or byte == 91:
-            depth += 1
-        elif byte == 125 or byte == 93:
-            depth = max(depth - 1, base)
-        if byte == 10 and not pending:
-            continue
-        out[size] = byte
-        size += 1
-        pending = int(byte != 10)
-        if depth == base and (byte == 125 or byte == 93):
-            out[size] = 10
-            size += 1
-            pending = 0
-    state[0], state[1], state[2], state[3], state[4] = depth, base, in_string, escaped, pending
-    return size
+            token = _TOKEN.search(data, place)
+            stop = token.start() if token else len(data)
+            if self._pending or data[place:stop].strip():
+                self._write(data[place:stop])
+            if token:
+                self._token(token[0])
+            place = stop + 1
+        return b"".join(self._out)
+
+    def _string(self, data: bytes, place: int) -> int:
+        """The string from `place` on; the end of it."""
+        found = _STRING.match(data, place + self._escaped)
+        assert found is not None, "the rest of a chunk always matches"
+        self._write(data[place : found.end()])
+        self._in_string, self._escaped = found[1] is None, bool(found[2])
+        return found.end()
+
+    def _token(self, token: bytes) -> None:
+        if token == b"[" and self._depth == 0:
+            self._depth = self._base = 1
+        elif token == b"]" and self._depth == self._base == 1:
+            self._depth = self._base = 0
+            self._end_line()
+        elif token == b"\n":
+            if self._pending:
+                self._write(b" ")
+        elif token == b"," and self._depth == self._base:
+            self._end_line()
+        else:
+            self._write(token)
+            self._in_string = token == b'"'
+            self._depth += token in (b"[", b"{")
+            if token in (b"]", b"}"):
+                self._depth = max(self._depth - 1, self._base)
+                if self._depth == self._base:
+                    self._end_line()
+
+    def _write(self, data: bytes) -> None:
+        self._out.append(data)
+        self._pending = True
+
+    def _end_line(self) -> None:
+        if self._pending:
+            self._out.append(b"\n")
+            self._pending = False
