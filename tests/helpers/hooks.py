@@ -17,10 +17,10 @@ from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, event_record
 from glmforge.observe.run_sinks import RunFiles
 from glmforge.parallel.world import World
-from glmforge.training.source import NoSource, Phase
+from glmforge.training.source import Phase
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook
+from glmforge.training.trainer import Hook, NoSource
 from helpers.layouts import uneven_config
 
 
@@ -53,7 +53,7 @@ class FakeTrainer(SimpleNamespace):
         self.bus = MetricsBus()
         if root is not None and world.is_main:
             self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
-        self.source = NoSource()
+        self.source = NoSource(self)  # type: ignore[arg-type]
 
     def record(self, **metrics: object) -> None:
         self.bus.record(metrics, step=self.state.step)

@@ -143,27 +143,6 @@ class BatchSource(Protocol):
         return
 
 
-class NoSource(BatchSource):
-    """For a loop that makes its batches itself and calls `Trainer.step`: gives none, and only keeps the position."""
-
-    def __init__(self) -> None:
-        self._position = Position()
-
-    @property
-    def position(self) -> Position:
-        return self._position
-
-    def next(self) -> None:
-        return None
-
-    def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
-        self._position = self._position.leaving_out(skipped)
-
-    def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
-        self._position = position
-        return ()
-
-
 def _merged(ranges: Sequence[Range]) -> list[Range]:
     merged: list[Range] = []
     for start, stop in sorted(ranges):

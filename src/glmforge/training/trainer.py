@@ -24,7 +24,7 @@ from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
 from glmforge.parallel.reducer import Reducer
 from glmforge.training.order import Priority, in_order
-from glmforge.training.source import BatchSource, NoSource, Phase, Range, StepInput
+from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult, train_step
 from glmforge.training.votes import Ballot
@@ -66,8 +66,8 @@ class Hook:
 
     Attributes:
         name: what other hooks and messages call it.
-        stage: when it is called, compared with other hooks.
-        after: names of hooks, of its stage or an earlier one, that it relies on being called before it.
+        priority: when it is called, compared with other hooks.
+        after: names of hooks, of its own or an earlier priority, that have to be called before it.
         state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
     """
 
@@ -109,7 +109,7 @@ class Hook:
         """After the run has gone back to an earlier step; the hook's state is that of then."""
 
     def on_train_end(self, trainer: "Trainer") -> None:
-        """After the last step of the last phase."""
+        """After the last step, unless training failed. A source that could not tell its last batch has ended by now."""
 
     def close(self) -> None:
         """Release files and terminals; also called when training fails."""
@@ -122,25 +122,48 @@ class Hook:
         """Take up what `state_dict` gave."""
 
 
+class NoSource(BatchSource):
+    """For a loop that makes its batches itself: gives none, and stands where the trainer has counted to."""
+
+    def __init__(self, trainer: "Trainer") -> None:
+        self._trainer = trainer
+
+    @property
+    def position(self) -> Position:
+        return self._trainer.state.position
+
+    def next(self) -> None:
+        return None
+
+    def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
+        self._trainer.state.move_to(self.position.leaving_out(skipped))
+
+    def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
+        return ()
+
+
 class Trainer:
-    """Takes steps on what a source gives, with hooks around them. `fit` trains to the end of the source:
+    """Takes optimizer steps, with hooks around them. `fit` takes those that a source has batches for:
 
         state = Trainer(config, backend, source, hooks).fit()
 
-    `step` takes one step on any batch, for loops of one's own (reinforcement learning, a notebook, a test):
+    `step` takes one on any batch. Reinforcement learning, an evaluation that adapts, a notebook drive it themselves:
 
         trainer = Trainer(config, backend)
-        phase = Phase("mine", NextTokenObjective(mtp_loss_weight=0.3))
-        for batch in batches:
-            result = trainer.step(StepInput(batch, phase, lr=1e-3))
-            print(trainer.state.step, result.losses["loss"])
+        phase = Phase("notebook", NextTokenObjective(config.phases[0], num_mtp_layers=0))
+        rows = torch.randint(config.model.vocab_size, (4, 17))
+        batch = Batch(rows[:, :-1], rows[:, 1:], ((16,),) * 4, sample_indices=(0, 1, 2, 3), source_B=(0,) * 4)
+        for _ in range(8):
+            result = trainer.step(StepInput(batch, phase, lr=3e-3))
+            print(trainer.state.step, result.losses["loss"], result.grad_norm)
 
-    Such a loop that has hooks puts itself into `with trainer.running():`.
+    With hooks such a loop stands in `with trainer.running():`, which tells them of its begin and end.
 
     Args:
-        config: the run; the trainer reads gradient clipping, regularisation, seed, and how many steps may fail.
+        config: the run. The trainer itself reads its name, seed, gradient clipping and regularisation, and how many
+            steps may fail; hooks read more.
         backend: carries out the steps.
-        source: what `fit` trains on; not needed to `step`.
+        source: what `fit` trains on; may be left out where only `step` is called.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
 
@@ -160,7 +183,8 @@ class Trainer:
         bus: MetricsBus | None = None,
     ) -> None:
         self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
-        self.source, self.hooks = source or NoSource(), in_order(hooks)
+        self.source: BatchSource = NoSource(self) if source is None else source
+        self.hooks = in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
         self.state = TrainState()
         self.reducer = Reducer(self.world)
@@ -310,7 +334,7 @@ class Trainer:
     def _go_back(self, back: RollBack) -> None:
         self.leave_out({back.phase: [(back.first_sample, back.stop_sample)]}, self.state.rollbacks + 1)
         left = self.state
-        if not any([hook.restore(self, back.before_step) for hook in self.hooks]):
+        if not any(hook.restore(self, back.before_step) for hook in self.hooks):
             raise DivergedError(
                 f"step {left.step}: the loss spiked before there was a checkpoint to go back to; lower optim.lr, or "
                 "save more often (checkpoint.ephemeral_every_steps)"

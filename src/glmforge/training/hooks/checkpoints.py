@@ -47,6 +47,7 @@ class CheckpointHook(Hook):
         self.tokenizer_fingerprint = tokenizer_fingerprint
         self._saver: CheckpointSaver | None = None
         self._trainer: Trainer | None = None
+        self._is_unsaved = False
         self._unrecorded: list[SaveReport] = []
 
     def on_train_start(self, trainer: Trainer) -> None:
@@ -63,6 +64,7 @@ class CheckpointHook(Hook):
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         config, state = self.config.checkpoint, trainer.state
+        self._is_unsaved = True
         ends = bool(result.votes & ENDING) or (config.save_final and state.is_done)
         if ends or "save" in result.votes or _is_due(config.every_steps, state.step):
             self.save(trainer, trainer.phase.name, durable=ends)
@@ -71,6 +73,9 @@ class CheckpointHook(Hook):
         self._report()
 
     def on_train_end(self, trainer: Trainer) -> None:
+        """Saves too, if nobody knew in the last step that it was the last."""
+        if self._is_unsaved and self.config.checkpoint.save_final and trainer.state.is_done:
+            self.save(trainer, trainer.phase.name, durable=True)
         if self._saver is not None:
             self._saver.wait()
 
@@ -83,6 +88,7 @@ class CheckpointHook(Hook):
         """Save the present state. Collective; see `CheckpointSaver.save`."""
         assert self._saver is not None, "saving begins with training"
         state = trainer.state
+        self._is_unsaved = False
         meta = CheckpointMeta(
             step=state.step,
             phase=phase,
@@ -128,7 +134,7 @@ class CheckpointHook(Hook):
             return None
         path, meta = found
         self._check_same_data(path, meta)
-        trainer.state = _train_state(meta)
+        trainer.state, self._is_unsaved = _train_state(meta), False
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
         changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
