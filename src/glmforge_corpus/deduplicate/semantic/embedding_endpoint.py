@@ -56,8 +56,8 @@ class EndpointEmbedder:
         if attempt.reply is None:
             said = f"{attempt.status or ''} {attempt.message}".strip()
             raise DataError(
-                f"{self._options.embedder}: no answer after {self._options.retries + 1} attempts ({said}): is the server "
-                "up? Finished tasks are kept: run again"
+                f"{self._options.embedder}: no answer after {self._options.retries + 1} attempts ({said}): "
+                "is the server up? Finished tasks are kept: run again"
             )
         return self._vectors(attempt.reply, len(texts))
 
