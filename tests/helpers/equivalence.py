@@ -20,8 +20,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
 from glmforge.objectives.next_token import NextTokenObjective
-from glmforge.optim.optimizer import build_optimizer
-from glmforge.parallel.build import Extend, build_model
+from glmforge.parallel.build import Extend
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import World, join_world
@@ -90,15 +89,9 @@ def run_case(
     `rows` declare the parameters that `extend` puts into the model.
     """
     phase = config.phases[0]
-    model = build_model(config, world, table=parameter_table(config.model).extended(rows), extend=extend)
-    optimizer = build_optimizer(
-        model.named_parameters(),
-        model.table,
-        config.optim,
-        world=world,
-        compute_dtype=torch.float32,
-    )
-    backend = NativeBackend(model, optimizer)
+    table = parameter_table(config.model).extended(rows)
+    backend = NativeBackend.build(config, world, table=table, extend=extend)
+    model, optimizer = backend.model, backend.optimizer
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
     objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)

@@ -1,16 +1,21 @@
 """Training steps by PyTorch itself: FSDP2, DTensor and pipelining, as the model was laid out, and our optimizer."""
 
 from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
 from glmforge.backend.global_batch import GlobalBatch
 from glmforge.backend.objective import Objective
+from glmforge.config.parameters import ParameterTable
+from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
 from glmforge.optim.clip import clip_grad_norm_
-from glmforge.optim.optimizer import Optimizer
+from glmforge.optim.optimizer import Optimizer, build_optimizer
+from glmforge.parallel.build import DTYPES, Extend, build_model
 from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.world import World
 
 
 class NativeBackend:
@@ -18,6 +23,19 @@ class NativeBackend:
 
     def __init__(self, model: ParallelModel, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
+
+    @classmethod
+    def build(
+        cls, config: RunConfig, world: World, *, table: ParameterTable | None = None, extend: Extend | None = None
+    ) -> Self:
+        """Model and optimizer of `config`, laid out on `world`; `table` and `extend` as in `build_model`."""
+        model = build_model(config, world, table=table, extend=extend)
+        # The optimizer computes in fp32 where the model does, so that layouts differ by rounding only.
+        dtype = DTYPES[config.precision.compute]
+        optimizer = build_optimizer(
+            model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype
+        )
+        return cls(model, optimizer)
 
     def accumulate(
         self, objective: Objective, micro_batches: Sequence[Batch], noise: Noise | None = None

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, mod
 
 from glmforge.config.model import Strict, refuse
 from glmforge.config.optimizers import OptimizerName, OptimizerSettings
+from glmforge.config.schedules import ScheduleName
 
 
 class ParameterRule(Strict):
@@ -33,11 +34,11 @@ class LearningConfig(Strict):
     min_lr: NonNegativeFloat = 2.5e-5
     warmup_steps: NonNegativeInt | None = Field(default=None, description="linear warm-up; steps of the run as planned")
     warmup_tokens: NonNegativeInt | None = Field(default=None, description="linear warm-up, counted in tokens")
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+    schedule: ScheduleName = Field(
         default="cosine", description="from lr to min_lr over the tokens of all phases; wsd: constant, then linear"
     )
     decay_share: float = Field(
-        default=0.2, gt=0, le=1, description="last part of the run in which schedule: wsd decays"
+        default=0.2, gt=0, le=1, description="last part of the run, in which schedule: wsd decays"
     )
     weight_decay: NonNegativeFloat = Field(default=0.1, description="of matrices and embeddings; biases, norms: none")
     layer_lr_decay: float = Field(

@@ -9,10 +9,9 @@ class here and a base of `OptimizerSettings`.
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from glmforge.config.fields import YamlPair
+from glmforge.config.fields import YamlPair, one_of
 from glmforge.config.model import Strict, refuse
 
 StateDtype = Literal["fp32", "bf16"]
@@ -110,13 +109,5 @@ OPTIMIZERS = {
 }
 
 
-def _known(value: object) -> str:
-    """A name in `OPTIMIZERS`; the error is pydantic's own for a `Literal` of them."""
-    if isinstance(value, str) and value in OPTIMIZERS:
-        return value
-    *names, last = (f"'{name}'" for name in OPTIMIZERS)
-    raise PydanticKnownError("literal_error", {"expected": f"{', '.join(names)} or {last}"})
-
-
-OptimizerName = Annotated[str, PlainValidator(_known)]
+OptimizerName = Annotated[str, one_of(OPTIMIZERS)]
 """A name in `OPTIMIZERS`."""

@@ -1,19 +1,20 @@
-"""The learning rate as a pure function of how far the run is: linear warm-up, then by the schedule to its end.
+"""The learning rate as a pure function of how far the run is: linear warm-up, then the schedule to its end.
 
 One schedule spans all phases: GLM-4.5 warms up from 0 to 2.5e-4 and follows one cosine to 2.5e-5, reached at the end of
 mid-training. Progress is counted in tokens: a run whose batches grow, whose phases change the sequence length, or that
-goes on with other batches follows the same curve. With batches of one size it is the curve over steps.
+continues with other batches follows the same curve. With batches of one size it is the curve over steps. The curves are
+in `glmforge.config.schedules`.
 
 `wsd` (warm-up, stable, decay: Hu et al., 2024, arXiv 2404.06395) stays at `lr` until the last `decay_share` of the
 tokens and then falls in a straight line: a run can be prolonged from any checkpoint before that. A decay that would
 begin within the warm-up begins at its end.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
 from glmforge.config.optim import OptimConfig
+from glmforge.config.schedules import SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 
@@ -29,16 +30,16 @@ def learning_rate_schedule(config: RunConfig) -> Callable[[int], float]:
 
 
 def _learning_rate(config: OptimConfig, warmup: int, total: int, tokens: int) -> float:
+    schedule = SCHEDULES[config.schedule]
     if tokens < warmup:
         return config.lr * (tokens / warmup)
-    if config.schedule == "constant":
+    if schedule.remaining is None:
         return config.lr
     if tokens >= total:
         return config.min_lr
-    start = max(warmup, total * (1 - config.decay_share)) if config.schedule == "wsd" else warmup
+    start = max(warmup, total * (1 - config.decay_share)) if schedule.decays_late else warmup
     done = max(0.0, (tokens - start) / (total - start))
-    remaining = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
-    return config.min_lr + (config.lr - config.min_lr) * remaining
+    return config.min_lr + (config.lr - config.min_lr) * schedule.remaining(done)
 
 
 def _warmup_tokens(config: RunConfig) -> int:

@@ -26,8 +26,6 @@ from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
-from glmforge.optim.optimizer import build_optimizer
-from glmforge.parallel.build import DTYPES, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
@@ -94,20 +92,13 @@ def build_trainer(
     config: RunConfig, world: World, data: RunData, extra_hooks: Sequence[Hook] = ()
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
-    model = build_model(config, world)
-    optimizer = build_optimizer(
-        model.named_parameters(),
-        model.table,
-        config.optim,
-        world=world,
-        compute_dtype=DTYPES[config.precision.compute],  # fp32 too, so that layouts differ by rounding only
-    )
+    backend = NativeBackend.build(config, world)
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
-    return Trainer(config, NativeBackend(model, optimizer), source, hooks, bus), checkpoints
+    return Trainer(config, backend, source, hooks, bus), checkpoints
 
 
 def _objective_factory(config: RunConfig) -> ObjectiveFactory:
@@ -165,15 +156,8 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
     data = open_data(config, world)
-    model = build_model(config, world)
-    optimizer = build_optimizer(
-        model.named_parameters(),
-        model.table,
-        config.optim,
-        compute_dtype=DTYPES[config.precision.compute],
-    )
     source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
-    Trainer(config, NativeBackend(model, optimizer), source, [stopwatch]).fit()
+    Trainer(config, NativeBackend.build(config, world), source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

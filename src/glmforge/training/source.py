@@ -102,7 +102,7 @@ class BatchSource(Protocol):
 
     @property
     def position(self) -> Position:
-        """After the batch that was given last, or as loaded."""
+        """After the batch that was given last, or as loaded. A plain attribute will do."""
         ...
 
     def next(self) -> StepInput | None:

@@ -66,8 +66,8 @@ class Hook:
 
     Attributes:
         name: what other hooks and messages call it.
-        stage: when it is called, compared with other hooks.
-        after: names of hooks, of its stage or an earlier one, that it relies on being called before it.
+        priority: when it is called, compared with other hooks.
+        after: names of hooks, of its own or an earlier priority, that have to be called before it.
         state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
     """
 

@@ -1,4 +1,4 @@
-"""A reward model and policy gradients, each one small file, are exact on every layout: loss and all gradients.
+"""A reward model and policy gradients, each one small file, are exact on every layout: loss, gradients, a step.
 
 Documents are packed two to a row and cut by cp anywhere, pairs lie in neighbouring rows, and the score head is beside
 the language-model head in the last pipeline stage.
@@ -26,12 +26,12 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.reducer import Reducer
 from glmforge.parallel.world import World, join_world
 from helpers.distributed import RankFailure, run_ranks
-from helpers.equivalence import batches, differences, whole_state
+from helpers.equivalence import LR, batches, differences, whole_state
 from helpers.models import run_config, tiny_config
 from helpers.objectives.policy_gradient import PolicyGradientObjective
 from helpers.objectives.reward import RewardObjective
 
-OBJECTIVES: tuple[Objective, ...] = (RewardObjective(), PolicyGradientObjective())
+OBJECTIVES: tuple[Objective, ...] = (PolicyGradientObjective(), RewardObjective())
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp ep": (2, {"dp_shard": 2, "ep": 2, "micro_batch_size": 2}),
@@ -68,7 +68,7 @@ def batch_of(config: RunConfig) -> Batch:
 
 
 def run(config: RunConfig, world: World) -> dict[str, Tensor]:
-    """Losses, metrics and whole gradients of each objective."""
+    """Losses, metrics and whole gradients of each objective, and the score head after a step with the last of them."""
     model = build_model(config, world)
     optimizer = build_optimizer(
         model.named_parameters(), parameter_table(config.model), config.optim, world=world, compute_dtype=torch.float32
@@ -78,16 +78,20 @@ def run(config: RunConfig, world: World) -> dict[str, Tensor]:
     size = len(batch.ids_BS) // world.layout.data_ranks
     mine = batch.rows(world.data_rank * size, (world.data_rank + 1) * size)
     micro_batches = mine.micro_batches(world.layout.micro_batch_size or size)
-    results = {}
+    results, reducer = {}, Reducer(world)
     for objective in OBJECTIVES:
         name = objective.terms[0]
-        losses, metrics = backend.accumulate(objective, micro_batches).sum(Reducer(world))
+        backend.zero_grad()
+        reducer.add("ranks", [1.0])  # as a hook would
+        losses, metrics = backend.accumulate(objective, micro_batches).sum(reducer)
+        assert metrics.pop("ranks").item() == world.size
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         results |= {f"{name}.gradient.{n}": grad for n, grad in whole_state(gradients).items()}
         results |= {f"{name}.metric.{n}": values.long() for n, values in metrics.items()}
         results[f"{name}.losses"] = losses
-        backend.zero_grad()
-    return results
+    backend.step(LR)
+    state = {name: tensor for name, tensor in backend.state_tensors().items() if name.endswith("score.weight")}
+    return results | whole_state(state)
 
 
 def run_rank(parallel: dict[str, Any]) -> dict[str, Tensor]:
@@ -107,6 +111,7 @@ def test_everything_that_is_compared_is_there(expected: dict[str, Tensor]) -> No
     assert expected["reward.gradient.score.weight"].any()
     assert expected["policy.gradient.lm_head.weight"].any()
     assert "reward.gradient.lm_head.weight" not in expected
+    assert {"model.score.weight", "optim.exp_avg.score.weight"} <= expected.keys()
     assert 0 < expected["reward.metric.right"] < 8
     assert 0 < expected["policy.metric.clipped"] < 8 * 32
 

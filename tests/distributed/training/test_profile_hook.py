@@ -21,7 +21,7 @@ from helpers.hooks import FakeTrainer, events
 
 
 class Trainer(FakeTrainer):
-    """Its ranks agree on the flag by a sum, and multiply once in a step."""
+    """Its ranks agree on the vote by a sum, and multiply once in a step."""
 
     def compute(self) -> None:
         torch.ones(3, 3) @ torch.ones(3, 3)

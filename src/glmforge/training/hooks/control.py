@@ -1,6 +1,6 @@
 """Take commands for the live run from its control file; see `glmforge.observe.control`.
 
-Only rank 0 looks: what it finds becomes a flag, which all ranks agree on within the step.
+Only rank 0 looks: what it finds becomes a vote, which all ranks hear of within the step.
 """
 
 import logging

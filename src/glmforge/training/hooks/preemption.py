@@ -1,7 +1,7 @@
 """Give way in order: a signal from the scheduler saves the run and ends it with a code that has it started again.
 
 Slurm sends a warning before the time limit or a preemption (`--signal=USR1@120`, the user's choice of signal), and
-SIGTERM when it is time. A handler may do next to nothing, so it raises a flag; all ranks agree on it in the next step,
+SIGTERM when it is time. A handler may do next to nothing, so it casts a vote; all ranks hear of it in the next step,
 the checkpoint hook saves, and the trainer ends with `Preempted`.
 
 Ctrl-C does the same, and says so at once; nobody is to start the run again by himself, so it ends with `Interrupted`. A
@@ -37,7 +37,7 @@ torchrun, which passes it on to its workers."""
 
 
 class PreemptionHook(Hook):
-    """Raises the flag "preempt" on each of `SIGNALS`, "interrupt" on SIGINT. A second SIGTERM or SIGINT, or a SIGTERM
+    """Votes "preempt" on each of `SIGNALS`, "interrupt" on SIGINT. A second SIGTERM or SIGINT, or a SIGTERM
     after SIGINT, ends the process at once."""
 
     name = "preemption"

@@ -1,7 +1,7 @@
 """Profile some steps of a live run with torch.profiler, on the first and the last rank.
 
 Two ranks are enough to tell a slow rank from a slow network, and the last one is another node, and another pipeline
-stage, than the first. The number of steps is known to rank 0 alone, until all ranks meet at the flag "profile".
+stage, than the first. The number of steps is known to rank 0 alone, until all ranks hear the vote "profile".
 """
 
 import logging
@@ -22,7 +22,7 @@ _ROWS = 60
 
 
 class ProfileHook(Hook):
-    """On the flag "profile" writes a Chrome trace and a table of operators for the steps that follow.
+    """On the vote "profile" writes a Chrome trace and a table of operators for the steps that follow.
 
     They go to `<run>/profile/step-N/`, N being the last step before.
 
@@ -60,7 +60,7 @@ class ProfileHook(Hook):
         """All ranks call this together."""
         world = trainer.world
         steps = torch.tensor(self.profiling.requested if world.is_main else 0, device=world.device)
-        # Another rank may have raised the flag, knowing no number.
+        # Another rank may have cast the vote, knowing no number.
         self.profiling.steps_left = max(1, int(world.sum(steps)))
         self.profiling.requested = 0
         self._first_step, self._trainer = trainer.state.step, trainer

@@ -1,30 +1,22 @@
 """Embeddings from a server that speaks OpenAI's `/v1/embeddings` (vLLM, SGLang, llama.cpp, TEI, hosted ones).
 
-A request that fails in a way that may pass (no connection, timeout, 408, 409, 429, 5xx) is sent again after 1, 2,
-4 ... seconds, at most `MAX_WAIT`, or after what the server asks for; any other refusal ends the run with the server's
-own words. What a finished task has got is kept; a task that was killed asks again for its shard.
+Failures that may pass are tried again (`glmforge.endpoint`); a refusal ends the run with the server's own words. What a
+finished task has got is kept; a task that was killed asks again for its shard.
 """
 
-import http.client
-import json
+import asyncio
 import math
 import os
-import time
-import urllib.error
-import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.documents.batch import DocumentBatch
+from glmforge.endpoint import Attempt, Endpoint
 from glmforge.errors import DataError
 from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions, normalise
-
-MAX_WAIT = 60.0
-"""Seconds between two attempts, at most."""
-
-_MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class EndpointEmbedder:
@@ -56,52 +48,36 @@ class EndpointEmbedder:
         return (self._options.prefix + text).encode()[: self._options.max_bytes].decode(errors="ignore")
 
     def _ask(self, texts: list[str]) -> NDArray[np.float32]:
-        wait = self._first_wait
-        for attempt in range(self._options.retries + 1):
-            try:
-                return self._once(texts)
-            except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-                asked_for = self._refused_for_good(error)
-                if attempt == self._options.retries:
-                    raise DataError(
-                        f"{self._options.embedder}: no answer after {attempt + 1} attempts ({error}): is the server "
-                        "up? Finished tasks are kept: run again"
-                    ) from error
-                time.sleep(min(MAX_WAIT, max(wait, asked_for)))
-                wait *= 2
-        raise AssertionError
+        attempt = asyncio.run(
+            self._attempts({"model": self._options.model, "input": texts, "encoding_format": "float"})
+        )
+        if attempt.outcome == "refused":
+            raise DataError(f"{self._options.embedder}: refused with status {attempt.status}: {attempt.message}")
+        if attempt.reply is None:
+            said = f"{attempt.status or ''} {attempt.message}".strip()
+            raise DataError(
+                f"{self._options.embedder}: no answer after {self._options.retries + 1} attempts ({said}): "
+                "is the server up? Finished tasks are kept: run again"
+            )
+        return self._vectors(attempt.reply, len(texts))
 
-    def _refused_for_good(self, error: Exception) -> float:
-        """Seconds that the server asks to wait. Raises `DataError` where asking again is no use."""
-        if not isinstance(error, urllib.error.HTTPError):
-            return 0.0
-        if error.code not in _MAY_PASS:
-            said = error.read(500).decode(errors="replace").strip()
-            raise DataError(f"{self._options.embedder}: refused with status {error.code}: {said}") from error
-        try:
-            return float(error.headers.get("Retry-After") or 0)
-        except ValueError:  # a date
-            return 0.0
+    async def _attempts(self, payload: Mapping[str, Any]) -> Attempt:
+        async with Endpoint(self._options.embedder, self._key(), self._options.timeout) as endpoint:
+            return await endpoint.ask_again(payload, self._options.retries + 1, self._first_wait)
 
-    def _once(self, texts: list[str]) -> NDArray[np.float32]:
-        headers = {"Content-Type": "application/json"}
+    def _key(self) -> str:
         variable = self._options.api_key_variable
-        if variable:
-            if variable not in os.environ:
-                raise DataError(f"api_key_variable: {variable} is not set in the environment: export it")
-            headers["Authorization"] = f"Bearer {os.environ[variable]}"
-        body = {"model": self._options.model, "input": texts, "encoding_format": "float"}
-        request = urllib.request.Request(self._options.embedder, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self._options.timeout) as answer:
-            data = answer.read()
-        return self._vectors(data, len(texts))
+        if variable and variable not in os.environ:
+            raise DataError(f"api_key_variable: {variable} is not set in the environment: export it")
+        return os.environ[variable] if variable else ""
 
-    def _vectors(self, data: bytes, count: int) -> NDArray[np.float32]:
+    def _vectors(self, reply: Mapping[str, Any], count: int) -> NDArray[np.float32]:
         try:
-            rows: list[Any] = sorted(json.loads(data)["data"], key=lambda row: row["index"])
+            rows: list[Any] = sorted(reply["data"], key=lambda row: row["index"])
             vectors = np.array([row["embedding"] for row in rows], np.float32)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self._options.embedder}: not an embeddings answer: {data[:200]!r}") from error
+            said = repr(reply)[:200]
+            raise DataError(f"{self._options.embedder}: not an embeddings answer: {said}") from error
         if vectors.ndim != 2 or len(vectors) != count or not math.isfinite(float(vectors.sum())):
             raise DataError(f"{self._options.embedder}: {count} texts sent, vectors {vectors.shape} came back")
         return vectors

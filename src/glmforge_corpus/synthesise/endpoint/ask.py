@@ -5,6 +5,7 @@ any moment pays again for nothing but what was in flight.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,9 +13,9 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from glmforge.config.model import Strict, refuse
+from glmforge.endpoint import Attempt, Endpoint, backoff, url_fault
 from glmforge.errors import DataError
 from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
-from glmforge_corpus.synthesise.endpoint.client import Attempt, Endpoint, backoff, url_fault
 from glmforge_corpus.synthesise.endpoint.journal import Journal
 from glmforge_corpus.synthesise.endpoint.prompts import Request
 
@@ -84,7 +85,8 @@ async def _ask_all(requests: list[Request], server: Server, journal: Journal, pr
     tally = Tally(len(requests), len(requests) - len(pending))
     budget = Budget(float("inf") if server.max_cost is None else server.max_cost, journal.spent)
     queue = iter(pending)
-    async with Endpoint(server.endpoint, server.api_key_env, server.timeout, server.concurrency) as endpoint:
+    url, key = server.endpoint.rstrip("/") + "/chat/completions", os.environ.get(server.api_key_env, "")
+    async with Endpoint(url, key, server.timeout, server.concurrency, _check_completion) as endpoint:
         crew = _Crew(server, journal, budget, endpoint, tally, progress)
         workers = [asyncio.create_task(crew.work(queue)) for _ in range(min(server.concurrency, len(pending)))]
         results = await asyncio.gather(*workers, return_exceptions=True)
@@ -92,6 +94,11 @@ async def _ask_all(requests: list[Request], server: Server, journal: Journal, pr
         if isinstance(result, BaseException):
             raise result
     return tally
+
+
+def _check_completion(reply: Any) -> None:
+    if not isinstance(reply["choices"][0]["message"], dict):
+        raise TypeError("message")
 
 
 @dataclass

@@ -103,7 +103,7 @@ def test_a_refusal_is_not_repeated_and_told_in_the_servers_words() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"<html>", "not an embeddings answer"),
+        (b"<html>", r"no answer after 7 attempts \(200 no such reply: <html>\)"),
         ({"data": []}, "1 texts sent, vectors"),
         ({"data": [{"index": 0, "embedding": [float("nan")]}]}, "1 texts sent"),
         ({"vectors": 1}, "not an embeddings answer"),

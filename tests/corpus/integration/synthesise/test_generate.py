@@ -14,10 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from glmforge.data.documents.document import Document
+from glmforge.endpoint import Endpoint
 from glmforge.errors import ConfigError, DataError
 from glmforge_corpus.cli import synthesise as command
 from glmforge_corpus.synthesise.endpoint.ask import Server
-from glmforge_corpus.synthesise.endpoint.client import Endpoint
 from glmforge_corpus.synthesise.endpoint.generate import Sampling, generate
 from glmforge_corpus.synthesise.endpoint.inputs import Question, read_questions
 

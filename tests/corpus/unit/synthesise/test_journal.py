@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from glmforge.errors import DataError
 from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
-from glmforge_corpus.synthesise.endpoint.client import backoff, retry_after
 from glmforge_corpus.synthesise.endpoint.journal import Journal
 
 ENTRIES = [
@@ -118,29 +117,3 @@ def test_costs():
     assert prices.cost({"prompt_tokens": 1000, "completion_tokens": 100}, 9.0) == pytest.approx(0.003)
     assert prices.cost(None, 9.0) == prices.cost({"prompt_tokens": "many"}, 9.0) == 9.0
     assert prices.most(1000, 100) > prices.cost({"prompt_tokens": 1000, "completion_tokens": 100}, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        (None, None),
-        ("", None),
-        ("7", 7),
-        ("0.5", 0.5),
-        ("-3", 0),
-        ("1e9", 600),
-        ("nan", None),
-        ("soon", None),
-        ("Thu, 01 Jan 1970 00:01:40 GMT", 90),
-    ],
-)
-def test_retry_after(header, seconds):
-    assert retry_after(header, now=10.0) == seconds
-
-
-def test_backoff_doubles_with_jitter_and_has_a_ceiling():
-    waits = [backoff(attempt, "key", 1.0) for attempt in range(1, 12)]
-    for attempt, wait in enumerate(waits, start=1):
-        full = min(2 ** (attempt - 1), 60)
-        assert full / 2 <= wait <= full
-    assert backoff(1, "key", 1.0) != backoff(1, "other", 1.0)

@@ -96,12 +96,12 @@ def test_going_back_forgets_the_spike_and_keeps_what_is_normal() -> None:
     assert train(trainer, [9.0]) is not None
 
 
-@pytest.mark.parametrize("flag", ["preempt", "interrupt", "stop"])
-def test_a_run_that_ends_goes_back_at_its_next_start(flag: str) -> None:
+@pytest.mark.parametrize("vote", ["preempt", "interrupt", "stop"])
+def test_a_run_that_ends_goes_back_at_its_next_start(vote: str) -> None:
     hook = SpikeHook(CONFIG)
     trainer = trainer_of(hook)
     assert train(trainer, [*CALM, 9.0, 9.0]) is None
-    assert train(trainer, [9.0], votes=frozenset({flag})) is None
+    assert train(trainer, [9.0], votes=frozenset({vote})) is None
     resumed = SpikeHook(CONFIG)
     resumed.load_state_dict(hook.state_dict())
     trainer.hooks = (resumed,)

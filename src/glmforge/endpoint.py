@@ -1,4 +1,4 @@
-"""One chat completion from a server that may be slow, busy, broken or gone.
+"""Requests to an OpenAI-compatible server that may be slow, busy, broken or gone: chat completions, embeddings.
 
 A failure that may pass (no connection, timeout, a reply cut off, 408, 409, 425, 429, 5xx) is tried again after 1, 2,
 4, ... seconds with some jitter, or after what `Retry-After` says. 400, 404 of a model's request, 413 and 422 are the
@@ -7,18 +7,17 @@ request's own fault: it is refused for good. 401, 403 and 404 at the first reque
 
 import asyncio
 import email.utils
-import os
+import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx2
 
-from glmforge.errors import ConfigError, DataError
-from glmforge_corpus.synthesise.draw import Draw
+from glmforge.errors import DataError
 
 MAX_WAIT = 60.0
 """Seconds between two attempts at most, unless the server asks for more."""
@@ -48,23 +47,20 @@ class Attempt:
 
 
 class Endpoint:
-    """A server's `/chat/completions`; a context manager.
+    """A server's address for one kind of request; a context manager.
 
     Args:
-        url: up to and without `/chat/completions`, such as `http://localhost:8000/v1`.
-        api_key_env: environment variable that holds the key; without the variable, none is sent.
+        url: with its path, such as `http://localhost:8000/v1/chat/completions`.
+        key: sent as a bearer token; empty for none.
         timeout: seconds for a reply, from first to last byte.
         connections: requests at the same time.
-
-    Raises:
-        ConfigError: the URL is none, or holds a password.
+        check: is handed the JSON of a reply, and raises where it is not the kind of reply that was asked for.
     """
 
-    def __init__(self, url: str, api_key_env: str, timeout: float, connections: int) -> None:
-        if (fault := url_fault(url)) is not None:
-            raise ConfigError(f"endpoint: {fault}")
-        self._url, self._timeout = url.rstrip("/") + "/chat/completions", timeout
-        self._key = os.environ.get(api_key_env, "")
+    def __init__(
+        self, url: str, key: str, timeout: float, connections: int = 1, check: Callable[[Any], object] | None = None
+    ) -> None:
+        self._url, self._timeout, self._key, self._check = url, timeout, key, check
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=connections)
         self._client = httpx2.AsyncClient(headers=headers, timeout=None, limits=limits, follow_redirects=False)
@@ -92,6 +88,15 @@ class Endpoint:
             return Attempt("lost", message=f"connection broken: {type(error).__name__}")
         return self._judge(response)
 
+    async def ask_again(self, payload: Mapping[str, Any], attempts: int, first_wait: float = 1.0) -> Attempt:
+        """Attempts until one is done or refused; the last one if none is. Raises as `ask` does."""
+        for number in range(1, attempts + 1):
+            attempt = await self.ask(payload)
+            if attempt.outcome in ("done", "refused") or number == attempts:
+                return attempt
+            await asyncio.sleep(max(backoff(number, self._url, first_wait), attempt.wait or 0.0))
+        raise AssertionError("one attempt at least")
+
     def _judge(self, response: httpx2.Response) -> Attempt:
         status = response.status_code
         if status == 200:
@@ -108,11 +113,10 @@ class Endpoint:
     def _reply(self, response: httpx2.Response) -> Attempt:
         try:
             reply = response.json()
-            choice = reply["choices"][0]
-            if not isinstance(choice["message"], dict):
-                raise TypeError("message")
-        except (ValueError, KeyError, IndexError, TypeError):
-            return Attempt("lost", status=200, message=f"no chat completion: {self._clean(response.text[:200])}")
+            if self._check is not None:
+                self._check(reply)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Attempt("lost", status=200, message=f"no such reply: {self._clean(response.text[:200])}")
         return Attempt("done", reply=reply, status=200)
 
     def _clean(self, text: str) -> str:
@@ -150,5 +154,5 @@ def retry_after(header: str | None, now: float | None = None) -> float | None:
 
 def backoff(attempt: int, key: str, first: float) -> float:
     """Seconds before attempt `attempt` + 1: doubled each time, between half and all of it, so that clients spread."""
-    jitter = Draw(key, attempt).integer(500, 1000) / 1000
-    return float(min(first * 2 ** (attempt - 1), MAX_WAIT) * jitter)
+    jitter = random.Random(f"{key} {attempt}").uniform(0.5, 1)
+    return min(first * 2 ** (attempt - 1), MAX_WAIT) * jitter
