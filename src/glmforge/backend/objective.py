@@ -21,7 +21,7 @@ from glmforge.model.transformer import ForwardOutput, Head
 from glmforge.parallel.inputs import TokenShare
 
 
-class Metric(NamedTuple):
+class MetricSum(NamedTuple):
     """A sum that an objective reports beside its loss: `length` numbers under one name."""
 
     name: str
@@ -41,7 +41,7 @@ class Objective(Protocol):
 
     terms: tuple[str, ...]
     weights: tuple[float, ...]
-    metrics: tuple[Metric, ...] = ()
+    metrics: tuple[MetricSum, ...] = ()
     num_mtp: int = 0
     with_aux_loss: bool = False
 

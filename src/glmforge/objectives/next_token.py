@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from glmforge.backend.objective import Metric, Objective
+from glmforge.backend.objective import MetricSum, Objective
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
@@ -25,7 +25,7 @@ class NextTokenObjective(Objective):
     """
 
     def __init__(self, phase: PhaseConfig, num_mtp_layers: int, num_sources: int = 1) -> None:
-        self.metrics = (Metric("source_tokens", num_sources), Metric("source_nll", num_sources))
+        self.metrics = (MetricSum("source_tokens", num_sources), MetricSum("source_nll", num_sources))
         self.num_mtp = num_mtp_layers if phase.mtp_loss_weight else 0
         self.with_aux_loss = phase.aux_loss_weight > 0
         self.terms = ("loss", *(f"mtp_{depth}" for depth in range(1, self.num_mtp + 1)))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from glmforge.backend.objective import Metric, Objective
+from glmforge.backend.objective import MetricSum, Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.model.head import Heads
 from glmforge.model.transformer import ForwardOutput, Head
@@ -22,7 +22,7 @@ class PolicyGradientObjective(Objective):
 
     terms = ("policy", "aux")
     weights = (1.0, 0.01)
-    metrics = (Metric("clipped"),)
+    metrics = (MetricSum("clipped"),)
     with_aux_loss = True
 
     def denominators(self, batch: Batch) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from glmforge.backend.objective import Metric, Objective
+from glmforge.backend.objective import MetricSum, Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.model.head import Heads
 from glmforge.model.transformer import ForwardOutput, Head
@@ -22,7 +22,7 @@ class RewardObjective(Objective):
 
     terms = ("reward",)
     weights = (1.0,)
-    metrics = (Metric("right"),)
+    metrics = (MetricSum("right"),)
 
     def denominators(self, batch: Batch) -> Tensor:
         chosen_P, _ = paired_documents(batch)

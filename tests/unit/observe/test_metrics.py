@@ -56,4 +56,4 @@ def test_every_metric_has_its_row_and_its_own_tag() -> None:
 
 def test_the_docs_show_the_table_as_it_is() -> None:
     page = Path(__file__).parents[3] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8").endswith(metrics_markdown())
+    assert page.read_text(encoding="utf-8").endswith(metrics_markdown()), "run scripts/doc_tables.py"
