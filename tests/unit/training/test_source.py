@@ -1,6 +1,10 @@
-"""Any source of batches is trained on alike: here recorded rollouts, of which nobody knows how many there are."""
+"""Any source of batches is trained on alike: here recorded rollouts, of which nobody knows how many there are.
+
+They have named tensors and an objective of their own.
+"""
 
 import inspect
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +32,7 @@ from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, RollBack, Trainer
 from helpers.models import run_config
+from helpers.objectives.policy_gradient import PolicyGradientObjective
 
 ROWS, SEQ_LEN, NUM_ROLLOUTS = 2, 8, 14
 
@@ -60,6 +65,12 @@ class RecordedRollouts(BatchSource):
         return ()
 
 
+class RolloutObjective(PolicyGradientObjective):
+    """Under the names that a run's records have."""
+
+    terms = ("loss", "aux")
+
+
 class Seen(Hook):
     """Notes what was trained on, and may ask for things at the end of a step."""
 
@@ -89,17 +100,27 @@ def backend_for(config: RunConfig) -> Backend:
 
 
 def rollouts(config: RunConfig) -> list[Batch]:
+    """With the advantage and the former log probability of every token."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(config.model.vocab_size, (NUM_ROLLOUTS, ROWS, SEQ_LEN + 1), generator=generator)
+    advantages = torch.randn(NUM_ROLLOUTS, ROWS, SEQ_LEN, generator=generator)
+    old_logprobs = torch.full((ROWS, SEQ_LEN), -math.log(config.model.vocab_size))
     return [
-        Batch(ids_BS[:, :-1], ids_BS[:, 1:], ((SEQ_LEN,),) * ROWS, (ROWS * i, ROWS * i + 1), (0,) * ROWS)
+        Batch(
+            ids_BS[:, :-1],
+            ids_BS[:, 1:],
+            document_lengths=((SEQ_LEN,),) * ROWS,
+            sample_indices=(ROWS * i, ROWS * i + 1),
+            source_B=(0,) * ROWS,
+            per_token={"advantages": advantages[i], "old_logprobs": old_logprobs},
+        )
         for i, ids_BS in enumerate(rows)
     ]
 
 
 def train(config: RunConfig, hook: Hook) -> TrainState:
     """From the newest checkpoint on, if there is one."""
-    phase = Phase("rollouts", NextTokenObjective(config.phases[0], num_mtp_layers=0), micro_batch_size=1)
+    phase = Phase("rollouts", RolloutObjective(), micro_batch_size=1)
     source = RecordedRollouts(rollouts(config), phase)
     checkpoints = CheckpointHook(config, {}, "none")
     hooks = [MetricsHook(), hook, checkpoints]
