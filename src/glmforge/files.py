@@ -68,7 +68,7 @@ def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_B
     except ValueError:
         raise error(f"{shown(path)}: cannot be read: no file can have this name") from None
     if not regular:
-        raise error(f"{shown(path)}: cannot be read: is no regular file")
+        raise error(f"{shown(path)}: cannot be read: is not a regular file")
     if len(content) > max_bytes:
         raise error(f"{shown(path)}: cannot be read: has more than {max_bytes:,} bytes; is it the right file?")
     return content
@@ -151,7 +151,7 @@ def _number(text: str) -> float:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _is_deeper_than(value: object, levels: int) -> bool:
@@ -173,4 +173,4 @@ def _check_text(value: object, source: str, error: Callable[[str], GlmforgeError
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise error(f"{source}: not usable JSON: holds half of a surrogate pair, which is no character") from None
+        raise error(f"{source}: not usable JSON: holds half of a surrogate pair, which is not a character") from None

@@ -81,5 +81,5 @@ def test_another_directory_is_never_replaced(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert "no earlier demo" in capfd.readouterr().err
+    assert "not an earlier demo" in capfd.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "precious"

@@ -12,8 +12,8 @@ from glmforge.files import MAX_DEPTH, MAX_DIGITS, kind_of, parse_json, read_byte
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('{"a": NaN}', "NaN is no number"),
-        ('{"a": -Infinity}', "-Infinity is no number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
+        ('{"a": -Infinity}', "-Infinity is not a JSON number"),
         ('{"a": 1e999}', "too large"),
         ('{"a": -' + "9" * (MAX_DIGITS + 1) + "}", f"an integer of {MAX_DIGITS + 1} digits"),
         ('{"a": ' + "9" * 5000 + "}", "an integer of 5,000 digits"),
@@ -52,7 +52,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")  # opened plainly, this would wait for a writer for ever
     for path in (tmp_path / "fifo", Path("/dev/zero"), Path("/dev/null")):
         assert kind_of(path, error=ConfigError) == "other"
-        with pytest.raises(ConfigError, match="is no regular file"):
+        with pytest.raises(ConfigError, match="is not a regular file"):
             read_bytes(path, error=ConfigError)
     assert kind_of(tmp_path, error=ConfigError) == "directory"
     with pytest.raises(ConfigError, match="Is a directory"):

@@ -1,4 +1,4 @@
-"""One global batch on its way through the model: what each section is to run, and what all of it adds up to.
+"""One global batch's path through the model: what each section is to run, and what all of it adds up to.
 
 The part of a step that no backend does in its own way. The mathematics does not know how many ranks or micro-batches
 there are: numerators are divided by global denominators, and router counts are summed over everything before the

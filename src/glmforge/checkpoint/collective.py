@@ -2,13 +2,13 @@
 
 Saving and loading are steps that all ranks take together. If one of them fails (a full disk, a missing
 permission) and the others do not hear of it, they wait in the next collective until its timeout. So each step
-gathers what became of it: either every rank goes on, or every rank raises the same `CheckpointError`. Without
+gathers what became of it: either every rank continues, or every rank raises the same `CheckpointError`. Without
 a process group the same code runs with one rank and no communication.
 
 Collectives go over the default group, in a thread that saves in the background over a group of its own: two threads
 that used one group would pair off each other's messages.
 
-Only failures that a user can mend travel this way. A defect (a `TypeError`, say) is raised where it happens;
+Only failures that a user can mend are passed on this way. A defect (a `TypeError`, say) is raised where it happens;
 the launcher then ends the other ranks.
 """
 

@@ -136,7 +136,7 @@ def judge(
     stored, current = _with_defaults(stored), _with_defaults(current)
     if not _is_named_list(stored.get("phases", [])):
         raise CheckpointError(
-            "the checkpoint's configuration is damaged: its phases are no list of phases with names; take another one"
+            "the checkpoint's configuration is damaged: its phases are not a list of named phases; take another one"
         )
     begun = {name for name, count in samples_consumed.items() if count}
     keeps_states = fresh_optimizer or _same_states(stored, current)
@@ -216,7 +216,7 @@ def _is_one_sided(difference: Difference) -> bool:
 
 
 def _misplaced(stored: Mapping[str, Any], current: Mapping[str, Any], samples: Mapping[str, int]) -> Iterator[str]:
-    """Phases that have begun and would be trained in another place, or anew."""
+    """Phases that have begun and would be trained in another place, or again."""
     before, after = (list(_by_name(config.get("phases", []))) for config in (stored, current))
     begun = [name for name in after if samples.get(name)]
     for name in begun:

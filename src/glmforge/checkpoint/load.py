@@ -60,7 +60,7 @@ def load_latest(
     Args:
         local_root: the run's directory on this node's own disk. A checkpoint there is read from there if all
             ranks see it, else the nodes first put it together under `root`.
-        before_step: take one of an earlier step than this, and set later ones aside for good: the run goes back.
+        before_step: take one of an earlier step than this, and set later ones aside permanently: the run rolls back.
 
     A newer one that is broken, be it by a single flipped bit, is named in a warning and the next older one
     taken. What is left on the nodes of a run that died before its first checkpoint was whole is removed, and the
@@ -158,7 +158,9 @@ def _remove_begun(root: Path, local_root: Path) -> None:
 
     run_each(remove)
     if rank() == 0:
-        logger.warning("%s: no checkpoint was ever whole; the run begins anew, what was half saved is removed", root)
+        logger.warning(
+            "%s: there has never been a whole checkpoint; the run starts over, and what was half saved is removed", root
+        )
 
 
 def _load_candidate(

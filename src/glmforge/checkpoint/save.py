@@ -164,8 +164,7 @@ def _finish(partial: Path, final: Path, of_ranks: list[dict[str, FileRecord]]) -
     for name in files:
         if not (partial / name).exists():
             raise CheckpointError(
-                f"{partial / name} is not to be seen from rank 0: output_dir must be on a file system "
-                "that all nodes share"
+                f"{partial / name} is not visible from rank 0: output_dir must be on a file system that all nodes share"
             )
     write_manifest(partial, files)
     publish(partial, final)

@@ -16,8 +16,8 @@ def chat(
     ] = False,
     thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from this share of probability.")] = 0.95,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always picks the most likely token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from this share of the probability.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None,
 ) -> None:

@@ -146,10 +146,10 @@ def reset_optimizer(
     source: Annotated[Path, typer.Argument(help="A checkpoint, or a run: its newest whole one.")],
     out: Annotated[Path, typer.Argument(help="The run directory that gets the new checkpoint.")],
     config: Annotated[
-        Path | None, typer.Option(help="Of the run that is to go on from it; None: as the checkpoint says.")
+        Path | None, typer.Option(help="Of the run that will continue from it; None: as the checkpoint says.")
     ] = None,
     position: Annotated[
-        Position, typer.Option(help="keep goes on at the same step and sample, zero begins a new run.")
+        Position, typer.Option(help="keep continues at the same step and sample, zero starts a new run.")
     ] = Position.keep,
 ) -> None:
     """Write a checkpoint with the same weights and a fresh optimizer: for another optimizer, or for a new run.

@@ -47,7 +47,7 @@ def init(
     from glmforge.recipes.new_run import NewRunOptions, new_run
 
     if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{file}: a configuration's name ends in .yaml")
+        raise ConfigError(f"{file}: the name of a configuration ends in .yaml")
     refuse_unwritable(file, force)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if minutes is not None:

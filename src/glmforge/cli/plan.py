@@ -34,7 +34,7 @@ def plan(
     ] = False,
     phase: Annotated[
         str | None,
-        typer.Option(help="The phase to look at, which alone the layout must serve; without it the first, and all."),
+        typer.Option(help="The phase to plan, the only one the layout has to work for. Default: the first, and all."),
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Dry-run this rank alone.")] = None,
     imbalance: Annotated[

@@ -14,7 +14,7 @@ def train(
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
 ) -> None:
-    """Train a model as CONFIG says; the same command again goes on from the last checkpoint.
+    """Train a model as CONFIG says; the same command again resumes from the last checkpoint.
 
     Examples:
 
@@ -30,7 +30,7 @@ def train(
     from glmforge.cluster.interrupts import ends_at_once
 
     speaks = os.environ.get("RANK", "0") == "0"
-    with ends_at_once("interrupted; the same command goes on from the last checkpoint, if there is one", speaks=speaks):
+    with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
         _train(config, overrides or [])
 
 

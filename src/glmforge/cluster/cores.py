@@ -49,12 +49,10 @@ def busy_cores() -> float:
 def warn_if_crowded(num_threads: int, cores: float, busy: float) -> bool:
     """Log one line if `num_threads` are more than the cores or than other processes leave free. Returns whether."""
     if num_threads > cores:
-        logger.warning(
-            "%d threads on %g cores get in each other's way: set OMP_NUM_THREADS=%d", num_threads, cores, max(1, cores)
-        )
+        logger.warning("%d threads compete for %g cores: set OMP_NUM_THREADS=%d", num_threads, cores, max(1, cores))
     elif num_threads > 1 and busy > cores:
         logger.warning(
-            "other processes want %.1f of %g cores: training will be slow; OMP_NUM_THREADS=1 may be faster", busy, cores
+            "other processes use %.1f of %g cores: training will be slow; OMP_NUM_THREADS=1 may be faster", busy, cores
         )
     else:
         return False

@@ -12,7 +12,7 @@ def parse_hosts(names: str) -> list[str]:
 
 
 def read_hostfile(file: Path) -> list[str]:
-    """One host per line; what follows the name (`slots=8`) and comments are passed over."""
+    """One host per line; what follows the name (`slots=8`) and comments are ignored."""
     try:
         lines = [line.split("#")[0].split() for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -26,6 +26,6 @@ def _checked(names: list[str], origin: str) -> list[str]:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:@%-]*", name):
             raise HostError(
-                f"{origin}: '{name}' is not the name of one host; 'scontrol show hostnames' expands lists of Slurm"
+                f"{origin}: '{name}' is not the name of one host; 'scontrol show hostnames' expands Slurm's lists"
             )
     return list(dict.fromkeys(names))

@@ -44,7 +44,7 @@ class Cancelled(Exception):
 
 
 class Transfers:
-    """What is under way, so that all of it can be ended together."""
+    """Transfers in progress, so that all of them can be ended together."""
 
     def __init__(self) -> None:
         self._cancelled = threading.Event()

@@ -160,7 +160,7 @@ class Lease:
             if self._lost is None:
                 self._write(self._claim.model_copy(update={"released": True}))
         except OSError as error:
-            logger.warning("%s: the lock could not be given back (%s)", self.directory, error.strerror)
+            logger.warning("%s: the lock could not be released (%s)", self.directory, error.strerror)
         finally:
             _held.remove(self)
             self._claim = None
@@ -181,7 +181,7 @@ class Lease:
                 logger.info("%s; waiting up to %.0f s for a sign of life", self._describe(found), self.lease_s)
         if lives or self._seen[0] != key:
             raise HeldError(
-                f"{self._describe(found)}; wait for its end or end it ('glmforge control' stops a run), or name "
+                f"{self._describe(found)}; wait until it ends, or stop it ('glmforge control' stops a run), or name "
                 "another directory"
             )
         return now - self._seen[1] >= self.lease_s

@@ -12,22 +12,22 @@ class CheckpointConfig(Strict):
     """Two tiers: lasting checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
 
     every_steps: PositiveInt | None = Field(default=None, description="lasting checkpoints; None: only the final one")
-    keep_last: PositiveInt = Field(default=3, description="lasting checkpoints that stay")
+    keep_last: PositiveInt = Field(default=3, description="lasting checkpoints that are kept")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")
     save_final: bool = True
     ephemeral_every_steps: PositiveInt | None = Field(default=None, description="ephemeral checkpoints; None: none")
-    keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints that stay")
+    keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints that are kept")
     local_dir: YamlPath | None = Field(
         default=None,
         description="directory on each node's own disk where every checkpoint is written first; lasting ones are then "
         "copied to the run's directory in the background, ephemeral ones stay. None writes to the run's directory",
     )
     background: bool = Field(
-        default=True, description="training waits for a copy in memory only; false waits until all is on the disk"
+        default=True, description="training waits for a copy in memory only; false waits until everything is on disk"
     )
     verify_after_save: bool = Field(default=True, description="read each checkpoint back and compare checksums")
     max_failed_saves: NonNegativeInt = Field(
-        default=3, description="saves in a row that may fail, as on a full disk, before the run stops"
+        default=3, description="saves in a row that may fail (on a full disk, say) before the run stops"
     )
 
     @model_validator(mode="after")

@@ -16,8 +16,8 @@ class SourceConfig(Strict):
     weight: PositiveFloat = Field(default=1.0, description="share of the tokens, relative to the other sources")
     max_epochs: PositiveFloat | None = Field(
         default=None,
-        description="how often the whole run may go through the source; what its weight asks beyond that goes to the "
-        "other sources in proportion. None is without limit",
+        description="how often the whole run may go through the source; what its weight asks for beyond that goes to "
+        "the other sources in proportion. None: no limit",
     )
     code: bool = Field(default=False, description="source code: a phase's fim_rate rearranges its documents")
 

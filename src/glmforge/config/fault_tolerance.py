@@ -22,7 +22,7 @@ class FaultToleranceConfig(Strict):
     """What a run survives."""
 
     resume: Literal["auto", "never"] = Field(
-        default="auto", description="auto goes on from the newest whole checkpoint"
+        default="auto", description="auto resumes from the newest whole checkpoint"
     )
     max_nonfinite_steps: NonNegativeInt = Field(
         default=0,
@@ -34,7 +34,7 @@ class FaultToleranceConfig(Strict):
         description="a rank without a sign of progress for so long writes all stacks to the run's directory and ends; "
         "less than parallel.process_group_timeout_s, which leaves none. None waits for ever",
     )
-    min_nodes: PositiveInt = Field(default=1, description="fewest nodes that the run goes on with")
+    min_nodes: PositiveInt = Field(default=1, description="the run continues on no fewer nodes than this")
     lock_lease_s: PositiveFloat = Field(
         default=60.0,
         description="the run's directory is free again when its holder on another machine gave no sign of life for so "

@@ -69,7 +69,8 @@ class ModelConfig(Strict):
     initializer_range: PositiveFloat = 0.02
     hidden_act: Literal["silu"] = "silu"
     tie_word_embeddings: bool = Field(
-        default=False, description="one matrix is embedding and head; in no published GLM, but in its architecture"
+        default=False,
+        description="one matrix is embedding and head; no published GLM has that, but the architecture allows it",
     )
 
     heads: dict[str, PositiveInt] = Field(
@@ -106,7 +107,7 @@ class ModelConfig(Strict):
         if self.rotary_dim % 2 or self.rotary_dim == 0:
             refuse(
                 "partial_rotary_factor",
-                f"rotates {self.rotary_dim} of head_dim = {self.head_dim} dims, but RoPE turns pairs: "
+                f"rotates {self.rotary_dim} of head_dim = {self.head_dim} dims, but RoPE rotates pairs: "
                 "choose the two so that their product is even",
             )
         return self

@@ -18,9 +18,9 @@ class ParameterRule(Strict):
     )
     weight_decay: NonNegativeFloat | None = None
     lr_scale: NonNegativeFloat | None = Field(
-        default=None, description="times the learning rate, that of layer_lr_decay included; 0 freezes"
+        default=None, description="factor on the learning rate, on top of layer_lr_decay; 0 freezes"
     )
-    optimizer: OptimizerName | None = Field(default=None, description="some train matrices only, as muon and lamb do")
+    optimizer: OptimizerName | None = Field(default=None, description="muon and lamb train matrices only")
 
 
 class LearningConfig(Strict):
@@ -28,7 +28,7 @@ class LearningConfig(Strict):
 
     matrix_optimizer: OptimizerName = "muon"
     lm_head: Literal["muon", "adamw"] = Field(
-        default="muon", description="the report says Muon, others use AdamW; muon means as matrix_optimizer"
+        default="muon", description="GLM's report says Muon, others use AdamW; muon means as matrix_optimizer"
     )
     lr: PositiveFloat = 2.5e-4
     min_lr: NonNegativeFloat = 2.5e-5
@@ -47,9 +47,7 @@ class LearningConfig(Strict):
         le=1,
         description="each layer's learning rate is this times that of the layer above it; norm, head and MTP have lr",
     )
-    rules: list[ParameterRule] = Field(
-        default=[], description="exceptions by parameter name; the first that matches counts"
-    )
+    rules: list[ParameterRule] = Field(default=[], description="exceptions by parameter name; the first match applies")
     grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None does not clip")
 
     @model_validator(mode="after")

@@ -43,7 +43,7 @@ class ParallelConfig(Strict):
     )
     reduce_gradients: Literal["every_micro_batch", "last_micro_batch"] = Field(
         default="every_micro_batch",
-        description="last_micro_batch communicates once per step but keeps whole fp32 gradients meanwhile",
+        description="last_micro_batch communicates once per step but keeps whole fp32 gradients until then",
     )
     reshard_after_forward: bool | None = Field(
         default=None,

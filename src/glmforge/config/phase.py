@@ -56,7 +56,7 @@ class PhaseConfig(Strict):
     seq_len: PositiveInt
     batch_size: PositiveInt = Field(description="sequences per optimizer step, all ranks together")
     batch_ramp: BatchRamp | None = Field(default=None, description="None uses batch_size from the first step")
-    document_mask: bool = Field(default=True, description="attention and loss stop at document borders")
+    document_mask: bool = Field(default=True, description="attention and loss stop at document boundaries")
     packing: Literal["truncate", "best_fit"] = Field(
         default="truncate",
         description="truncate cuts the stream of documents every seq_len tokens; best_fit cuts only documents that are "
@@ -71,8 +71,8 @@ class PhaseConfig(Strict):
     rope_theta: PositiveFloat | None = Field(default=None, description="None is the model's own")
     balance: Literal["bias", "aux", "sinkhorn"] = Field(
         default="bias",
-        description="what levels the experts: a correction bias that follows the load (loss-free), an auxiliary loss "
-        "alone, or Sinkhorn-normalised routing in each sequence",
+        description="how expert load is balanced: a correction bias that follows the load (loss-free), an auxiliary "
+        "loss alone, or Sinkhorn-normalised routing in each sequence",
     )
     router_bias_rate: NonNegativeFloat = Field(
         default_factory=_default_bias_rate,
@@ -168,5 +168,8 @@ class PhaseConfig(Strict):
                 "balance to 'bias'",
             )
         if self.balance == "aux" and not self.aux_loss_weight:
-            refuse("aux_loss_weight", "0 leaves nothing that balances with balance 'aux'; give a weight such as 1e-2")
+            refuse(
+                "aux_loss_weight",
+                "0 leaves nothing to balance experts by with 'aux'; give a weight such as 1e-2",
+            )
         return self

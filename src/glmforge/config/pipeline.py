@@ -2,7 +2,7 @@
 
 Stages are contiguous: the first begins with the embedding, the last ends with the final norm, the MTP layers and the
 head. Their work differs (a dense layer costs less than a MoE layer, the head and the MTP layers as much as several), so
-trunk layers are spread such that the dearest stage costs as little as possible.
+trunk layers are spread such that the most expensive stage costs as little as possible.
 """
 
 import itertools
@@ -50,7 +50,7 @@ def layer_costs(model: ModelConfig) -> tuple[list[int], int]:
 
 
 def balanced_split(model: ModelConfig, num_stages: int) -> tuple[int, ...]:
-    """Trunk layers of each stage: the dearest stage is as cheap as can be, and the others as equal as that allows."""
+    """Trunk layers of each stage: the largest cost of a stage is minimal, the others are as equal as that allows."""
     costs, tail = layer_costs(model)
     num_layers = len(costs)
     prefix = [0, *itertools.accumulate(costs)]

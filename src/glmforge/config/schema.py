@@ -42,7 +42,7 @@ class RunConfig(Strict):
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
-        default=None, description="Hugging Face directory whose weights the run begins with; None draws them from seed"
+        default=None, description="Hugging Face directory whose weights the run starts from; None draws them from seed"
     )
     model: ModelConfig
     data: DataConfig
@@ -146,7 +146,7 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_regularization(self) -> Self:
         if self.regularization.attention_dropout and self.parallel.cp > 1:
-            refuse("regularization.attention_dropout", "needs whole sequences on a rank: set parallel.cp to 1")
+            refuse("regularization.attention_dropout", "needs whole sequences on each rank: set parallel.cp to 1")
         return self
 
     @model_validator(mode="after")
@@ -155,6 +155,6 @@ class RunConfig(Strict):
             if phase.balance == "sinkhorn" and self.model.n_group > 1:
                 refuse(
                     f"phases.{index}.balance",
-                    f"'sinkhorn' knows no groups of experts, and model.n_group is {self.model.n_group}; choose 'bias'",
+                    f"'sinkhorn' does not support expert groups (model.n_group: {self.model.n_group}); choose 'bias'",
                 )
         return self

@@ -1,6 +1,6 @@
 """Compiled helpers over UTF-8 that other loops call: eight bytes at once, a hash, a character.
 
-The one home of these for all rooms that read text as bytes. Bytes are loaded little-endian.
+The one home of these for all code that reads text as bytes. Bytes are loaded little-endian.
 
 The hash is our own: eight bytes per multiplication, seeded, the same on every little-endian machine and in every
 run. It is good enough for tables of a document's words and lines, and is not for adversaries.
@@ -124,7 +124,7 @@ def character_at(text: Any, position: int, stop: int) -> Any:
 
 @compiled(inline="always")
 def _low_bits(text: Any, position: int) -> Any:
-    """What a byte within a character tells of its code point."""
+    """The bits of its code point that a byte within a character holds."""
     return np.int64(text[np.uintp(position)]) & 0x3F
 
 

@@ -1,7 +1,7 @@
 """Loops over bytes: compiled by numba at their first use, and kept on the disk.
 
 numba keeps what it compiled of a function for as long as the function's own file does not change. A loop that calls one
-of another file would go on with the old machine code when that other file changes. So what is kept lies in a directory
+of another file would keep the old machine code when that other file changes. So what is kept lies in a directory
 that is named by the contents of all files with compiled loops, of this package and of the loop's own: any change to one
 of them compiles all anew.
 

@@ -1,6 +1,6 @@
 """Files that are whole or absent.
 
-Everything the data rooms write goes to a name beside the final one, is flushed to the disk, and takes its
+Everything that the data packages write goes to a name beside the final one, is flushed to the disk, and takes its
 final name last. A run that is killed leaves a `.partial` file and never a short one under the name that
 others read.
 """

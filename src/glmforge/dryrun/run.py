@@ -117,8 +117,8 @@ def by_content(config: RunConfig, layout: Layout, pp_ranks: Iterable[int]) -> li
 def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: float) -> None:
     parallel = config.parallel
     if rank is not None and not 0 <= rank < world_size:
-        raise ConfigError(f"--rank: {rank} is no rank of {world_size}; give one from 0 to {world_size - 1}")
+        raise ConfigError(f"--rank: {rank} is not a rank of {world_size}; give one from 0 to {world_size - 1}")
     if imbalance < 1:
         raise ConfigError(f"--imbalance: {imbalance:g} is less than an even share; give 1.0 or more")
     if parallel.cpu_offload:
-        raise ConfigError("parallel.cpu_offload: a dry run does not tell host from GPU memory; set it to false")
+        raise ConfigError("parallel.cpu_offload: a dry run cannot tell host memory from GPU memory; set it to false")

@@ -1,7 +1,7 @@
 """Keep large freed blocks in the process instead of giving them back to Linux after every step.
 
 glibc maps every block beyond some 32 MiB afresh and unmaps it when freed. A training step on the CPU frees and asks for
-the same large temporaries again and again, and each time the kernel zeroes their pages anew. Raising the two
+the same large temporaries again and again, and each time the kernel zeroes their pages again. Raising the two
 thresholds (mallopt(3)) keeps them, and the process holds on to its peak memory.
 """
 

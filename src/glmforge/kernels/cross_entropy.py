@@ -4,7 +4,7 @@ At V = 151,552 the float32 logits of one 8,192-token row take 4.6 GiB, and their
 are taken in chunks: matmul to logits, softmax in float32, loss, and the chunk's logits are overwritten by the next.
 
 `linear_cross_entropy_sum`, which training uses, computes the gradients in the forward pass, while the chunk's softmax
-is at hand: they are linear in the upstream gradient, which is a scalar, so backward only scales them. That is three
+is available: they are linear in the upstream gradient, which is a scalar, so backward only scales them. That is three
 matmuls over the vocabulary instead of the four of recomputing the logits, at the price of holding the weight's
 gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
 token, known only in backward, and recomputes.

@@ -122,7 +122,9 @@ class GlmMoe(nn.Module):
         self.lm_head = LMHead(config.hidden_size, config.vocab_size) if self.section.last else None
         if config.tie_word_embeddings:
             if self.lm_head is None or self.model.embed_tokens is None:
-                raise ValueError("tied embeddings need one section with embedding and head: no pipeline can part them")
+                raise ValueError(
+                    "tied embeddings need embedding and head in one section: a pipeline would separate them"
+                )
             self.lm_head.tie(self.model.embed_tokens)
         for name, num_outputs in config.heads.items() if self.section.last else ():
             self.add_module(name, LinearHead(config.hidden_size, num_outputs))

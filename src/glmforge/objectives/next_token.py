@@ -1,4 +1,4 @@
-"""Next-token prediction: the objective of pre-training and of every stage that goes on with it."""
+"""Next-token prediction: the objective of pre-training and of every stage that continues it."""
 
 from collections.abc import Mapping
 

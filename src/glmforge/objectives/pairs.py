@@ -19,7 +19,7 @@ def paired_documents(batch: Batch) -> tuple[Tensor, Tensor]:
     """
     numbers = [len(lengths) for lengths in batch.document_lengths]
     if len(numbers) % 2:
-        raise DataError(f"parallel.micro_batch_size {len(numbers)}: parts the two rows of a pair; make it even")
+        raise DataError(f"parallel.micro_batch_size {len(numbers)}: separates the two rows of a pair; make it even")
     for row in range(0, len(numbers), 2):
         if numbers[row] != numbers[row + 1]:
             raise DataError(

@@ -44,7 +44,7 @@ def parse_command(text: str) -> Command:
     name, *arguments = text.split() or [""]
     with_steps = name == "profile" and len(arguments) == 1 and arguments[0].isdecimal() and int(arguments[0]) > 0
     if name not in get_args(Name) or (arguments and not with_steps):
-        raise ControlError(f"{text.strip()!r} is no command; give 'save', 'stop', 'profile' or 'profile STEPS'")
+        raise ControlError(f"{text.strip()!r} is not a command; give 'save', 'stop', 'profile' or 'profile STEPS'")
     return Command(cast(Name, name), int(arguments[0]) if arguments else 1)
 
 

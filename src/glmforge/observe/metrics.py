@@ -55,7 +55,7 @@ _ROWS = (
     Metric("seq_len", "tokens", "run", "tokens of each of them"),
     Metric("rope_theta", "1", "run", "base of the rotary position embedding"),
     Metric("skipped_samples", "samples", "run", "samples left out since the run began, for loss spikes"),
-    Metric("rollbacks", "1", "run", "how often the run has gone back to before a loss spike"),
+    Metric("rollbacks", "1", "run", "how often the run has rolled back to before a loss spike"),
     Metric(
         "nonfinite_steps_total",
         "steps",

@@ -106,7 +106,7 @@ class TrainingProgress:
 
 
 def _numbers(record: Mapping[str, Any]) -> list[str]:
-    """The few numbers of a record that a line has room for, formatted; absent ones are passed over."""
+    """The few numbers of a record that a line has room for, formatted; absent ones are skipped."""
     formats: dict[str, Callable[[float], str]] = {
         "loss": lambda x: f"loss {x:.3f}",
         "loss_mtp": lambda x: f"mtp {x:.3f}",

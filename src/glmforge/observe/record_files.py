@@ -138,7 +138,7 @@ def _numbers(value: object, with_lists: bool) -> Iterator[tuple[str, float]]:
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
-    """The records of a JSONL file in order; a cut last line, as a killed run leaves it, is passed over.
+    """The records of a JSONL file in order; a cut last line, as a killed run leaves it, is skipped.
 
     Raises:
         RunFileError: the file is missing, or a line other than the last is damaged.

@@ -120,7 +120,7 @@ class RunLog:
 def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
     """Write `run.json` and a `started` event; on a later start a `resumed` event with what has changed since.
 
-    A `run.json` that is damaged is no reason not to start: it is kept under another name and written anew.
+    A `run.json` that is damaged is no reason not to start: it is kept under another name and written again.
 
     Args:
         root: the run directory; made if missing.
@@ -219,7 +219,7 @@ def _read_info(path: Path) -> dict[str, Any]:
     info = _read_json(path)
     for group in ("versions", "machine"):
         if not isinstance(info.get(group, {}), dict):
-            raise RunFileError(f"{path}: {group} is no mapping; restore it, or start the run again")
+            raise RunFileError(f"{path}: {group} is not a mapping; restore it, or start the run again")
     return info
 
 
@@ -267,5 +267,5 @@ def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
 
 def _mapping(path: Path, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise RunFileError(f"{path}: holds no mapping; restore the file the run wrote")
+        raise RunFileError(f"{path}: is not a mapping; restore the file the run wrote")
     return content

@@ -1,7 +1,7 @@
 """How far a long command is, on stderr: what a command prints to stdout may be read by another one.
 
-On a terminal it is the last line, drawn anew as work is done. Elsewhere (a Slurm log, CI) it is a plain line now and
-then, by work done and not by time: each tells of at least a twentieth more than the one before, so that a run of
+On a terminal it is the last line, redrawn as work is done. Elsewhere (a Slurm log, CI) it is a plain line now and
+then, by work done and not by time: each reports at least a twentieth more than the one before, so that a run of
 hours has some hundred lines, the same ones every time.
 """
 

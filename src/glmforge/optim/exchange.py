@@ -23,7 +23,7 @@ class Exchange:
     """The moves of one round, for the matrices of parameters that have a gradient.
 
     `pieces` are this rank's parts of these matrices, ordered by owner; `sends` tells of each whether the owner gets it
-    from this rank. Parts travel and come together in `dtype` on the world's device; parameters may lie on another.
+    from this rank. Parts are sent and put together in `dtype` on the world's device; parameters may lie on another.
     """
 
     def __init__(self, planned: Round, world: World, dtype: torch.dtype):

@@ -2,7 +2,7 @@
 
 Two instruments, for two uses:
 
-`CollectiveObserver` sees every collective on its way through PyTorch's dispatcher and tells operation, axis and bytes.
+`CollectiveObserver` sees every collective that passes PyTorch's dispatcher and reports operation, axis and bytes.
 It is all that a dry run needs: it sees calls from FSDP's hooks, from autograd, from compiled code and from DTensor, of
 c10d as well as of the functional collectives, on any backend, `fake` and FakeTensorMode included.
 
@@ -176,7 +176,7 @@ def measure_communication(world: World) -> Iterator[dict[str, Traffic]]:
         print(traffic["fsdp"].seconds)
 
     Seconds stay None on an axis of which the trace shows nothing, as where profiling CUDA is not permitted. Sends
-    nothing itself; waits for the device at the end. Uses torch.profiler, so no other profile may be under way. A world
+    nothing itself; waits for the device at the end. Uses torch.profiler, so no other profile may be running. A world
     of one rank stays empty and costs nothing.
     """
     traffic: dict[str, Traffic] = {}
@@ -195,7 +195,7 @@ def measure_communication(world: World) -> Iterator[dict[str, Traffic]]:
 
 
 def seconds_by_axis(events: Iterable[Mapping[str, Any]], axes: GroupAxes) -> dict[str, float]:
-    """Seconds in which a collective of each axis was under way, from the `traceEvents` of a Chrome trace."""
+    """Seconds in which a collective of each axis was in progress, from the `traceEvents` of a Chrome trace."""
     whole = [event for event in events if event.get("ph") == "X"]
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for axis, event in (*_nccl_kernels(whole, axes), *_gloo_operations(whole, axes)):

@@ -1,8 +1,8 @@
-"""Expert parallelism: each rank of the ep axis holds E / ep of a layer's experts, tokens travel to them and back.
+"""Expert parallelism: each rank of the ep axis holds E / ep of a layer's experts, tokens are sent to them and back.
 
 The ep axis is laid over dp_shard x cp x tp, where all ranks have different tokens, so it costs no ranks of its own. A
 rank sorts its rows by expert, tells the others how many rows come for each of their experts, sends them (an all-to-all
-of uneven parts), and gets as many results back. The shared expert runs while the rows travel, in the backward pass as
+of uneven parts), and gets as many results back. The shared expert runs while the rows are sent, in the backward pass as
 well. Received rows lie by sender and then by expert; one more permutation puts equal experts next to each other.
 
 Gradients need no factor: a rank's experts see the rows of all ep ranks, so the gradient it computes is already summed

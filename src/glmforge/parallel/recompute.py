@@ -1,6 +1,6 @@
 """Activation recomputation: what a layer's backward pass computes again instead of keeping it.
 
-`full` keeps a layer's input alone; `selective` also what is dear to compute again (matrix products, attention, what
+`full` keeps only a layer's input; `selective` also what is expensive to recompute (matrix products, attention, what
 came over the network) and recomputes norms, rotations, SiLU and permutations, which are cheap and most of the bytes;
 `budget` leaves the choice to torch.compile's partitioner, which keeps a given share.
 

@@ -210,7 +210,7 @@ def _connect(launch: LaunchEnvironment, timeout_s: int) -> tuple[Peers, dist.Sto
         peers.introduce()
     except dist.DistError as error:
         raise PeerLostError(
-            f"the {size} ranks did not all come to {address}:{port} (MASTER_ADDR, MASTER_PORT): "
+            f"the {size} ranks did not all reach {address}:{port} (MASTER_ADDR, MASTER_PORT): "
             f"{str(error).splitlines()[0]}; start all of them within {timeout_s} s "
             "(parallel.process_group_timeout_s), on a free port"
         ) from error

@@ -78,7 +78,7 @@ def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World
     if failure is not None:
         raise failure
     if failed:
-        raise DataError("data: another process could not pack the sources, and says why; nothing was trained")
+        raise DataError("data: another process failed to pack the sources and reported why; nothing was trained")
 
 
 def _open_shard(prefix: Path, tokenizer: Tokenizer) -> TokenShard:

@@ -1,8 +1,8 @@
 """The schedule of a run in numbers, before it runs: what `glmforge plan --schedule` draws and tabulates.
 
-Everything follows from the configuration but the mixture: a source's cap on epochs moves what its weight asks beyond it
-to the others, and that depends on how much the source holds. Where the token shards lie already, the draws are those of
-the training's own reckoning (`glmforge.data.stream.curriculum`); where they do not, as in a plan made before the data,
+Everything follows from the configuration except the mixture: a source's cap on epochs moves what its weight asks for
+beyond it to the others, which depends on how much the source holds. Where the token shards exist, the draws are those
+of training itself (`glmforge.data.stream.curriculum`); where they do not, as in a plan made before the data,
 they are what the weights ask for, and the schedule says so.
 """
 

@@ -11,5 +11,5 @@ def check_nodes(config: RunConfig) -> None:
     if present < least:
         raise ConfigError(
             f"fault_tolerance.min_nodes: {least}, but the launcher started {present}; bring nodes back, or set it to "
-            f"{present} to go on with fewer"
+            f"{present} to continue with fewer"
         )

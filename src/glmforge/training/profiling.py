@@ -1,4 +1,4 @@
-"""A profile of a live run, between those who ask for it, who takes it, and who has to pause meanwhile.
+"""A profile of a live run, between those who ask for it, who takes it, and who has to pause for it.
 
 A process has one profiler only. How many steps were asked for is known to rank 0 alone; that a profile is being taken
 is known to all ranks alike.

@@ -28,4 +28,6 @@ def recall_skipped(root: Path) -> tuple[dict[str, list[Range]], int]:
     except FileNotFoundError:
         return {}, 0
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFileError(f"{path}: cannot be understood ({error}); restore it, or delete it to forget") from error
+        raise RunFileError(
+            f"{path}: cannot be understood ({error}); restore it, or delete it to forget the skipped samples"
+        ) from error

@@ -46,7 +46,7 @@ class Position:
     """How far a source is, in the numbers that checkpoints, records and reports share.
 
     Attributes:
-        tokens: behind the run; what is left out counts as if it had been trained on.
+        tokens: consumed so far; what is left out counts as if it had been trained on.
         samples: per phase, samples that are behind: the next batch of the phase begins there.
         skipped: per phase, samples that are left out, in ascending order and apart from each other.
     """
@@ -73,7 +73,7 @@ class StepInput:
         batch: this rank's share of the global batch; all data ranks have as many rows.
         phase: how it is trained on.
         lr: the learning rate of the step.
-        first_sample: number of the global batch's first sample in the phase. None goes on where the run stands.
+        first_sample: number of the global batch's first sample in the phase. None continues where the run is.
         position: where the source stands after this batch. None counts the batch's own samples and tokens.
         is_last: no batch follows, so that hooks finish their work in this step. A source that cannot know leaves it
             False, and `next` gives None in the end.

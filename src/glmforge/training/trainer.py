@@ -35,7 +35,7 @@ class DivergedError(GlmforgeError):
 
 
 class Preempted(GlmforgeError):
-    """The run was told to give way; it has been saved and is to be started again."""
+    """The run was told to give way; it has been saved and should be started again."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
@@ -101,12 +101,12 @@ class Hook:
     def restore(self, trainer: "Trainer", before_step: int) -> bool:
         """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
 
-        What the run is to leave out stands in `trainer.state` already, and must not be lost if the process ends now.
+        What the run leaves out is in `trainer.state` already, and must not be lost if the process ends now.
         """
         return False
 
     def on_rollback(self, trainer: "Trainer") -> None:
-        """After the run has gone back to an earlier step; the hook's state is that of then."""
+        """After the run has rolled back to an earlier step; the hook's state is that of then."""
 
     def on_train_end(self, trainer: "Trainer") -> None:
         """After the last step, unless training failed. A source that could not tell its last batch has ended by now."""
@@ -311,12 +311,10 @@ class Trainer:
         self._check_divergence()
         if "interrupt" in result.votes:
             raise Interrupted(
-                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command goes on there"
+                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command resumes there"
             )
         if "preempt" in result.votes:
-            raise Preempted(
-                f"{self.config.name}: told to give way after step {self.state.step:,}; saved, start it again"
-            )
+            raise Preempted(f"{self.config.name}: preempted after step {self.state.step:,}; saved, start it again")
         self._ends = "stop" in result.votes
 
     def _on_gradients(self) -> None:

@@ -29,7 +29,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     first.interrupt()
     assert first.wait() == (130 if ranks == 1 else 1)  # torchrun's own status
     stopped = num_lines(run / "metrics.jsonl")
-    says_last = f"glmforge: tiny: interrupted after step {stopped:,}; saved, the same command goes on there"
+    says_last = f"glmforge: tiny: interrupted after step {stopped:,}; saved, the same command resumes there"
     assert own_lines(first.output) == [SAYS_FIRST, says_last]
     event = read_jsonl(run / "events.jsonl")[-1]
     assert (event["event"], event["step"]) == ("preempted", stopped)
@@ -69,7 +69,7 @@ def test_an_interrupt_while_the_ranks_gather_is_one_line(
     assert started.wait() == 130
     assert "Traceback" not in started.output
     assert own_lines(started.output) == [
-        "glmforge: interrupted; the same command goes on from the last checkpoint, if there is one"
+        "glmforge: interrupted; the same command resumes from the last checkpoint, if there is one"
     ]
     assert not (tmp_path / "run").exists()
 
@@ -91,7 +91,7 @@ def test_the_demo_passes_it_on_and_waits(tiny_data: TinyData, tmp_path: Path, co
     assert demo.wait() == 130
     lines = own_lines(demo.output)
     assert lines[0] == SAYS_FIRST
-    assert "saved, the same command goes on there" in lines[1]
+    assert "saved, the same command resumes there" in lines[1]
     assert lines[2] == (
         f"glmforge: interrupted; 'glmforge train {config}' goes on with the training, the same demo again begins anew"
     )

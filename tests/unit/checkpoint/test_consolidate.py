@@ -179,7 +179,7 @@ def test_nothing_anywhere_is_an_error(root: Path, disks: Path) -> None:
 
 def test_another_save_of_the_step_is_not_replaced(root: Path, disks: Path) -> None:
     save_steps(root, 20)
-    with pytest.raises(CheckpointError, match="step-00000020 is there already, and of another save"):
+    with pytest.raises(CheckpointError, match="step-00000020 exists already and is of another save"):
         collect(root, disks)
     assert all(local(disks, node, 20).exists() for node in (0, 1))
 

@@ -92,7 +92,7 @@ def test_load_latest_takes_the_older_one_and_says_why(damaged, caplog):
     path, meta = load_latest(older.parent, tensors)
     assert (path, meta.step) == (older, 10)
     assert_holds_step(tensors, 10)
-    assert f"{newest} is not whole and is passed over" in caplog.text
+    assert f"{newest} is not whole and is skipped" in caplog.text
     assert file.name in caplog.text
 
 

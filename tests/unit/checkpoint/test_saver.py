@@ -292,8 +292,8 @@ def test_damage_on_the_local_disk_turns_to_the_next_older_one(tmp_path, caplog):
     shard.write_bytes(content)
     (run.local / "step-00000003" / "part-00000.json").unlink()
     assert run.resumed_step() == 2
-    assert "step-00000004 is not whole and is passed over" in caplog.text
-    assert "step-00000003 is not whole and is passed over: the parts of all ranks" in caplog.text
+    assert "step-00000004 is not whole and is skipped" in caplog.text
+    assert "step-00000003 is not whole and is skipped: the parts of all ranks" in caplog.text
     run.save(5, 6, ephemeral=True)
     run.saver.wait()
     assert "deleting" in caplog.text

@@ -13,7 +13,7 @@ def test_hosts_are_told_from_files_and_lists(tmp_path: Path) -> None:
     assert read_hostfile(file) == ["node1", "root@10.0.0.2"]
     assert parse_hosts("a, b,,a") == ["a", "b"]
     for names, reason in (
-        ("node[1-4]", "expands lists of Slurm"),
+        ("node[1-4]", "expands Slurm's lists"),
         ("-oProxyCommand=x", "not the name"),
         (",", "no host"),
     ):

@@ -83,7 +83,7 @@ def test_balance_has_fitting_defaults_that_survive_a_dump(balance: str, bias_rat
         (["phases.0.balance=aux", "phases.0.aux_loss_weight=0"], "phases.0.aux_loss_weight: 0 leaves nothing"),
         (["phases.0.batch_ramp={start: 3, increment: 2, tokens: 10}"], "phases.0.batch_ramp.start: 3 does not grow"),
         (["phases.0.fim_rate=0.5"], "phases.0.fim_rate: 0.5, but phase 'main' draws from no source of code"),
-        (["phases.0.balance=sinkhorn", "model.n_group=2"], "phases.0.balance: 'sinkhorn' knows no groups"),
+        (["phases.0.balance=sinkhorn", "model.n_group=2"], "phases.0.balance: 'sinkhorn' does not support expert"),
         (["regularization.attention_dropout=0.1", "parallel.cp=2"], "regularization.attention_dropout: needs whole"),
         (["fault_tolerance.hang_timeout_s=600"], "fault_tolerance.hang_timeout_s: 600 is not less than"),
         (["fault_tolerance.spikes={}"], "fault_tolerance.spikes: needs checkpoints"),

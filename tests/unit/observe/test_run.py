@@ -78,7 +78,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     ("name", "content", "message"),
     [
         ("config.yaml", "a: [1", "is not YAML"),
-        ("config.yaml", "- 1", "holds no mapping"),
+        ("config.yaml", "- 1", "is not a mapping"),
         ("run.json", "{", "is not JSON"),
         ("metrics.jsonl", "", "no step is recorded yet"),
         ("metrics.jsonl", '{"step": 1', "no step is recorded yet"),

@@ -103,7 +103,7 @@ def test_a_named_phase_alone_must_be_served(tiny: str) -> None:
     ("overrides", "options", "message"),
     [
         (["parallel.pp=3"], {}, r"parallel.pp"),
-        ([], {"rank": 4}, r"--rank: 4 is no rank of 4; give one from 0 to 3"),
+        ([], {"rank": 4}, r"--rank: 4 is not a rank of 4; give one from 0 to 3"),
         ([], {"imbalance": 0.5}, r"--imbalance: 0.5 is less than an even share"),
         (["parallel.cpu_offload=true"], {}, r"parallel.cpu_offload: .*set it to false"),
         (["parallel.micro_batch_size=8"], {}, r"1f1b needs at least pp = 2"),

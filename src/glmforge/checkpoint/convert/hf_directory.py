@@ -108,7 +108,9 @@ def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenize
     tokenizer that cannot be read or has more tokens than the model.
     """
     if config.heads:
-        raise CheckpointError(f"the model has heads of its own ({', '.join(config.heads)}), which no export can hold")
+        raise CheckpointError(
+            f"the model has heads of its own ({', '.join(config.heads)}), which an export cannot hold"
+        )
     _check_target(out_dir, overwrite)
     return config if tokenizer_dir is None else _fit_tokenizer(tokenizer_dir, config)
 
@@ -126,7 +128,7 @@ def _check_target(out_dir: Path, overwrite: bool) -> None:
     if not out_dir.exists() or (overwrite and (out_dir / INDEX_FILE).exists()):
         return
     if overwrite:
-        raise CheckpointError(f"{out_dir}: exists and is no earlier export; choose another directory")
+        raise CheckpointError(f"{out_dir}: exists and is not an earlier export; choose another directory")
     raise CheckpointError(f"{out_dir}: exists; choose another directory, or replace an earlier export with --force")
 
 

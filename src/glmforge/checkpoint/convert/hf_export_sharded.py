@@ -1,7 +1,7 @@
 """Write a Hugging Face checkpoint of a model that is spread over ranks, all ranks writing at once.
 
 The files are those of `export_hf`, byte for byte. They are written in rounds: in each, every rank puts together one
-shard out of the parts that it and the others hold, and writes it. Parts travel in batches, one all-to-all for a batch
+shard out of the parts that it and the others hold, and writes it. Parts are sent in batches, one all-to-all for a batch
 of every writer, already in the type of the file; of a part that several ranks hold, one sends it. All that is under
 way at a time is about 1 GiB over all ranks, or one tensor for each writer where that is more. So a rank holds one
 shard and some of that; no tensor is put together anywhere but in the shard that it goes to.
@@ -106,7 +106,7 @@ def _finish(partial: Path, out_dir: Path, plan: ExportPlan, tokenizer_dir: Path 
     for number in range(len(plan.shards)):
         if not (partial / plan.file(number)).exists():
             raise CheckpointError(
-                f"{partial / plan.file(number)} is not to be seen from rank 0: choose a directory on a file system "
+                f"{partial / plan.file(number)} is not visible from rank 0: choose a directory on a file system "
                 "that all nodes share"
             )
     plan.write_rest(partial, tokenizer_dir)

@@ -226,11 +226,13 @@ def _read_index(index: Path) -> dict[str, Path]:
     content = read_json(index, dict, error=CheckpointError, max_bytes=_MAX_INDEX_BYTES)
     weight_map = content.get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{shown(index)}: is no index of safetensors shards (no weight_map); download it again")
+        raise CheckpointError(
+            f"{shown(index)}: is not an index of safetensors files (no weight_map); download it again"
+        )
     for name, file in weight_map.items():
         if not isinstance(file, str) or PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
             raise CheckpointError(
-                f"{shown(index)}: places {shown(name)} in {reprlib.repr(file)}, which is no file beside it; "
+                f"{shown(index)}: places {shown(name)} in {reprlib.repr(file)}, which is not a file beside it; "
                 "download it again"
             )
     return {name: index.parent / file for name, file in weight_map.items()}

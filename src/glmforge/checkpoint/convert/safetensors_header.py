@@ -43,7 +43,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     if kind is None:
         raise CheckpointError(f"{shown(file)}: missing; download it, or export the model again")
     if kind != "file":
-        raise CheckpointError(f"{shown(file)}: is no regular file; download it, or export the model again")
+        raise CheckpointError(f"{shown(file)}: is not a regular file; download it, or export the model again")
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size

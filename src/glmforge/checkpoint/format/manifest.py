@@ -130,7 +130,7 @@ def _find_problem(file: Path, expected: FileRecord, said_by: str, checksums: boo
     try:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device read without end
-            return f"{file}: is no regular file"
+            return f"{file}: is not a regular file"
         size = status.st_size
         if size != expected.size:
             how = "shorter" if size < expected.size else "longer"

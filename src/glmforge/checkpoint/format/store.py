@@ -58,7 +58,7 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def set_aside_after(root: Path, step: int) -> list[Path]:
-    """Rename the checkpoints under `root` of steps after `step`, so that nobody goes on from them; their old names.
+    """Rename the checkpoints under `root` of steps after `step`, so that no run resumes from them; their old names.
 
     Ranks that see the same `root` may call this at the same time.
     """
@@ -122,15 +122,15 @@ def was_ever_whole(root: Path) -> bool:
 
 
 def warn_broken(path: Path, problems: list[str]) -> None:
-    """Say in the log that `path` is passed over, and why."""
-    logger.warning("%s is not whole and is passed over: %s", path, summarize_problems(problems))
+    """Say in the log that `path` is skipped, and why."""
+    logger.warning("%s is not whole and is skipped: %s", path, summarize_problems(problems))
 
 
 def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
     """Refuse to go on as if there had never been a checkpoint under `root`."""
     raise CheckpointError(
         f"{root}: no checkpoint there is whole: {summarize_problems(problems)}; "
-        "restore one from a copy, or move the directory away to start anew"
+        "restore one from a copy, or move the directory away to start over"
     )
 
 

@@ -2,7 +2,7 @@
 
     <run>/checkpoints/.consolidate/        being put together; the name is always the same
 
-The run's directory is held meanwhile (`glmforge.cluster.lease`): neither a run nor another such command works there.
+The run's directory is locked during that time (`glmforge.cluster.lease`): no run and no other such command works there.
 It may die at any moment and be run again. What has arrived is told from its checksum, not from a record, so it is not
 fetched twice and nothing is believed that a power failure may have taken back. The directory gets its name when all of
 it is on the disk. Local copies are removed only after the checkpoint under its name has been read back once more, and
@@ -183,7 +183,7 @@ def _collect(
             else _why_not_whole(inventories, step)
         )
     if not find_problems(final, checksums=False) and not _is_published(final, saves[0]):
-        raise CheckpointError(f"{final} is there already, and of another save; move it away, or take another --step")
+        raise CheckpointError(f"{final} exists already and is of another save; move it away, or take another --step")
     wanted, records = _assign(inventories, saves[0]), merged_records(saves[0])
     staging = _staging(final.parent)
     directory = PurePosixPath(local_root) / final.name

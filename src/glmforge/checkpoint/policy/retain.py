@@ -1,6 +1,6 @@
 """Which checkpoints stay on the disk.
 
-Of the lasting ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps stay for good; of the
+Of the lasting ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
 ephemeral ones, the newest `keep_ephemeral`. The newest whole one is never deleted, of whichever kind it is. Broken ones
 neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
 rescue. Those that a run went back behind (`set_aside_after`) go as soon as there is a whole one of a later step.

@@ -17,7 +17,7 @@ training:
   does not;
 * nothing else: no generator, no CUDA stream, no tensor of the model.
 
-Reading processes are forked at the start of a phase, also while a save is under way: none was seen to hang by it
+Reading processes are forked at the start of a phase, also during a save: none was seen to hang because of it
 (`docs/lab-notes.md`).
 
 A save that fails (full disk, vanished directory, contents that read back differently) leaves the run going and nothing
@@ -162,7 +162,7 @@ class CheckpointSaver:
         return reports
 
     def wait(self) -> None:
-        """Wait until no save is under way. Raises `CheckpointError`, on all ranks, if too many in a row have failed."""
+        """Wait until no save is running. Raises `CheckpointError`, on all ranks, if too many in a row have failed."""
         self._join()
         self._raise_if_too_many_failed()
 
@@ -171,7 +171,7 @@ class CheckpointSaver:
         if self._thread is not None:
             self._thread.join()
         if isinstance(self._outcome, BaseException):
-            logger.warning("the last save did not come to its end: %s", self._outcome)
+            logger.warning("the last save did not finish: %s", self._outcome)
 
     def _join(self) -> None:
         if self._thread is not None:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 
 class StagedCopy:
-    """A copy under way. One thread makes it (`finish`), the one that trains waits for it (`wait`)."""
+    """A copy in progress. One thread makes it (`finish`), the one that trains waits for it (`wait`)."""
 
     def __init__(self, originals: Mapping[str, Tensor], buffers: Mapping[str, Tensor], stream: "_CopyStream") -> None:
         self._originals, self._buffers, self._stream = originals, buffers, stream
@@ -28,7 +28,7 @@ class StagedCopy:
         stream.copy({name: t for name, t in originals.items() if name not in self._from_host}, buffers)
 
     def finish(self) -> dict[str, Tensor]:
-        """Copy what is left, wait for what is under way, and return the copies, valid until the next `Staging.start`.
+        """Copy what is left, wait for what is in progress, and return the copies, valid until the next `Staging.start`.
 
         A DTensor's copy is a DTensor with the same mesh and placements, on the CPU: what DCP's planning looks at.
         """

@@ -44,7 +44,7 @@ def mix(
     refuse_unwritable(out, force)
     prefixes, encoder = [Path(name) for name in _words(inputs)], Tokenizer.load(tokenizer)
     if not prefixes:
-        raise DataError(f"--inputs '{inputs}': names no shard: give prefixes with commas between them")
+        raise DataError(f"--inputs '{inputs}': names no shard: give prefixes separated by commas")
     for prefix in prefixes:
         TokenShard(prefix).check_tokenizer(encoder)
     sources = plan_mixture(
@@ -86,7 +86,7 @@ def _numbers(option: str, text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(word) for word in _words(text)]
     except ValueError:
-        raise DataError(f"--{option} {text}: must be numbers with commas between them") from None
+        raise DataError(f"--{option} {text}: must be numbers separated by commas") from None
 
 
 def _count(text: str) -> int:
@@ -95,4 +95,4 @@ def _count(text: str) -> int:
     try:
         return round(float(number.replace("_", "")) * factor)
     except (ValueError, OverflowError):
-        raise DataError(f"--tokens {text}: must be a number, with k, M, B or T behind it if you like") from None
+        raise DataError(f"--tokens {text}: must be a number, optionally followed by k, M, B or T") from None

@@ -1,4 +1,4 @@
-"""Documents in columns: the form in which the corpus room passes them on.
+"""Documents in columns: the form in which the corpus pipeline passes them on.
 
 A batch is an Arrow record batch of some megabytes with one row per document:
 

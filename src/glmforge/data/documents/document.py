@@ -23,7 +23,7 @@ class Document:
 
 
 class _Part:
-    """The documents on one side of the split, read anew at each iteration."""
+    """The documents on one side of the split, read again at each iteration."""
 
     def __init__(self, documents: Iterable[Document], fraction: float, seed: int, held_out: bool) -> None:
         self._documents, self._fraction, self._seed, self._held_out = documents, fraction, seed, held_out

@@ -64,7 +64,7 @@ def read_documents(
 
 @dataclass
 class Corpus:
-    """Documents of some files, read anew at each iteration. Made by `read_documents`.
+    """Documents of some files, read again at each iteration. Made by `read_documents`.
 
     Attributes:
         num_skipped: records and files that the latest iteration left out.
@@ -121,7 +121,7 @@ class Corpus:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, str]]:
-    """(path, name) of what is to be read; names are relative to `root`: they travel with the corpus."""
+    """(path, name) of what is to be read; names are relative to `root`: they move with the corpus."""
     if root.is_file():
         yield root, printable(root.name)
         return

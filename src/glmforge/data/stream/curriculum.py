@@ -193,7 +193,7 @@ class Curriculum:
         return record.with_entry(MixtureEntry(first, weights, caps, phase.num_samples, effective, begin), num_rows)
 
     def _follow_configuration(self, index: int, samples_consumed: Consumed) -> list[str]:
-        """Let the record of a phase that is under way follow changed weights or caps; tells what changed."""
+        """Let the record of a phase that has begun follow changed weights or caps; tells what changed."""
         phase = self._config.phases[index]
         before, caps = self._records[phase.name].entries[-1], self._caps(phase)
         same_weights = same_proportions(before.weights, self._config.source_weights(phase))
@@ -220,7 +220,7 @@ class Curriculum:
         }
 
     def _check_rows(self, phase: PhaseConfig) -> None:
-        """Raise unless the record of a phase tells of the rows that its sources have."""
+        """Raise unless the record of a phase has the rows that its sources have."""
         record = self._records.get(phase.name)
         if record is None:
             raise CheckpointError(

@@ -36,7 +36,7 @@ class FimRule(NamedTuple):
 class PhaseSource:
     """A source as one phase reads it. `index` is its place in the run's `data.sources`.
 
-    Its name is part of the order: under another name it is shuffled anew.
+    Its name is part of the order: under another name it is shuffled differently.
     """
 
     name: str
@@ -107,7 +107,7 @@ class PhaseStream:
         ]
 
     def _key(self, purpose: str, name: str, number: int) -> int:
-        """Not of the phase: phases that read a source alike go on in one order."""
+        """Not of the phase: phases that read a source alike continue in one order."""
         return stream_key(self.seed, purpose, name, self.record.seq_len, self.record.packing, number)
 
     def _source(self, name: str) -> PhaseSource:

@@ -1,7 +1,7 @@
 """What has been drawn from where: the mixtures of a phase in turn.
 
-A *track* is one source read by one rule (sequence length and packing): its rows, shuffled anew in each epoch, as one
-endless sequence. Every phase that reads a source by the same rule goes on along the same track, so nothing comes
+A *track* is one source read by one rule (sequence length and packing): its rows, reshuffled in each epoch, as one
+endless sequence. Every phase that reads a source by the same rule continues along the same track, so nothing comes
 again before everything has come. An entry of a record tells with which weights a phase draws from some sample on, and
 where each track stood there; sample i of the phase follows from the entries alone. Entries are made when a phase
 begins and when a resumed run asks for other weights, and they are part of every checkpoint.

@@ -3,7 +3,7 @@
 `config.json` and `generation_config.json` say on which ids generation stops. They are facts about the tokenizer, and a
 configuration that names them by itself is right only for one: `model: {preset: tiny, vocab_size: 4096}` keeps the ids
 of the preset, which in a tokenizer of 4,096 tokens are ordinary words, and an exported model would never stop, or stop
-in the middle of a sentence. So where both are at hand, at the start of a run and in an export, the tokenizer's count.
+in the middle of a sentence. So where both are known, at the start of a run and in an export, the tokenizer's count.
 """
 
 from glmforge.config.model import ModelConfig

@@ -84,7 +84,7 @@ def read_chat_template(directory: Path) -> str:
         named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
         template = named[0].get("template") if named else None
     if not isinstance(template, str):
-        raise DataError(f"{directory / CONFIG_FILE}: chat_template is no template and no list with a default one")
+        raise DataError(f"{directory / CONFIG_FILE}: chat_template is neither a template nor a list with a default one")
     return template
 
 
@@ -107,7 +107,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 def _check_vocabulary(vocabulary: object) -> None:
     if not isinstance(vocabulary, dict) or not vocabulary:
-        raise DataError("model.vocab is no table of tokens")
+        raise DataError("model.vocab is not a table of tokens")
     if len(vocabulary) > MAX_TOKENS:
         raise DataError(f"model.vocab has {len(vocabulary):,} tokens, at most {MAX_TOKENS:,} can be read")
     ids = vocabulary.values()
@@ -119,16 +119,16 @@ def _check_vocabulary(vocabulary: object) -> None:
 
 def _check_merges(merges: object) -> None:
     if not isinstance(merges, list) or len(merges) > MAX_TOKENS:
-        raise DataError("model.merges is no list of pairs, or too long a one")
+        raise DataError("model.merges is not a list of pairs, or is too long")
     for merge in merges:
         pair = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise DataError(f"model.merges has {_shown(merge)}, which is no pair of tokens")
+            raise DataError(f"model.merges has {_shown(merge)}, which is not a pair of tokens")
 
 
 def _check_added_tokens(tokens: object) -> None:
     if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED_TOKENS:
-        raise DataError("added_tokens is no list of tokens, or too long a one")
+        raise DataError("added_tokens is not a list of tokens, or is too long")
     for token in tokens:
         text = token.get("content") if isinstance(token, dict) else None
         if not isinstance(text, str) or not 0 < len(text) <= _MAX_TOKEN_CHARACTERS:
@@ -163,7 +163,7 @@ def _check_byte_level(part: Mapping[str, Any], name: str) -> None:
 def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     section = content.get(name)
     if not isinstance(section, dict):
-        raise DataError(f"{name} is missing, or no object")
+        raise DataError(f"{name} is missing, or not an object")
     return section
 
 

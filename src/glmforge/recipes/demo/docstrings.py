@@ -30,7 +30,7 @@ Turns = list[dict[str, str]]
 def docstring_conversations(documents: Iterable[Document]) -> Iterator[Turns]:
     """One user turn and one assistant turn for every public name with a docstring, in the order of the sources.
 
-    Documents that are no Python are passed over. The wording of each question depends on the name alone.
+    Documents that are not Python are skipped. The wording of each question depends on the name alone.
     """
     for document in documents:
         module = ".".join(PurePosixPath(document.id).with_suffix("").parts).removesuffix(".__init__")

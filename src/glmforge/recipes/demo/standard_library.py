@@ -26,7 +26,7 @@ _LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata", "_sysconfig_vars")
 
 @dataclass(frozen=True)
 class StandardLibrary:
-    """The modules of a Python installation, sorted by path; each iteration reads them anew."""
+    """The modules of a Python installation, sorted by path; each iteration reads them again."""
 
     root: Path
 

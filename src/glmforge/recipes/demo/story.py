@@ -207,7 +207,7 @@ class Demo:
         return config
 
     def train_kill_and_resume(self, config: RunConfig) -> tuple[RunConfig, int, int]:
-        """Train in a process of its own; kill it part-way; start it again, planned anew from the pace it had.
+        """Train in a process of its own; kill it part-way; start it again, planned again from the pace it had.
 
         Returns the configuration that it ended with, and the steps it was killed at and resumed from.
         """
@@ -236,7 +236,7 @@ class Demo:
 
     @property
     def _steps_are_given(self) -> bool:
-        """Whether the user has said how many: then there is nothing to plan anew."""
+        """Whether the user has said how many: then there is nothing to plan again."""
         return any(override.startswith("phases.") and ".steps=" in override for override in self.options.overrides)
 
     def _fastest_setting(self) -> "Setting":
@@ -341,7 +341,7 @@ class Demo:
 
     def _refuse_foreign_directory(self) -> None:
         if self._contents() and not (self.directory / MARKER).exists():
-            raise GlmforgeError(f"{self.directory}: exists and is no earlier demo; choose another --out")
+            raise GlmforgeError(f"{self.directory}: exists and is not an earlier demo; choose another --out")
 
     def _clear_directory(self) -> None:
         """Replace an earlier demo, and nothing else: not one whose training still runs."""

@@ -148,7 +148,7 @@ def _started(config_file: Path, num_threads: int) -> Iterator[subprocess.Popen[b
 
 def _check_exit(code: int) -> None:
     if code != 0:
-        raise GlmforgeError(f"glmforge train ended with exit status {code}; its message stands above")
+        raise GlmforgeError(f"glmforge train ended with exit status {code}; see its message above")
 
 
 def _num_lines(path: Path) -> int:

@@ -195,7 +195,7 @@ class CheckpointHook(Hook):
             difference = _first_difference(f"phase '{phase}'", before, now) if consumed else None
             if difference:
                 raise CheckpointError(
-                    f"{path}: {difference}; data that has been consumed must stay what it was: restore it, or start a "
+                    f"{path}: {difference}; data that has been consumed must not change: restore it, or start a "
                     "new run under another name"
                 )
 

@@ -62,7 +62,7 @@ class MetricsHook(Hook):
             trainer.bus.write(Kind.NOTE, {"message": message})
 
     def on_rollback(self, trainer: Trainer) -> None:
-        """Records of steps that the run has gone back behind are dropped."""
+        """Records of steps that the run has rolled back behind are dropped."""
         self._unwritten = None
         self.on_train_start(trainer)
 

@@ -53,7 +53,7 @@ class SourcesHook(Hook):
         return {"sources": self._named_sums()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """An empty state begins anew."""
+        """An empty state starts over."""
         self._loaded, self._sums_3S = state.get("sources", {}), None
 
     def _add(self, names: Sequence[str], result: StepResult) -> None:

@@ -85,7 +85,7 @@ class SpikeHook(Hook):
         trainer.event("spike", what)
         if trainer.state.rollbacks >= self.config.max_rollbacks:
             raise DivergedError(
-                f"step {trainer.state.step}: {what}; the run has gone back {trainer.state.rollbacks} times already "
+                f"step {trainer.state.step}: {what}; the run has rolled back {trainer.state.rollbacks} times already "
                 f"(fault_tolerance.spikes.max_rollbacks = {self.config.max_rollbacks}); lower optim.lr, or look at the "
                 "samples"
             )

@@ -112,7 +112,7 @@ class WatchdogHook(Hook):
             self._thread = None
 
     def sign_of_life(self, what: str) -> None:
-        """The run goes on; `what` it is at stands in the report."""
+        """The run is alive; the report says `what` it is doing."""
         self._last = (time.monotonic(), what)
         # Onto stderr, not into a file: that would have to be opened by every rank of every run that never hangs.
         if sys.__stderr__ is not None:

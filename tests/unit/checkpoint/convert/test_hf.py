@@ -381,7 +381,7 @@ def test_experts_of_mixed_types_are_refused(tmp_path):
         (lambda d: next(d.glob("*.safetensors")).unlink(), r"model-00001-of-00001\.safetensors: missing"),
         (lambda d: _cut(next(d.glob("*.safetensors"))), "is damaged or cut off"),
         (lambda d: (d / "model.safetensors.index.json").write_text("{"), "not valid JSON"),
-        (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is no index of safetensors"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is not an index of safetensors"),
         (lambda d: (d / "model.safetensors.index.json").unlink(), r"model\.safetensors: missing"),
     ],
     ids=["no shard", "cut shard", "broken index", "empty index", "no index"],

@@ -53,7 +53,7 @@ def test_what_is_no_command_is_refused_and_taken_away(tmp_path: Path) -> None:
     trainer.step()
     (answer,) = events(tmp_path)[1:]
     assert answer[:2] == ("control refused", 0)
-    assert "is no command; give 'save', 'stop'" in answer[2]
+    assert "is not a command; give 'save', 'stop'" in answer[2]
     assert len(answer[2]) < 400
     assert not (tmp_path / "control").exists()
 
