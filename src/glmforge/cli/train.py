@@ -39,7 +39,7 @@ def _train(config: str, overrides: list[str]) -> None:
     from glmforge.config import load_config
     from glmforge.observe.units import counted
     from glmforge.recipes.pretrain import train as run
-    from glmforge.training.trainer import Preempted
+    from glmforge.training.errors import Preempted
 
     loaded = load_config(config, overrides)
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)

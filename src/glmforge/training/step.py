@@ -55,6 +55,11 @@ class StepResult:
     seconds: float = 0.0
     data_seconds: float = 0.0
 
+    @property
+    def main_loss(self) -> float:
+        """The mean of the objective's first term: what is watched for spikes, whatever it is called."""
+        return next(iter(self.losses.values()))
+
 
 def train_step(
     backend: Backend,

@@ -13,52 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 from glmforge.backend.base import Backend
-from glmforge.cluster.interrupts import INTERRUPTED
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.plan import BatchRange
-from glmforge.errors import GlmforgeError
 from glmforge.model.dropout import Noise
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
 from glmforge.parallel.reducer import Reducer
+from glmforge.training.errors import DivergedError, Interrupted, Preempted, RollBack
 from glmforge.training.order import Priority, in_order
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult, train_step
 from glmforge.training.votes import Ballot
-
-
-class DivergedError(GlmforgeError):
-    """The loss or gradient stayed non-finite longer than the run allows, or the loss spiked too often."""
-
-
-class Preempted(GlmforgeError):
-    """The run was told to give way; it has been saved and should be started again."""
-
-    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
-
-
-class Interrupted(Preempted):
-    """The same, told by a person: no launcher is to start it again."""
-
-    exit_code = INTERRUPTED
-
-
-class RollBack(Exception):
-    """Raised by a hook in `on_step_end`, on all ranks alike: go back, and leave out samples of a phase.
-
-    Attributes:
-        phase: name of the phase.
-        first_sample, stop_sample: the samples to leave out.
-        before_step: the checkpoint to go back to is of an earlier step than this.
-    """
-
-    def __init__(self, *, phase: str, first_sample: int, stop_sample: int, before_step: int) -> None:
-        super().__init__(f"phase '{phase}', samples [{first_sample}, {stop_sample}), before step {before_step}")
-        self.phase, self.before_step = phase, before_step
-        self.first_sample, self.stop_sample = first_sample, stop_sample
 
 
 class Hook:

@@ -8,11 +8,12 @@ from glmforge.checkpoint import latest_checkpoint
 from glmforge.config.schema import RunConfig
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
+from glmforge.training.errors import DivergedError, RollBack
 from glmforge.training.skipped import recall_skipped, remember_skipped
 from glmforge.training.source import Position
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
+from glmforge.training.trainer import Hook, Trainer
 from helpers.tiny_data import TinyData
 
 NUM_STEPS = 12

@@ -26,11 +26,12 @@ from glmforge.observe.run_sinks import run_sinks
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World
+from glmforge.training.errors import RollBack
 from glmforge.training.hooks import CheckpointHook, MetricsHook
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, RollBack, Trainer
+from glmforge.training.trainer import Hook, Trainer
 from helpers.models import run_config
 from helpers.objectives.policy_gradient import PolicyGradientObjective
 

@@ -38,7 +38,7 @@ class AnomalyHook(Hook):
             self._phase = trainer.phase.name
             for window in self._windows.values():
                 window.clear()
-        values = {"loss": result.losses["loss"], "grad_norm": result.grad_norm}
+        values = {"loss": result.main_loss, "grad_norm": result.grad_norm}
         found = [name for name, value in values.items() if self._is_anomaly(name, value)]
         if not found and not result.finite:
             found = ["another loss term"]

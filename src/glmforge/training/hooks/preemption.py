@@ -22,9 +22,10 @@ import torch
 
 from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
+from glmforge.training.errors import Preempted
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Preempted, Trainer
+from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 from glmforge.config.fault_tolerance import SpikeConfig
 from glmforge.training.detect import RobustWindow
+from glmforge.training.errors import DivergedError, RollBack
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import DivergedError, Hook, RollBack, Trainer
+from glmforge.training.trainer import Hook, Trainer
 from glmforge.training.votes import ENDING
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class SpikeHook(Hook):
             self._phase = trainer.phase.name
             self._window.clear()
             self._streak = []
-        loss, batch = result.losses["loss"], result.samples
+        loss, batch = result.main_loss, result.samples
         if self._window.is_outlier(loss):
             samples = {"first": batch.first, "stop": batch.first + batch.size}
             self._streak.append({"step": trainer.state.step, "loss": f"{loss:.4g}"} | samples)

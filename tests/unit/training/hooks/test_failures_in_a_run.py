@@ -12,8 +12,9 @@ from glmforge.config.schema import RunConfig
 from glmforge.observe.control import Command, send_command
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
+from glmforge.training.errors import Preempted
 from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Preempted, Trainer
+from glmforge.training.trainer import Hook, Trainer
 from helpers.hooks import events
 from helpers.tiny_data import TinyData
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from glmforge.training.errors import DivergedError, Preempted
 from glmforge.training.hooks import preemption
 from glmforge.training.hooks.preemption import SIGNALS, PreemptionHook
-from glmforge.training.trainer import DivergedError, Preempted
 from helpers.hooks import FakeTrainer, events
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from glmforge.config.fault_tolerance import SpikeConfig
+from glmforge.training.errors import DivergedError, RollBack
 from glmforge.training.hooks.spikes import SpikeHook
-from glmforge.training.trainer import DivergedError, RollBack
 from helpers.hooks import FakeTrainer, events, fake_config
 
 CONFIG = SpikeConfig(window=8, threshold=10.0, patience=3, max_rollbacks=2)

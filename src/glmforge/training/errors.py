@@ -1,0 +1,35 @@
+"""What ends a run before its time, and what takes it back."""
+
+from glmforge.cluster.interrupts import INTERRUPTED
+from glmforge.errors import GlmforgeError
+
+
+class DivergedError(GlmforgeError):
+    """The loss or gradient stayed non-finite longer than the run allows, or the loss spiked too often."""
+
+
+class Preempted(GlmforgeError):
+    """The run was told to give way; it has been saved and should be started again."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+class Interrupted(Preempted):
+    """The same, told by a person: no launcher is to start it again."""
+
+    exit_code = INTERRUPTED
+
+
+class RollBack(Exception):
+    """Raised by a hook in `on_step_end`, on all ranks alike: go back, and leave out samples of a phase.
+
+    Attributes:
+        phase: name of the phase.
+        first_sample, stop_sample: the samples to leave out.
+        before_step: the checkpoint to go back to is of an earlier step than this.
+    """
+
+    def __init__(self, *, phase: str, first_sample: int, stop_sample: int, before_step: int) -> None:
+        super().__init__(f"phase '{phase}', samples [{first_sample}, {stop_sample}), before step {before_step}")
+        self.phase, self.before_step = phase, before_step
+        self.first_sample, self.stop_sample = first_sample, stop_sample
