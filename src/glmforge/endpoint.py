@@ -2,7 +2,7 @@
 
 A failure that may pass (no connection, timeout, a reply cut off, 408, 409, 425, 429, 5xx) is tried again after 1, 2,
 4, ... seconds with some jitter, or after what `Retry-After` says. 400, 404 of a model's request, 413 and 422 are the
-request's own fault: it is refused for good. 401, 403 and 404 at the first request end the run: nothing will work.
+request's own fault: it is refused permanently. 401, 403 and 404 at the first request end the run: nothing will work.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Attempt:
     """How an attempt ended.
 
     Attributes:
-        outcome: "done"; "refused" for good; "unpaid", which may be tried again; "lost", the same, but it may have
+        outcome: "done"; "refused" permanently; "unpaid", which may be tried again; "lost", the same, but it may have
             been billed.
         reply: the server's JSON, if done.
         status, message: what the server said, or what went wrong.

@@ -2,7 +2,7 @@
 
 Blocks change texts (normalise, mask), add scores and languages, and judge. They are configuration themselves: a
 frozen pydantic model whose fields are the options of the pipeline file, so that an option cannot be misspelled and a
-pickled block is small. What is dear to load (a model, a compiled pattern) is loaded by the process that needs it, at
+pickled block is small. What takes long to load (a model, a compiled pattern) is loaded by the process that needs it, at
 first use: keep it in a module-level `functools.cache` keyed by the options.
 """
 

@@ -51,12 +51,12 @@ InputsArgument = Annotated[
 ]
 OutOption = Annotated[
     Path,
-    typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. Interrupted, it goes on there."),
+    typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. The same command continues it."),
 ]
 TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
 IdFieldOption = Annotated[
     str | None,
-    typer.Option(help="JSON field or Parquet column to take the id from; file and line make it if not given."),
+    typer.Option(help="JSON field or Parquet column with the id; file and line make one by default."),
 ]
 MetadataOption = Annotated[
     str,
@@ -101,7 +101,7 @@ def clean(
     inputs: InputsArgument,
     out: OutOption,
     quality_threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Remove documents whose quality score, from 0 to 1, is below.")
+        float | None, typer.Option(min=0, max=1, help="Remove documents with a lower quality score (0 to 1).")
     ] = None,
     quality_model: Annotated[
         Path | None, typer.Option(help="Model of 'train-quality'; a heuristic on text statistics without one.")
@@ -161,13 +161,13 @@ def dedup(
             help="What is compared: word-N, character-N, or mixed-N: words, and letters in scripts without spaces.",
         ),
     ] = "mixed-5",
-    check_only: Annotated[bool, typer.Option("--check-only", help="Report what is double; remove nothing.")] = False,
+    check_only: Annotated[bool, typer.Option("--check-only", help="Report duplicates; remove nothing.")] = False,
     keep: Annotated[
-        str, typer.Option(help="Which copy stays: first, longest, or a score's name: its highest.")
+        str, typer.Option(help="Which copy is kept: first, longest, or the one with the highest score of a name.")
     ] = "first",
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="Output of an earlier 'dedup --index' whose documents count as there already; repeatable."),
+        typer.Option(help="Output of an earlier 'dedup --index' whose documents count as seen; repeatable."),
     ] = None,
     index: Annotated[bool, typer.Option("--index", help="Keep what later runs need to compare with this one.")] = False,
     text_field: TextFieldOption = "text",
@@ -219,7 +219,7 @@ def _minhash_stage(output: Path) -> Path:
     """Where a run of `dedup` keeps what others compare with."""
     found = sorted((output / ".work").glob("*-minhash"))
     if not found:
-        raise DataError(f"--against {output}: no output of 'glmforge data dedup --index'")
+        raise DataError(f"--against {output}: not the output of 'glmforge data dedup --index'")
     return found[-1]
 
 

@@ -39,7 +39,7 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
         held_out: Annotated[
             float, typer.Option(min=0.01, max=0.4, help="Share to measure on; an equal share calibrates.")
         ] = 0.1,
-        seed: Annotated[int, typer.Option(min=0, help="Of the split, the hash and the order of training.")] = 0,
+        seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the hash and the training order.")] = 0,
         high_precision: Annotated[
             float, typer.Option(min=0, max=1, help="Precision on held-out documents from bucket 'high' on.")
         ] = 0.95,

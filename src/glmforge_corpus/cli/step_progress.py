@@ -43,7 +43,7 @@ def step_progress(console: Console | None = None) -> "Iterator[Callable[[StepPro
     try:
         yield show
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("run the same command again and it goes on from here") from None
+        raise KeyboardInterrupt("run the same command again and it continues from here") from None
     finally:
         if bars.live.is_started:
             bars.stop()

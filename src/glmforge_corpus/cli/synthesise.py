@@ -20,13 +20,13 @@ FAMILIES = "arithmetic,number_theory,word_problems,algebra,logic,programs,tables
 
 def problems(
     count: Annotated[int, typer.Option(min=1, help="How many problems, over all families and levels.")],
-    out: Annotated[Path, typer.Option(help="Directory to write; a killed run goes on there.")],
+    out: Annotated[Path, typer.Option(help="Directory to write; a killed run continues there.")],
     families: Annotated[str, typer.Option(help="Families, separated by commas.")] = FAMILIES,
     levels: Annotated[str, typer.Option(help="Difficulties: 3, 1-5, or 1,2,5.")] = "1-5",
     languages: Annotated[str, typer.Option(help="en, zh or both.")] = "en,zh",
     seed: Annotated[int, typer.Option(min=0, help="Another seed gives other problems.")] = 0,
     against: Annotated[
-        list[Path] | None, typer.Option(help="Evaluation set whose items must not occur; may be given often.")
+        list[Path] | None, typer.Option(help="Evaluation set whose items must not occur; repeatable.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
     redo: RedoOption = False,
@@ -98,7 +98,7 @@ def _model(kind: Any, **fields: Any) -> Any:
 def generate(
     endpoint: Annotated[str, typer.Option(help="Server's URL, up to /chat/completions: http://localhost:8000/v1.")],
     model: Annotated[str, typer.Option(help="The model's name on the server.")],
-    out: Annotated[Path, typer.Option(help="Directory to write; a run that was stopped goes on there.")],
+    out: Annotated[Path, typer.Option(help="Directory to write; a stopped run continues there.")],
     documents: Annotated[list[Path] | None, typer.Option(help="Documents to make questions from.")] = None,
     questions: Annotated[
         Path | None, typer.Option(help="Questions instead (.jsonl: question, and answer or verifier where known).")

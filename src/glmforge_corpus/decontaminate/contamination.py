@@ -52,7 +52,7 @@ class Matching(Strict):
         default=6, ge=2, le=32, description="words of the n-grams by which runs and shares are found"
     )
     min_words: int = Field(
-        default=8, ge=1, description="items with fewer words are not searched for: they stand in many texts by chance"
+        default=8, ge=1, description="items with fewer words are not searched for: they occur in many texts by chance"
     )
     share: float = Field(
         default=0.5,

@@ -80,7 +80,7 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
     """
     path = evaluation_set.path
     if not path.exists():
-        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' is not there: check the path")
+        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' does not exist: check the path")
     items = []
     try:
         for where, record in _records_under(path):

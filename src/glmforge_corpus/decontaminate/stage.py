@@ -70,7 +70,7 @@ class Decontaminate(Stage):
     )
     matching: Matching = Field(default=Matching(), description="what counts as holding an item")
     margin: int = Field(default=200, ge=0, description="bytes cut on both sides of a removed passage, to a word's edge")
-    min_rest: int = Field(default=200, ge=1, description="bytes; shorter pieces around removed passages go, too")
+    min_rest: int = Field(default=200, ge=1, description="bytes; shorter pieces around removed passages go too")
 
     def steps(self, context: StageContext) -> list[Step]:
         shards = tuple(context.shards)

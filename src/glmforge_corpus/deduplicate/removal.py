@@ -1,4 +1,4 @@
-"""The step that hands on what a deduplication leaves of each shard."""
+"""The step that passes on what a deduplication leaves of each shard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

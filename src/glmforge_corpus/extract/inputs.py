@@ -46,7 +46,7 @@ class Input(Strict):
     path: YamlPath = Field(description="a file, a directory (all that is in it), or a pattern such as crawl/*.warc.gz")
     format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
-    id_field: str | None = Field(default=None, description="jsonl, parquet: a field to take the id from, as it stands")
+    id_field: str | None = Field(default=None, description="jsonl, parquet: the field with the id")
     metadata: list[str] = Field(
         default=[], description="jsonl, parquet: fields that are kept as metadata; ['*']: all but text and id"
     )

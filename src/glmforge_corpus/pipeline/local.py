@@ -44,7 +44,7 @@ class LocalExecutor(Executor):
             how = self._bury_pool()
             died = begun(planned, tasks)
             if not died:
-                raise DataError(f"{planned.step.name}: worker processes die before they begin ({how})") from error
+                raise DataError(f"{planned.step.name}: worker processes die before they start ({how})") from error
             return dict.fromkeys(died, how)
         return {}
 
@@ -115,7 +115,7 @@ def _kill(processes: Iterable[BaseProcess]) -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C goes to all processes of a terminal: a worker that starts meanwhile is born deaf to it (and stays so)."""
+    """Ctrl-C goes to all processes of a terminal: a worker that starts within ignores it from the beginning."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -46,8 +46,8 @@ class Settings(Strict):
     seed: int = Field(default=0, ge=0, description="of everything random: samples, splits, hashes")
     keep_intermediate: bool = Field(
         default=True,
-        description="keep what each stage wrote, so that a later one can be done again with other options; without it, "
-        "a run needs room for the documents of two stages and not of all",
+        description="keep what each stage wrote, so that a later one can be repeated with other options; otherwise "
+        "a run needs disk space for the documents of two stages only",
     )
     executors: ExecutorSettings = Field(
         default_factory=ExecutorSettings, description="where tasks run, by name of the executor"

@@ -22,7 +22,7 @@ class _RunTasksApart(RunTasks):
     """The same, each in a process of its own, which may be killed.
 
     datatrove's actors run tasks in a `Pool`, which waits for ever for a process that was killed. What the process
-    leaves behind tells of its death (`begun`).
+    leaves behind shows that it died (`begun`).
     """
 
     def __call__(self, data: object, rank: int = 0, world_size: int = 1) -> None:

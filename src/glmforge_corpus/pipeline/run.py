@@ -201,9 +201,7 @@ def _check(planned: Sequence[_PlannedStage], work: Path, redo: bool) -> None:
     known = {stage.steps[0].directory for stage in planned}
     others = [path for path in sorted(work.glob("[0-9][0-9]-*")) if path not in known]
     if others and not redo:
-        raise DataError(
-            f"{others[0]}: is of another pipeline: choose another output, or throw that one's work away with --redo"
-        )
+        raise DataError(f"{others[0]}: is of another pipeline: choose another output, or discard its work with --redo")
     foreign = [number for number, stage in enumerate(planned) if any(_is_foreign(step) for step in stage.steps)]
     if foreign and not redo:
         raise DataError(

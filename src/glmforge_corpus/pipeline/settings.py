@@ -29,7 +29,7 @@ class RaySettings(Strict):
     """Tasks on a Ray cluster that sees the output directory."""
 
     address: str | None = Field(default=None, description="of the cluster, or auto; null: one of this machine")
-    workers: int = Field(default=-1, ge=-1, description="tasks at a time; -1: as many as the cluster has room for")
+    workers: int = Field(default=-1, ge=-1, description="tasks at a time; -1: as many as fit on the cluster")
     cpus_per_task: int = Field(default=1, ge=1)
     mem_per_cpu_gb: float = Field(default=2.0, gt=0, strict=False)
 

@@ -104,7 +104,7 @@ class SlurmExecutor(Executor):
         try:
             submission.run()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise DataError(f"executors.slurm: sbatch did not take the job, and said why above ({error})") from error
+            raise DataError(f"executors.slurm: sbatch rejected the job and said why above ({error})") from error
         return str(submission.job_id)
 
     def __exit__(self, *error: object) -> None:

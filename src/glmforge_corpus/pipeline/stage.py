@@ -30,7 +30,7 @@ JSONL = "documents.jsonl"
 """The file in a task's directory, with the suffix of its compression, that holds its documents as JSON; optional."""
 
 QUARANTINE = "quarantine.jsonl"
-"""The file in a task's directory that tells of records which are no documents."""
+"""The file in a task's directory that lists records which are not documents."""
 
 REPORT = "report.json"
 """The file in a task's directory that holds more about it than counts, for the run's report; optional."""
@@ -63,7 +63,7 @@ class TaskOutput:
             path.unlink(missing_ok=True)
 
     def documents(self) -> BatchWriter:
-        """A writer of the task's shard of documents. A task of a step that hands on documents always opens one."""
+        """A writer of the task's shard of documents. A task of a step that passes documents on always opens one."""
         return BatchWriter(self.directory / DOCUMENTS)
 
     def quarantine(self, reason: str, where: str, data: bytes = b"", detail: str = "", num_records: int = 1) -> None:
@@ -176,7 +176,7 @@ class Stage(Strict, ABC):
 
     @abstractmethod
     def steps(self, context: StageContext) -> list[Step]:
-        """What is to be done, in order. The last step hands on documents: each of its tasks writes one shard."""
+        """What is to be done, in order. The last step passes documents on: each of its tasks writes one shard."""
 
     def check(self) -> Self:
         """Refuse what this machine lacks (a file, a package) before anything runs. Raises `DataError`."""

@@ -39,7 +39,7 @@ class Augment(Stage):
         min_length=1,
         description="operation -> share of the documents that get such a copy: metadata, typing, case, lines",
     )
-    typing_rate: float = Field(default=0.01, gt=0, le=0.2, description="share of letters that a slip of typing hits")
+    typing_rate: float = Field(default=0.01, gt=0, le=0.2, description="share of letters with a typing error")
 
     def steps(self, context: StageContext) -> list[Step]:
         return [_Augment(tuple(context.shards), self, context.seed)]

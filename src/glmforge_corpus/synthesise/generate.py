@@ -78,7 +78,7 @@ def make_problem(seed: int, family: str, level: int, index: int, languages: tupl
 @cache
 def _templates(family: str, level: int) -> tuple[tuple[str, Template], ...]:
     if family not in FAMILIES:
-        raise ConfigError(f"family '{family}': there is no such one: choose from {', '.join(FAMILIES)}")
+        raise ConfigError(f"family '{family}': no such family: choose from {', '.join(FAMILIES)}")
     if level not in LEVELS:
         raise ConfigError(f"level {level}: levels go from {LEVELS[0]} to {LEVELS[-1]}")
     return tuple((name, template) for name, (least, template) in FAMILIES[family].items() if level >= least)

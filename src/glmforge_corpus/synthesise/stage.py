@@ -51,7 +51,7 @@ class Problems(Stage):
     against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
         default=(), description="evaluation sets whose items must not occur"
     )
-    surplus: float = Field(default=0.06, ge=0, description="share of problems made in excess, for duplicates")
+    surplus: float = Field(default=0.06, ge=0, description="share of extra problems, to make up for duplicates")
     block: int = Field(default=1500, ge=1, description="problems that one task makes")
 
     @model_validator(mode="after")

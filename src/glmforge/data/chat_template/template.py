@@ -86,9 +86,9 @@ def _in_words(error: Exception) -> str:
 def _check_shape(messages: object, tools: object) -> None:
     """Conversations come from files: what is no list of messages is the file's fault."""
     if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
-        raise DataError(f"conversation: {shown(repr(messages)[:100])} is no list of messages with role and content")
+        raise DataError(f"conversation: {shown(repr(messages)[:100])} is not a list of messages with role and content")
     if tools is not None and not isinstance(tools, list | tuple):
-        raise DataError(f"conversation: tools are {shown(repr(tools)[:100])}, which is no list of JSON schemas")
+        raise DataError(f"conversation: tools are {shown(repr(tools)[:100])}, which is not a list of JSON schemas")
 
 
 def _with_parsed_arguments(message: Message, index: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _with_parsed_arguments(message: Message, index: int) -> dict[str, Any]:
     calls = plain.get("tool_calls")
     if calls:
         if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
-            raise DataError(f"message {index}: tool_calls are {shown(repr(calls)[:100])}, which is no list of calls")
+            raise DataError(f"message {index}: tool_calls are {shown(repr(calls)[:100])}, which is not a list of calls")
         plain["tool_calls"] = [_parse_call(call, index) for call in calls]
     return plain
 

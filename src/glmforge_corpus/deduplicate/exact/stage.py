@@ -42,12 +42,12 @@ class Exact(Stage):
 
     kind: ClassVar[str] = "exact"
 
-    compare: Compare = Field(default="words", description="words: case and spacing do not count; bytes: all counts")
+    compare: Compare = Field(default="words", description="words: ignore case and spacing; bytes: compare everything")
     paragraphs: Literal["keep"] | Paragraph = Field(
         default="keep", description="line or block (between blank lines): cut out those that occurred before"
     )
     min_paragraph_bytes: int = Field(default=200, ge=1, description="shorter paragraphs are left alone")
-    check_only: bool = Field(default=False, description="count, and hand on everything as it came")
+    check_only: bool = Field(default=False, description="count only; pass everything on unchanged")
 
     def steps(self, context: StageContext) -> list[Step]:
         shards, stage = tuple(context.shards), context.directory

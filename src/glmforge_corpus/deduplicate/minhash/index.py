@@ -103,6 +103,6 @@ def old_members(indexes: Sequence[Path], shingling: Shingling, bands: Bands) -> 
             ("bands x rows", tuple(info.bands), tuple(bands)),
         ):
             if have != want:
-                raise DataError(f"{stage}: its {name} are {have}, here they are {want}: use the same, or index anew")
+                raise DataError(f"{stage}: its {name} are {have}, here they are {want}: use the same, or index again")
         members += [Member(stage, shard, info.store == "shingles") for shard in range(info.num_shards)]
     return members

@@ -60,7 +60,7 @@ class EmbedderOptions(Strict):
     def check_settings(self) -> None:
         """Raises `DataError` for what cannot work on this machine."""
         if self.is_url and not self.model:
-            raise DataError(f"embedder {self.embedder}: an endpoint has to be told its model: give 'model'")
+            raise DataError(f"embedder {self.embedder}: an endpoint needs the name of its model: give 'model'")
         if self.is_directory and not (Path(self.embedder) / "config.json").is_file():
             raise DataError(
                 f"embedder {self.embedder}: no such model (no config.json there): give 'lexical', the directory of a "

@@ -56,10 +56,10 @@ class Substring(Stage):
 
     min_bytes: int = Field(default=400, ge=64, le=1 << 20, description="bytes of UTF-8 from which a passage counts")
     min_left: float = Field(
-        default=0.2, ge=0, le=1, description="a document of which less than this share is left goes altogether"
+        default=0.2, ge=0, le=1, description="a document of which less than this share is left is removed"
     )
 
-    check_only: bool = Field(default=False, description="count, and hand on everything as it came")
+    check_only: bool = Field(default=False, description="count only; pass everything on unchanged")
 
     def steps(self, context: StageContext) -> list[Step]:
         shards, stage = tuple(context.shards), context.directory

@@ -68,7 +68,7 @@ class Code(Block):
     )
     max_encoded_run: int | None = Field(default=1024, ge=64, description="longest piece of encoded data; The Stack v2")
     generated: bool = Field(
-        default=True, description="remove files whose first five lines say that they are generated; The Stack v2"
+        default=True, description="remove files whose first five lines say they are generated; The Stack v2"
     )
     min_bytes: int | None = Field(default=50, ge=0, description="least length; OpenCoder")
     max_data_bytes: int | None = Field(

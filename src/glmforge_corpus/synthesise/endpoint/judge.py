@@ -52,7 +52,7 @@ class Judgement(Strict):
     agreement: float = Field(
         default=0.5, ge=0, lt=1, description="more than this share of votes makes an answer that was not known"
     )
-    min_votes: int = Field(default=2, ge=1, description="fewer votes than this are no agreement")
+    min_votes: int = Field(default=2, ge=1, description="fewer votes than this do not count as agreement")
 
 
 @dataclass(frozen=True, slots=True)

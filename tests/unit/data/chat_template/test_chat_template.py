@@ -222,5 +222,5 @@ def test_a_template_that_asks_for_too_much_is_refused(template, complaint):
     "messages", [None, 3, "text", ["text"], [{"role": "assistant", "tool_calls": 3}], [USER, None]]
 )
 def test_what_is_no_conversation_is_refused(messages):
-    with pytest.raises(DataError, match="no list of"):
+    with pytest.raises(DataError, match="not a list of"):
         render(messages)
