@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, name: str, data: bytes, say
 
 
 def test_a_missing_set_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="evaluation set 's' is not there"):
+    with pytest.raises(DataError, match="evaluation set 's' does not exist"):
         read_items(EvaluationSet(name="s", path=tmp_path / "none.jsonl"))
 
 
