@@ -29,14 +29,17 @@ RANK = 2
 TOLERANCE = 1e-5  # that of test_equivalence.py, for the reasons given there
 
 LAYOUTS: list[tuple[int, dict[str, Any]]] = [
-    (2, {"tp": 2}),
     (2, {"tp": 2, "sequence_parallel": False}),
-    (2, {"ep": 2}),
-    (2, {"dp_shard": 2}),
-    (2, {"pp": 2, "micro_batch_size": 2}),
     (4, {"dp_shard": 2, "tp": 2, "ep": 2}),
     (4, {"pp": 2, "cp": 2, "ep": 2, "micro_batch_size": 2}),
 ]
+ALONE: list[tuple[int, dict[str, Any]]] = [
+    (2, {"tp": 2}),
+    (2, {"ep": 2}),
+    (2, {"dp_shard": 2}),
+    (2, {"pp": 2, "micro_batch_size": 2}),
+]
+"""Each axis by itself, all of them in a combination above: for the whole matrix."""
 
 
 class LowRank(nn.Module):
@@ -129,7 +132,11 @@ def _change_of(row: Parameter, wrong: dict[str, dict[str, Any]]) -> dict[str, An
     return next((change for end, change in wrong.items() if row.name.endswith(end)), {})
 
 
-@pytest.mark.parametrize(("world_size", "parallel"), LAYOUTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("world_size", "parallel"),
+    [*LAYOUTS, *(pytest.param(*layout, marks=pytest.mark.full) for layout in ALONE)],
+    ids=lambda value: str(value),
+)
 def test_declared_pairs_are_trained_as_on_one_process(world_size: int, parallel: dict[str, Any]) -> None:
     case = Case(parallel, world_size)
     actual = run_ranks(on_ranks, world_size, case, {}, timeout_s=300)[0]
