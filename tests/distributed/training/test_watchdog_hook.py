@@ -4,8 +4,10 @@ import ctypes
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,10 +34,20 @@ class Hanging(FakeTrainer):
         threading.Event().wait()
 
 
+def wait_for_the_end_of(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            threading.Event().wait(0.02)
+
+
 def rank_hanging(root: Path) -> None:
+    rank = int(os.environ["RANK"])
+    (root / f"pid-{rank}").write_text(str(os.getpid()))
     prepare_environment(root)
-    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=int(os.environ["RANK"]), world_size=2)
-    watchdog._write_native_stacks = lambda file: None  # takes seconds; has its own test
+    dist.init_process_group("gloo", init_method=f"file://{root}/store", rank=rank, world_size=2)
+    # It takes seconds and has its own test. gloo, unlike NCCL, fails in rank 0 as soon as rank 1 has ended, so rank 1
+    # is to end last.
+    watchdog._write_native_stacks = lambda file: rank and wait_for_the_end_of(int((root / "pid-0").read_text()))
     trainer = Hanging(WatchdogHook(root, TIMEOUT_S), world=World.join(Layout(dp_shard=2), torch.device("cpu")))
     trainer.start()
     while True:

@@ -73,7 +73,7 @@ def test_the_same_job_started_again_by_torchrun_is_not_locked_out(
 def test_a_run_that_was_suspended_and_taken_over_stops_in_one_line(
     tiny_data: TinyData, tmp_path: Path, commands: Commands
 ) -> None:
-    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 400)
+    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 200)
     first = commands.start("train", config, "phases.0.steps=100000")
     first.wait_for_steps(run, 12)
     first.process.send_signal(signal.SIGSTOP)
@@ -92,4 +92,4 @@ def test_a_run_that_was_suspended_and_taken_over_stops_in_one_line(
     assert f"(process {second.process.pid})" in line
     assert "Traceback" not in first.output
     assert second.wait() == 0, second.output[-3000:]
-    assert_recorded_once(run, 400)
+    assert_recorded_once(run, 200)
