@@ -82,4 +82,4 @@ def test_order_matters_a_little_and_words_a_lot() -> None:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(DataError, match=says):
-        EmbedderOptions(**options).check()
+        EmbedderOptions(**options).check_settings()
