@@ -11,7 +11,7 @@ import pytest
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
-from glmforge_corpus.deduplicate.semantic.embedders import check_embedder, make_embedder
+from glmforge_corpus.deduplicate.semantic.embedders import make_embedder
 
 
 def embed(texts: list[str]) -> np.ndarray:
@@ -82,4 +82,4 @@ def test_order_matters_a_little_and_words_a_lot() -> None:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(DataError, match=says):
-        check_embedder(EmbedderOptions(**options))
+        EmbedderOptions(**options).check_settings()
