@@ -93,7 +93,7 @@ _ADVICE = {
     errno.EACCES: "make it accessible to this user or choose another place",
     errno.EPERM: "make it accessible to this user or choose another place",
     errno.EROFS: "mount it writable or choose another place",
-    errno.ENOENT: "something removed a file or directory meanwhile: see that nothing else works there, and run again",
+    errno.ENOENT: "something removed a file or directory just now: see that nothing else works there, and run again",
     errno.ENOTDIR: "a file stands where a directory is to be: move it away or choose another place",
     errno.EEXIST: "a file stands where a directory is to be: move it away or choose another place",
     errno.EISDIR: "a directory stands where a file is to be: move it away or choose another place",

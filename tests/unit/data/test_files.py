@@ -17,7 +17,7 @@ from glmforge.errors import DataError
         (errno.EACCES, "make it accessible to this user"),
         (errno.EPERM, "make it accessible to this user"),
         (errno.EROFS, "mount it writable"),
-        (errno.ENOENT, "something removed a file or directory meanwhile"),
+        (errno.ENOENT, "something removed a file or directory just now"),
         (errno.ENOTDIR, "a file stands where a directory is to be"),
         (errno.EXDEV, "choose another place"),
     ],

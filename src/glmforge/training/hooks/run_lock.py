@@ -1,7 +1,7 @@
 """A run whose directory was taken over stops, before and after each step, and says so in one line.
 
 Rank 0 alone holds the directory; when it raises, the other ranks hear why (`glmforge.parallel.peers`). Everything that
-is written meanwhile asks for itself (`ensure_writable`): this hook ends a run that has nothing to write.
+is written in between asks for itself (`ensure_writable`): this hook ends a run that has nothing to write.
 """
 
 from pathlib import Path
