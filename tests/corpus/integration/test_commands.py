@@ -172,7 +172,7 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
             ConfigError,
             r"^--threshold: should be less than or equal to 1, not 1.5$",
         ),
-        (["dedup", "corpus.jsonl", "--against", "nowhere"], DataError, r"--against nowhere: no output of"),
+        (["dedup", "corpus.jsonl", "--against", "nowhere"], DataError, r"--against nowhere: not the output of"),
         (["decontaminate", "corpus.jsonl", "--against", "none.jsonl"], DataError, r"none.jsonl"),
         (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: give a fraction of the documents or a number"),
         (["sample", "corpus.jsonl", "--documents", "2", "--by", "id"], ConfigError, r"^--by: should be 'all', "),

@@ -121,5 +121,5 @@ def test_a_partition_that_is_none(tmp_path, cluster):
     pipeline = Pipeline.model_validate(
         {"output": tmp_path / "o", "executors": executors, "stages": (Numbers(),)}, strict=False
     )
-    with pytest.raises(DataError, match=r"executors.slurm: sbatch did not take the job"):
+    with pytest.raises(DataError, match=r"executors.slurm: sbatch rejected the job"):
         run_pipeline(pipeline, "slurm")
