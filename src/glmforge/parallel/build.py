@@ -10,9 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from glmforge.config.alignment import check_cuda_widths
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
+from glmforge.kernels.target import kernel_device
 from glmforge.model.init import initial_chunk
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.declared import check_declared
@@ -56,9 +58,12 @@ def lay_out_model(
 ) -> ParallelModel:
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
-    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares.
+    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
+    for widths that the kernels of a GPU cannot work on.
     """
     parallel = config.parallel
+    if kernel_device(world.device) == "cuda":
+        check_cuda_widths(config.model, config.precision.compute)
     table = table or parameter_table(config.model)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
