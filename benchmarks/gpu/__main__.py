@@ -18,7 +18,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/gpu.sh", description="Test and measure glmforge on one GPU.")
     parser.add_argument("part", choices=("all", "keep", *PARTS), help="keep: take the results in --out over")
     parser.add_argument("--dry", action="store_true", help="the same code on the CPU, in small sizes")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu-results")), help="folder of results")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", "gpu-results")), help="folder of results"
+    )
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for each part (default {MINUTES:g})")
     args = parser.parse_args()
     if args.part == "keep":

@@ -1,6 +1,6 @@
 """A kernel as the benchmark sees it: one function, its implementations by name, inputs, and the work it must do.
 
-A kernel is a file in `gpu/cases/` with a function `cases(setup)` that yields `Case`s; nothing else has to be told of it.
+A kernel is a file in `gpu/cases/` with a function `cases(setup)` that yields `Case`s; nothing else has to know of it.
 Implementations are functions of the same inputs; the first one is the plain reference.
 
     def cases(setup: Setup) -> Iterator[Case]:
@@ -117,6 +117,7 @@ class Case:
         check: inputs to compare implementations on; None: as `make`, of which the reference in fp32 must fit as well.
         has_backward: whether gradients are measured and compared.
         constant: positions of floating-point inputs without a gradient.
+        times_reference: whether the reference is timed or only compared with.
         inexact: implementations that round more (fp8 and the like), with a tolerance of their own.
     """
 
@@ -132,11 +133,17 @@ class Case:
     check: Callable[[Inputs], tuple[Any, ...]] | None = None
     has_backward: bool = True
     constant: tuple[int, ...] = ()
+    times_reference: bool = True
     inexact: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:
         return next(iter(self.implementations))
+
+    @property
+    def timed(self) -> tuple[str, ...]:
+        """The implementations that are timed."""
+        return tuple(self.implementations)[0 if self.times_reference else 1 :]
 
     def differentiable(self, inputs: tuple[Any, ...]) -> list[Tensor]:
         """The inputs that gradients are asked of, which then require one."""

@@ -4,19 +4,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from gpu.case import Case, Inputs, Setup, Widths
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
+from gpu.case import Case, Inputs, Setup, Widths
 
 ORDER = 30
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    on_cpu = setup.device.type == "cpu"
-    backends = ["documents"] if on_cpu else ["varlen", "flex"]
+    backends = ("documents",) if setup.device.type == "cpu" else ("varlen", "flex")
     for model in setup.models:
         for words, lengths in _packings(setup.tokens).items():
             pairs = sum(length * (length + 1) / 2 for length in lengths)
@@ -26,7 +24,8 @@ def cases(setup: Setup) -> Iterator[Case]:
                 size=f"{model.name}, {words}",
                 make=partial(_inputs, model=model, lengths=lengths),
                 check=partial(_inputs, model=model, lengths=(300, 1, 37, 174)),
-                implementations={"dense": partial(_dense, on_cpu)} | {name: partial(_attend, name) for name in backends},
+                implementations={name: partial(_attend, name) for name in ("dense", *backends)},
+                times_reference=False,  # it has a mask of all tokens by all tokens
                 flops=4 * pairs * model.num_attention_heads * model.head_dim,
                 bytes=rows * sum(lengths) * model.head_dim * setup.dtype.itemsize,
                 backward_flops=10 * pairs * model.num_attention_heads * model.head_dim,
@@ -51,10 +50,3 @@ def _inputs(g: Inputs, model: Widths, lengths: tuple[int, ...]) -> tuple[Any, ..
 
 def _attend(backend: str, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
     return attention(q, k, v, documents, backend=backend)
-
-
-def _dense(on_cpu: bool, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    """The reference has a T x T mask: for the sizes that are timed it is left out, as nobody would use it."""
-    if not on_cpu and documents.num_tokens > 4096:
-        raise torch.OutOfMemoryError("a mask of all tokens by all tokens is only for comparing small sizes")
-    return attention(q, k, v, documents, backend="dense")

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from gpu.case import Case, Inputs, Setup, Widths
 from glmforge.kernels.cross_entropy import linear_cross_entropy_sum
+from gpu.case import Case, Inputs, Setup, Widths
 
 ORDER = 20
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu.case import Case, Inputs, Setup, Widths
 from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+from gpu.case import Case, Inputs, Setup, Widths
 
 ORDER = 15
 

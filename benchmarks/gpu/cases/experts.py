@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu.case import Case, Inputs, Setup, Widths
 from glmforge.kernels.experts import expert_linear
+from gpu.case import Case, Inputs, Setup, Widths
 
 ORDER = 10
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gpu.case import Case, Inputs, Setup
 from glmforge.optim.newton_schulz import coefficients, newton_schulz
+from gpu.case import Case, Inputs, Setup
 
 ORDER = 60
 STEPS = coefficients("polar_express", 5)
