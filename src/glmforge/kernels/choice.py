@@ -13,14 +13,14 @@ nothing is looked up elsewhere: two models in one process may differ.
 import functools
 import importlib.util
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 
 import torch
 
 from glmforge.config.kernels import KernelsConfig
 from glmforge.errors import ConfigError
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device
 
 UNMEASURED = KernelsConfig(
     router="plain",
@@ -57,16 +57,6 @@ def choose(kernels: KernelsConfig, device: torch.device, dtype: torch.dtype) -> 
     return KernelsConfig(**chosen)
 
 
-def automatic(operation: str, device_type: str, dtype: torch.dtype) -> str:
-    """What "auto" is where nothing has been measured."""
-    on_cpu = device_type == "cpu"
-    if operation == "attention":
-        return "documents" if on_cpu else "varlen" if dtype.itemsize == 2 else "flex"
-    if operation == "experts":
-        return "sliced" if on_cpu else "grouped"
-    return "plain"
-
-
 def fastest_on(device_name: str) -> Mapping[str, str]:
     """Operation -> implementation that was measured to be the fastest on devices of this name; empty if none was."""
     return {operation: entry["implementation"] for operation, entry in _measurements().get(device_name, {}).items()}
@@ -75,11 +65,6 @@ def fastest_on(device_name: str) -> Mapping[str, str]:
 @functools.cache
 def _measurements() -> dict[str, dict[str, dict[str, str]]]:
     return tomllib.loads(resources.files("glmforge.kernels").joinpath("measured.toml").read_text(encoding="utf-8"))
-
-
-def unknown_implementation(operation: str, name: str, known: Iterable[str]) -> ValueError:
-    """What to raise where a kernel is called with a name that it does not have."""
-    return ValueError(f"{operation}: unknown implementation {name!r}; choose one of {', '.join(known)}")
 
 
 def _check(operation: str, name: str, device_type: str, dtype: torch.dtype) -> None:

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glmforge.kernels.choice import automatic, unknown_implementation
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 
 BF16_ROW_MULTIPLE = 32
 
