@@ -7,6 +7,7 @@ Tensor parallelism changes none of these widths: it cuts heads and dense layers,
 
 from typing import Literal
 
+from glmforge.config.kernels import KernelsConfig
 from glmforge.config.model import ModelConfig
 from glmforge.errors import ConfigError
 
@@ -15,12 +16,16 @@ _ROW_BYTES = 16
 _HEAD_MULTIPLE = 8
 
 
-def check_cuda_widths(model: ModelConfig, compute: Literal["bf16", "fp32"]) -> None:
-    """Raises ConfigError, naming field, value and the nearest that will do, for a width that CUDA kernels refuse."""
-    multiple = _ROW_BYTES // _BYTES[compute]
-    for field in ("hidden_size", "moe_intermediate_size"):
-        _check(model, field, multiple, f"the grouped matrix product of the experts wants in {compute} on a GPU")
-    if compute == "bf16":
+def check_cuda_widths(model: ModelConfig, compute: Literal["bf16", "fp32"], kernels: KernelsConfig) -> None:
+    """Raises ConfigError, naming field, value and the nearest that will do, for a width that CUDA kernels refuse.
+
+    `kernels` has a name in the place of every "auto".
+    """
+    if kernels.experts == "grouped":
+        multiple = _ROW_BYTES // _BYTES[compute]
+        for field in ("hidden_size", "moe_intermediate_size"):
+            _check(model, field, multiple, f"the grouped matrix product of the experts wants in {compute} on a GPU")
+    if kernels.attention == "varlen":
         _check(model, "head_dim", _HEAD_MULTIPLE, "FlashAttention wants on a GPU")
 
 

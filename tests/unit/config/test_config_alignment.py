@@ -1,5 +1,7 @@
 """A width that CUDA kernels refuse is refused by name before anything is built."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,11 +9,13 @@ from glmforge import load_config
 from glmforge.config import preset_names
 from glmforge.config.alignment import check_cuda_widths
 from glmforge.errors import ConfigError
-from glmforge.kernels.target import kernels_of
+from glmforge.kernels.choice import UNMEASURED
 from glmforge.parallel.build import lay_out_model
 from glmforge.parallel.world import World
 from helpers.models import tiny_config
 
+KERNELS = UNMEASURED.model_copy(update={"experts": "grouped", "attention": "varlen"})
+FP32_KERNELS = KERNELS.model_copy(update={"attention": "flex"})
 BY_8, BY_4 = r"is not a multiple of 8, .* bf16", r"is not a multiple of 4, .* fp32"
 
 
@@ -26,31 +30,31 @@ BY_8, BY_4 = r"is not a multiple of 8, .* bf16", r"is not a multiple of 4, .* fp
 )
 def test_refused(field: str, width: int, compute: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_cuda_widths(tiny_config(**{field: width}), compute)
+        check_cuda_widths(tiny_config(**{field: width}), compute, KERNELS)
 
 
 @pytest.mark.parametrize(("field", "width"), [("moe_intermediate_size", 44), ("head_dim", 20)])
 def test_wider_numbers_need_shorter_rows_and_no_flash_attention(field: str, width: int) -> None:
-    check_cuda_widths(tiny_config(**{field: width}), "fp32")
+    check_cuda_widths(tiny_config(**{field: width}), "fp32", FP32_KERNELS)
 
 
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_fit(preset: str) -> None:
-    check_cuda_widths(load_config(run_of(preset)).model, "bf16")
+    check_cuda_widths(load_config(run_of(preset)).model, "bf16", KERNELS)
 
 
-def run_of(model: str, moe_intermediate_size: int | None = None) -> str:
-    changed = "" if moe_intermediate_size is None else f", moe_intermediate_size: {moe_intermediate_size}"
+def run_of(model: str, **changed: int) -> str:
     return f"""
 name: widths
-model: {{preset: {model}{changed}}}
+model: {json.dumps({"preset": model} | changed)}
 data: {{tokenizer: none, sources: [{{name: text, path: none}}]}}
 phases: [{{name: main, steps: 1, seq_len: 16, batch_size: 1}}]
 """
 
 
-def test_only_where_the_kernels_are_those_of_a_gpu() -> None:
-    config = load_config(run_of("tiny", 44))
+def test_only_where_a_gpu_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(run_of("tiny", moe_intermediate_size=44))
     lay_out_model(config, World.single("cpu"))
-    with kernels_of("cuda"), pytest.raises(ConfigError, match="moe_intermediate_size"), torch.device("meta"):
-        lay_out_model(config, World.single("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    with pytest.raises(ConfigError, match="moe_intermediate_size"):
+        lay_out_model(config, World.single("cuda"))
