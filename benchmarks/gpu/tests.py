@@ -62,11 +62,8 @@ class _Recorder:
         if report.skipped:
             self.results.set(name, status="skipped", summary=str(report.longrepr[-1]) if report.longrepr else "")
         elif report.failed:
-            details: dict[str, Any] = {
-                "reason": _last_line(report.longreprtext),
-                "traceback": report.longreprtext[-4000:],
-            }
-            self.results.set(name, status="failed", **details)
+            text = report.longreprtext
+            self.results.set(name, status="failed", reason=_last_line(text), traceback=text[-4000:])
         elif report.when == "call":
             self.results.set(name, status="ok", seconds=round(report.duration, 4))
 

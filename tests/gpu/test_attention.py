@@ -10,6 +10,7 @@ from glmforge.kernels.segments import Segments, segment_attention
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, local_ranges, zigzag_index
 from glmforge.parallel.world import World
 from helpers.devices import DEVICES, on, relative_error
+from helpers.kernels import module_with
 
 # fp32 with sums in another order (flex on a GPU may multiply in TF32: 2^-11); bf16 rounds inputs, probabilities and
 # outputs to 2^-9, and gradients are sums of such.
@@ -23,7 +24,7 @@ BACKENDS = [
     on("cuda", "varlen", *BF16),
 ]
 SEGMENT_BACKENDS = [
-    on("cpu", "segments", *FP32),
+    on("cpu", "documents", *FP32),
     on("cuda", "flex", *FP32),
     on("cuda", "flex", *BF16),
     on("cuda", "varlen", *BF16),
@@ -51,71 +52,71 @@ def assert_close(actual: list[Tensor], expected: list[Tensor], tolerance: float)
         assert error < tolerance, f"{name}: {error:.1e}"
 
 
-@pytest.mark.parametrize(("device", "backend", "dtype", "tolerance"), BACKENDS)
+@pytest.mark.parametrize(("device", "implementation", "dtype", "tolerance"), BACKENDS)
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_attention(
     device: str,
-    backend: str,
+    implementation: str,
     dtype: torch.dtype,
     tolerance: float,
     heads: tuple[int, int, int],
     lengths: list[int],
 ) -> None:
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[Tensor]:
         qkv = [x.to(device, dtype).requires_grad_() for x in qkv_of(sum(lengths), heads)]
-        return with_gradients(attention(*qkv, Documents.from_lengths(lengths, device), backend=backend), qkv)
+        return with_gradients(
+            attention(*qkv, Documents.from_lengths(lengths, device), implementation=implementation), qkv
+        )
 
-    assert_close(run(device, dtype, backend), run("cpu", torch.float64, "dense"), tolerance)
+    assert_close(run(device, dtype, implementation), run("cpu", torch.float64, "dense"), tolerance)
 
 
-@pytest.mark.parametrize(("device", "backend", "dtype", "tolerance"), SEGMENT_BACKENDS)
+@pytest.mark.parametrize(("device", "implementation", "dtype", "tolerance"), SEGMENT_BACKENDS)
 @pytest.mark.parametrize(("cp", "rank"), [(1, 0), (2, 0), (2, 1), (4, 1)])
 def test_attention_of_some_of_the_queries(
-    device: str, backend: str, dtype: torch.dtype, tolerance: float, cp: int, rank: int
+    device: str, implementation: str, dtype: torch.dtype, tolerance: float, cp: int, rank: int
 ) -> None:
     lengths = [1, 37, 128, 5, 85, 256]
 
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[Tensor]:
         qkv = [x.to(device, dtype).requires_grad_() for x in qkv_of(512)]
         index = zigzag_index(2, 256, cp, rank, device)
         segments = Segments.cut(Documents.from_lengths(lengths, device), local_ranges(2, 256, cp, rank))
-        return with_gradients(segment_attention(qkv[0][index], *qkv[1:], segments, backend=backend), qkv)
+        return with_gradients(segment_attention(qkv[0][index], *qkv[1:], segments, implementation=implementation), qkv)
 
-    assert_close(run(device, dtype, backend), run("cpu", torch.float64, "dense"), tolerance)
+    assert_close(run(device, dtype, implementation), run("cpu", torch.float64, "dense"), tolerance)
 
 
-@pytest.mark.parametrize(("device", "backend", "dtype", "tolerance"), SEGMENT_BACKENDS)
+@pytest.mark.parametrize(("device", "implementation", "dtype", "tolerance"), SEGMENT_BACKENDS)
 @pytest.mark.parametrize("kind", ["gathered", "gathered again", "ulysses"])
 def test_context_parallel_attention_on_one_rank(
-    device: str, backend: str, dtype: torch.dtype, tolerance: float, kind: str
+    device: str, implementation: str, dtype: torch.dtype, tolerance: float, kind: str
 ) -> None:
     """The hooks around the kernels; with one rank the gather is the identity."""
     lengths = [1, 37, 128, 5, 85, 256]
 
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[Tensor]:
         attend_class = Ulysses if kind == "ulysses" else GatheredKeyValues
-        if kind == "ulysses" and backend == "segments":
-            backend = "documents"  # the same for whole documents
         documents = Documents.from_lengths(lengths, device)
-        attend = attend_class(documents, World.single(device), 2, 256, backend=backend)
+        attend = attend_class(documents, World.single(device), 2, 256)
         if kind == "gathered again":
             attend.regather = True
         qkv = [x.to(device, dtype).requires_grad_() for x in qkv_of(512)]
-        return with_gradients(attend(None, *qkv), qkv)
+        return with_gradients(attend(module_with(attention=implementation), *qkv), qkv)
 
-    assert_close(run(device, dtype, backend), run("cpu", torch.float64, "dense"), tolerance)
+    assert_close(run(device, dtype, implementation), run("cpu", torch.float64, "dense"), tolerance)
 
 
 @pytest.mark.parametrize(
-    ("device", "backend", "num_tokens"),
+    ("device", "implementation", "num_tokens"),
     [on("cpu", "documents", 3000), on("cuda", "varlen", 131072), on("cuda", "flex", 131072)],
 )
-def test_a_long_row(device: str, backend: str, num_tokens: int) -> None:
+def test_a_long_row(device: str, implementation: str, num_tokens: int) -> None:
     """Some queries of one long document against softmax written out; no mask of all by all tokens fits anywhere."""
     qkv = [x.to(device, torch.bfloat16).requires_grad_() for x in qkv_of(num_tokens, (2, 1, 128))]
     documents = Documents.from_lengths([num_tokens - 5, 5], device)
-    output = attention(*qkv, documents, backend=backend)
+    output = attention(*qkv, documents, implementation=implementation)
     torch.autograd.grad(output.float().square().mean(), qkv)
     q, k, v = (x.detach().float() for x in qkv)
     for query in (0, 1, 127, num_tokens // 2 + 1, num_tokens - 6):
@@ -134,5 +135,5 @@ def test_cached_attention(device: str) -> None:
     output = cached_attention(query, rows[1], rows[2], past)
     for row, length in enumerate((12, 5)):
         inputs = [x[row, :length].double().cpu() for x in rows]
-        expected = attention(*inputs, Documents.from_lengths([length]), backend="dense")[-1]
+        expected = attention(*inputs, Documents.from_lengths([length]), implementation="dense")[-1]
         assert relative_error(output[row, 0], expected) < 2e-3

@@ -26,28 +26,30 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("device", "backend", "dtype", "tolerance"), BACKENDS)
+@pytest.mark.parametrize(("device", "implementation", "dtype", "tolerance"), BACKENDS)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
 # Widths of whole 16 bytes in bf16, among them odd multiples of 8 elements.
 @pytest.mark.parametrize("width", [96, 104], ids=str)
 def test_swiglu_experts(
-    device: str, backend: str, dtype: torch.dtype, tolerance: float, counts: list[int], width: int
+    device: str, implementation: str, dtype: torch.dtype, tolerance: float, counts: list[int], width: int
 ) -> None:
     generator, num_experts = torch.Generator().manual_seed(0), len(counts)
     shapes = [(sum(counts), 128), (num_experts, 2 * width, 128), (num_experts, 128, width)]
     made = [torch.randn(shape, generator=generator) * 0.2 for shape in shapes]
     upstream = torch.randn(sum(counts), 128, generator=generator)
 
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[Tensor]:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[Tensor]:
         # Master weights stay fp32 while the rows are bf16, as in training.
         weights = torch.promote_types(dtype, torch.float32)
         inputs = [x.to(device, weights).requires_grad_() for x in made]
         counts_E = torch.tensor(counts, device=device)
-        gate_NI, up_NI = expert_linear(inputs[0].to(dtype), inputs[1], counts_E, backend=backend).chunk(2, dim=-1)
-        y_ND = expert_linear(F.silu(gate_NI) * up_NI, inputs[2], counts_E, backend=backend)
+        gate_NI, up_NI = expert_linear(inputs[0].to(dtype), inputs[1], counts_E, implementation=implementation).chunk(
+            2, dim=-1
+        )
+        y_ND = expert_linear(F.silu(gate_NI) * up_NI, inputs[2], counts_E, implementation=implementation)
         return [y_ND, *torch.autograd.grad(y_ND, inputs, upstream.to(y_ND))]
 
-    expected, actual = run("cpu", torch.float64, "loop"), run(device, dtype, backend)
+    expected, actual = run("cpu", torch.float64, "loop"), run(device, dtype, implementation)
     for name, a, e in zip(("output", "x", "gate_up", "down"), actual, expected, strict=True):
         error = relative_error(a, e)
         assert error < tolerance, f"{name}: {error:.1e}"
