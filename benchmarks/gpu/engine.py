@@ -13,6 +13,7 @@ import torch
 from glmforge.config.parameters import parameter_table
 from glmforge.model import GlmMoe
 from glmforge.plan.memory import kv_cache_bytes_per_token
+from glmforge.plan.parameters import count_parameters
 from gpu.bench import Bench
 from gpu.results import Figure
 from gpu.slice_runs import fill_, load
@@ -22,7 +23,7 @@ SHAPES = {
     "8 prompts of 512": (8, 512),
     "1 prompt of 512": (1, 512),
     "64 prompts of 512": (64, 512),
-    "1 of 8192": (1, 8192),
+    "1 prompt of 8192": (1, 8192),
 }
 NEW_TOKENS = 64
 
@@ -57,7 +58,7 @@ def generate_figure(bench: Bench, num_rows: int, length: int) -> Figure:
     each = max(1e-9, (whole - prefill) / (num_new - 1))
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
     cache_bytes = num_rows * (length + num_new / 2) * kv_cache_bytes_per_token(config)
-    matrices = sum(p.numel() for p in model.parameters() if p.dim() >= 2)
+    matrices = count_parameters(config).active.matrices
     return {
         "prefill_s": prefill,
         "prefill_tokens_per_s": num_rows * length / prefill,

@@ -34,6 +34,8 @@ from gpu.slice_runs import (
 from gpu.timing import measure
 
 WARM_UP, STEPS = 2, 5
+ALIKE = ("air-32k", "355b-32k", "355b-128k")
+"""Slices that a dry run leaves out, as their path is another one's."""
 COMPILED, ADAMW = "parallel.compile=true", "optim.matrix_optimizer=adamw"
 
 
@@ -41,6 +43,8 @@ def run(bench: Bench) -> None:
     def ours(slice_name: str, *settings: str, level: bool = False, expected_s: float = 50, label: str = "") -> None:
         words = ["glmforge", *filter(None, [label]), "level routing" if level else "real routing"]
         name = f"{slice_name} | {', '.join(words)}"
+        if bench.dry and slice_name in ALIKE:
+            return
         bench.figure(name, partial(own_figure, bench, slice_name, settings, level=level), expected_s=expected_s)
 
     def theirs(slice_name: str, who: str, build: Callable[..., OtherStep], expected_s: float = 50) -> None:
@@ -168,8 +172,8 @@ def update_figure(bench: Bench, optimizer: str) -> Figure:
 
 
 def update_work(step: OwnStep, config: RunConfig) -> tuple[float, float]:
-    """FLOPs and bytes of an update: Newton-Schulz of every matrix Muon trains; weight, gradient and states read, all but
-    the gradient written."""
+    """FLOPs and bytes of an update: Newton-Schulz of every matrix that Muon trains; weight, gradient and states read,
+    all but the gradient written."""
     table = step.backend.model.table
     flops = num_bytes = 0.0
     for group in parameter_groups(table, config.optim):
