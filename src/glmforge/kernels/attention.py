@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.target import kernel_device
+from glmforge.kernels.varlen import causal_varlen_attention
 
 BLOCK_QUERIES, BLOCK_QUERIES_BF16 = 32, 64
 """Smaller blocks compute less of what the mask hides; bfloat16 matmuls are so short that their number weighs more."""
@@ -231,20 +231,8 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-@functools.lru_cache(maxsize=1)
-def _block_mask(documents: Documents) -> BlockMask:
-    """One mask serves all layers of a forward pass."""
-    ids_T = documents.ids_T()
-    num_tokens = documents.num_tokens
-
-    def same_document_and_not_later(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (ids_T[query] == ids_T[key]) & (query >= key)
-
-    return create_block_mask(same_document_and_not_later, None, None, num_tokens, num_tokens, ids_T.device)
-
-
 def _flex(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
-    return flex_under_mask(q_THP, k_TGP, v_TGP, _block_mask(documents))
+    return flex_under_mask(q_THP, k_TGP, v_TGP, documents.block_mask)
 
 
 def flex_under_mask(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, mask: BlockMask) -> Tensor:
@@ -256,8 +244,7 @@ def flex_under_mask(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, mask: BlockMask
 
 def _varlen(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
     borders, longest = documents.cu_seqlens, documents.max_length
-    causal = (-1, 0)  # any number of keys to the left, none to the right
-    return varlen_attn(q_THP, k_TGP, v_TGP, borders, borders, longest, longest, window_size=causal, enable_gqa=True)  # type: ignore[return-value]
+    return causal_varlen_attention()(q_THP, k_TGP, v_TGP, borders, borders, longest, longest)
 
 
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {

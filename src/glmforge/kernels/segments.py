@@ -30,12 +30,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask
 
 from glmforge.kernels.attention import equal_segments, flex_under_mask
+from glmforge.kernels.block_mask import interval_block_mask
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.target import kernel_device
+from glmforge.kernels.varlen import causal_varlen_attention
 
 
 class QueryRange(NamedTuple):
@@ -110,13 +111,9 @@ class Segments:
     @cached_property
     def block_mask(self) -> BlockMask:
         """FlexAttention's mask of Q queries and T keys."""
-        ids_T, places_Q = self.documents.ids_T(), self.places_Q
-        ids_Q = ids_T[places_Q]
-
-        def same_document_and_not_later(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (ids_Q[query] == ids_T[key]) & (places_Q[query] >= key)
-
-        return create_block_mask(same_document_and_not_later, None, None, len(places_Q), len(ids_T), self.device)
+        places_Q = self.places_Q
+        first_Q = places_Q - self.documents.positions_T[places_Q]
+        return interval_block_mask(first_Q, places_Q, self.documents.num_tokens)
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -234,10 +231,7 @@ def _flex(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments) -> Te
 
 
 def _varlen(q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments) -> Tensor:
-    causal = (-1, 0)  # any number of keys to the left, none to the right of the query's own
-    return varlen_attn(  # type: ignore[return-value]
-        q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest, window_size=causal, enable_gqa=True
-    )
+    return causal_varlen_attention()(q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest)
 
 
 BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Segments], Tensor]] = {

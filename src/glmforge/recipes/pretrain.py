@@ -134,7 +134,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
 
 def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
     """Every rank reads its own part. MTP layers that the directory lacks keep the weights drawn from the seed."""
-    found = load_hf_into(directory, model.state_dict(), keep_absent_mtp=True)
+    found = load_hf_into(directory, model.state_dict(), model.config, keep_absent_mtp=True)
     differing = [name for name in _MUST_AGREE if getattr(found, name) != getattr(model.config, name)]
     if differing:
         raise ConfigError(

@@ -11,6 +11,7 @@ from glmforge.kernels import segments as module
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.segments import QueryRange, Segments, key_order, segment_attention
+from glmforge.kernels.varlen import causal
 
 H, G, P = 4, 2, 16
 SEQ_LEN = 48
@@ -121,10 +122,20 @@ def test_runs_are_cut_at_documents_and_joined_where_ranges_meet() -> None:
 
 
 def varlen_by_the_book(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: object
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
 ) -> Tensor:
     """What the CUDA kernel documents: sequence by sequence, causal aligned at the bottom right."""
-    assert options == {"window_size": (-1, 0), "enable_gqa": True}
+    assert (window_size, enable_gqa) == ((-1, 0), True)
+    q, k, v, cu_q, cu_k = query, key, value, cu_seq_q, cu_seq_k
     assert (cu_q.dtype, cu_k.dtype) == (torch.int32, torch.int32)
     assert (int(cu_q.diff().max()), int(cu_k.diff().max())) == (max_q, max_k)
     assert (len(q), len(k), len(v)) == (int(cu_q[-1]), int(cu_k[-1]), int(cu_k[-1]))
@@ -140,7 +151,7 @@ def varlen_by_the_book(
 
 @pytest.mark.parametrize("ranges", RANGES, ids=str)
 def test_what_the_varlen_kernel_is_given(ranges: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "varlen_attn", varlen_by_the_book)
+    monkeypatch.setattr(module, "causal_varlen_attention", lambda: causal(varlen_by_the_book))
     documents = packed(2, seed=0)
     segments = Segments.cut(documents, ranges)
     qkv = random_qkv(documents.num_tokens, torch.float32)
