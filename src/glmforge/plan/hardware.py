@@ -29,7 +29,7 @@ class Accelerator(NamedTuple):
     memory_bandwidth: float
     """Bytes per second."""
     nvlink_bandwidth: float | None
-    """Bytes per second to the other devices of a node, each way: half of what is advertised. None: over PCIe only."""
+    """Bytes per second to the other devices of a node, each way: half of what is advertised. None: not to all."""
     source: str
     device_names: tuple[str, ...]
     """Regular expressions for the whole device name, NVIDIA in front taken off, as older drivers leave it out."""

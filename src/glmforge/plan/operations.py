@@ -77,6 +77,7 @@ class Operation:
         in_model: whether it belongs to what `train_flops_per_token` counts.
         again: whether the backward pass computes the forward one a second time.
         repeats: how often today's code does what would be enough once.
+        is_update: whether it is done once a step, when all gradients are there.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Operation:
     in_model: bool = True
     again: bool = False
     repeats: int = 1
+    is_update: bool = False
 
     @property
     def passes(self) -> list[tuple[Direction, Work]]:
@@ -191,7 +193,8 @@ def _attention(config: ModelConfig, share: Share) -> Iterator[Operation]:
     yield _maps("q, k, v projections", share.tokens, config.hidden_size, [q, kv, kv])
     rotated = BF16 * share.tokens * (q + kv)
     saved = rotated if config.use_qk_norm else 0  # a norm's backward pass reads what was normed
-    yield Operation("q/k norm and RoPE", "memory", Work(2 * rotated), Work(2 * rotated + saved))
+    name = "q/k norm and RoPE" if config.use_qk_norm else "RoPE"
+    yield Operation(name, "memory", Work(2 * rotated), Work(2 * rotated + saved))
 
     product = share.attended * q  # half of 2 T S Q multiplications and additions: q k^T, or p v
     q_bytes, kv_bytes = BF16 * share.tokens * q, BF16 * share.tokens * share.cp * 2 * kv

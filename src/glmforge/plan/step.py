@@ -53,7 +53,9 @@ def step_operations(
     table = parameter_table(config.model)
     used = [row for stage in stages for row in used_parameters(table, config, stage)]
     # A rank alone casts in every forward pass; FSDP casts what it gathers, as often as it gathers.
-    again = config.parallel.recompute == "full" if layout.fsdp == 1 else config.parallel.reshards_after_forward
+    reshards = config.parallel.reshards_after_forward
+    again = config.parallel.recompute == "full" if layout.fsdp == 1 else reshards
+    gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not reshards else micro_batches
     return found + list(
         update_operations(
             used,
@@ -61,7 +63,7 @@ def step_operations(
             config.optim,
             layout,
             micro_batches=micro_batches,
-            casts_per_step=micro_batches * (1 + again),
+            casts_per_step=gathers * (1 + again),
         )
     )
 

@@ -20,7 +20,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.hardware import Accelerator
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.operations import BF16, FP32, Share
-from glmforge.plan.step import used_parameters, micro_batch_share
+from glmforge.plan.step import micro_batch_share, used_parameters
 from glmforge.plan.update_operations import shard_elements, used_elements
 
 NODE_RANKS = 8
@@ -48,8 +48,12 @@ def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Tr
     micro_batches = layout.num_micro_batches(config.phases[0])
     sizes: Counter[str] = Counter()
     for stage in stages_of_pp_rank(config, layout, pp_rank):
-        for axis, size in (*_activations(config, layout, share, stage), *_weights(config, layout, stage)):
+        for axis, size in _activations(config, layout, share, stage):
             sizes[axis] += size * micro_batches
+        # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
+        gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
+        for axis, size in _weights(config, layout, stage):
+            sizes[axis] += size * gathers
         for axis, size in _gradients(config, layout, stage, micro_batches):
             sizes[axis] += size
     return [
@@ -68,7 +72,10 @@ def _activations(config: RunConfig, layout: Layout, share: Share, stage: StageCo
     x = BF16 * share.tokens * model.hidden_size
     forwards = 2 if recompute == "full" else 1  # "selective" keeps what came over the network
     # Every layer gathers and scatters twice: around attention, and around the dense MLP or the shared expert.
-    yield "tp", num_layers * 2 * 2 * x * (forwards + 1) + stage.has_head * (1 + num_mtp) * 2 * x
+    # A recomputation ends before it has done so after a dense layer's last map.
+    yield "tp", num_layers * 2 * 2 * x * (forwards + 1) - stage.num_dense * x * (forwards - 1)
+    # The embedding is summed over parts of the vocabulary, the head reads all tokens.
+    yield "tp", (stage.has_embedding + stage.has_head) * (1 + num_mtp) * 2 * x
     rows = BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "ep", num_moe * 2 * rows * (forwards + 1)
     yield "cp", num_layers * _context(config, layout, share)
@@ -87,7 +94,7 @@ def _context(config: RunConfig, layout: Layout, share: Share) -> int:
 
 
 def _weights(config: RunConfig, layout: Layout, stage: StageContent) -> Iterator[tuple[str, int]]:
-    """FSDP's gathers for one micro-batch. What belongs to no layer stays gathered from forward to backward."""
+    """FSDP's gathers for one forward and backward pass. What belongs to no layer stays gathered between."""
     gathers = 2 if config.parallel.reshards_after_forward else 1
     for row in _trained(config, stage):
         size = (FP32 if "mlp.gate." in row.name else BF16) * used_elements(row, layout)

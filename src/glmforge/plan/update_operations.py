@@ -72,7 +72,7 @@ def _elements(rows: Iterable[Parameter], layout: Layout) -> int:
 
 
 def _update(name: str, num_bytes: int) -> Operation:
-    return Operation(name, "memory", Work(num_bytes), in_model=False)
+    return Operation(name, "memory", Work(num_bytes), in_model=False, is_update=True)
 
 
 def _newton_schulz(rows: Iterable[Parameter], layout: Layout, num_steps: int) -> Iterator[Operation]:
@@ -89,6 +89,7 @@ def _newton_schulz(rows: Iterable[Parameter], layout: Layout, num_steps: int) ->
             _orthogonalise(number, short, long, num_steps),
             times=Fraction(1, ranks),
             in_model=False,
+            is_update=True,
         )
 
 

@@ -27,7 +27,7 @@ many Muon takes at a time is no matter of arithmetic."""
 
 RUN = """
 name: run
-model: tiny
+model: {preset: tiny, num_hidden_layers: 2}
 data: {tokenizer: none, sources: [{name: random, path: none}]}
 phases: [{name: main, steps: 1, seq_len: 64, batch_size: 4, aux_loss_weight: 0}]
 parallel: {micro_batch_size: 2}
