@@ -49,4 +49,4 @@ def _inputs(g: Inputs, model: Widths, lengths: tuple[int, ...]) -> tuple[Any, ..
 
 
 def _attend(backend: str, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    return attention(q, k, v, documents, backend=backend)
+    return attention(q, k, v, documents, implementation=backend)
