@@ -59,7 +59,7 @@ def _print(ledger: "Ledger", phase: str, num_stages: int, pp_rank: int) -> None:
     for traffic in ledger.traffic:
         seconds = traffic.seconds(device) if device else None
         link = "" if seconds is None else f", at least {_short(seconds * 1e3)} ms"
-        place = "inside a node" if traffic.in_node else "between nodes"
+        place = "inside a node" if traffic.ranks_per_node == traffic.num_ranks else "between nodes"
         console.print(f"- {traffic.axis}: {traffic.bytes / 1e9:,.2f} GB {place}{link}", highlight=False)
 
 

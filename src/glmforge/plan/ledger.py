@@ -126,7 +126,12 @@ def as_json(ledger: Ledger) -> dict[str, Any]:
         "total": _cost_as_json(ledger.total, device),
         "update": _cost_as_json(ledger.update, device),
         "traffic": [
-            {"axis": traffic.axis, "ranks": traffic.num_ranks, "bytes": traffic.bytes, "in_node": traffic.in_node}
+            {
+                "axis": traffic.axis,
+                "ranks": traffic.num_ranks,
+                "ranks_per_node": traffic.ranks_per_node,
+                "bytes": traffic.bytes,
+            }
             | ({"limit_s": traffic.seconds(device)} if device else {})
             for traffic in ledger.traffic
         ],

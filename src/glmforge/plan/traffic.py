@@ -1,11 +1,10 @@
 """What a rank sends and receives in a step, axis by axis, and how long the links take for it at the least.
 
-Bytes are counted as `glmforge.parallel.communication` counts them: of a collective the larger of input and output. Of
-these, each rank moves (R - 1) / R over its link. Left out are what is small (counts of rows, norms, losses) and what
-Muon exchanges.
+Bytes are counted as `glmforge.parallel.communication` counts them: of a collective the larger of input and output. Left
+out are what is small (counts of rows, norms, losses) and what Muon exchanges.
 
-A group is taken to lie inside a node if its ranks lie within `NODE_RANKS` consecutive ones. Inside, NVLink counts; the
-network between nodes is an assumption, for no device table knows it.
+Nodes are taken to be `NODE_RANKS` consecutive ranks. Inside, NVLink counts; the network between nodes is an assumption,
+for no device table knows it.
 
 Shapes: T tokens of a micro-batch on this rank, D hidden_size.
 """
@@ -29,17 +28,33 @@ NETWORK_BYTES = 50e9
 
 
 class Traffic(NamedTuple):
-    """Bytes of a step on one axis, and whether its ranks share a node."""
+    """Bytes of a step on one axis. `is_exchange`: each pair of ranks has its own bytes, as in an all-to-all."""
 
     axis: str
     num_ranks: int
+    ranks_per_node: int
     bytes: int
-    in_node: bool
+    is_exchange: bool
 
     def seconds(self, accelerator: Accelerator) -> float | None:
-        """At the rate of the link; None if the device's NVLink is not known."""
-        rate = accelerator.nvlink_bandwidth if self.in_node else NETWORK_BYTES
-        return None if rate is None else self.bytes * (self.num_ranks - 1) / self.num_ranks / rate
+        """At the rates of the links, NVLink and network at once; None if the device's NVLink is needed and not known.
+
+        An exchange sends to the ranks of other nodes over the network what is theirs. What all ranks are to have, or
+        add to, passes each node once, over the adapters of all its ranks of the group.
+        """
+        ranks, near = self.num_ranks, self.ranks_per_node
+        inside, outside = (ranks - 1) / ranks * (near > 1), (ranks - 1) / ranks / near * (near < ranks)
+        if self.is_exchange:
+            inside, outside = (near - 1) / ranks, (ranks - near) / ranks
+        if self.axis == "pp":  # half is sent and half received, at the same time
+            inside, outside = 0.5 * (near == ranks), 0.5 * (near < ranks)
+        if self.axis == "dp_replicate":  # an all-reduce scatters, and gathers
+            inside, outside = 2 * inside, 2 * outside
+        if not inside:
+            return outside * self.bytes / NETWORK_BYTES
+        if accelerator.nvlink_bandwidth is None:
+            return None
+        return self.bytes * max(inside / accelerator.nvlink_bandwidth, outside / NETWORK_BYTES)
 
 
 def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Traffic]:
@@ -56,8 +71,9 @@ def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Tr
             sizes[axis] += size * gathers
         for axis, size in _gradients(config, layout, stage, micro_batches):
             sizes[axis] += size
+    exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [
-        Traffic(axis, layout.size(axis), size, _extent(layout, axis) <= NODE_RANKS)
+        Traffic(axis, layout.size(axis), _ranks_per_node(layout, axis), size, axis in exchanges)
         for axis, size in sizes.items()
         if layout.size(axis) > 1 and size
     ]
@@ -118,8 +134,8 @@ def _shard_axis(row: Parameter, layout: Layout) -> str:
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 
 
-def _extent(layout: Layout, axis: str) -> int:
-    """How many consecutive ranks a group of the axis spans."""
+def _ranks_per_node(layout: Layout, axis: str) -> int:
+    """How many ranks of a group of the axis lie in one node."""
     strides = {
         "tp": 1,
         "ep": 1,
@@ -129,4 +145,4 @@ def _extent(layout: Layout, axis: str) -> int:
         "dp_replicate": layout.dp_shard * layout.cp * layout.tp,
         "pp": layout.stage_ranks,
     }
-    return strides[axis] * layout.size(axis)
+    return max(1, min(layout.size(axis), NODE_RANKS // strides[axis]))
