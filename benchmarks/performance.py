@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from gpu.kernel_times import KINDS, OTHER
 from gpu.slices import SLICES
 from record import RESULTS, ROOT
 
@@ -104,12 +105,22 @@ def operations_table(name: str, device: str) -> str:
     ]
     update = [row for row in ledger.rows if row.is_update and row.name != CLIP]
     passes = [row for row in ledger.rows if not row.is_update]
+    kernels: dict[str, float] = figure.get("kernels_s", {})
+    for kind in (*KINDS, OTHER):
+        rows.append(_operation_row(f"all {kind}", [r for r in passes if _kind(r) == kind], ledger, kernels.get(kind)))
     rows += [
         _operation_row("forward and backward", passes, ledger, parts.get("forward_and_backward")),
         _operation_row("optimizer", update, ledger, parts.get("update")),
         _operation_row("step", ledger.rows, ledger, figure.get("seconds")),
     ]
     return _table(header, rows)
+
+
+def _kind(row: Row) -> str:
+    """Of the kernels that an operation of the forward and backward passes runs in."""
+    if row.kind == "matmul":
+        return "grouped matmuls" if row.name.startswith("experts") else "dense matmuls"
+    return "attention" if row.kind == "attention" else OTHER
 
 
 def _operation_row(name: str, rows: list[Row], ledger: Ledger, seconds: float | None) -> list[str]:
@@ -122,7 +133,7 @@ def _operation_row(name: str, rows: list[Row], ledger: Ledger, seconds: float | 
         *(_ms(time) for time in (cost.limit, *cost.expected.values())),
         _ms(seconds) if seconds else "",
         f"{share:.3f}",
-        (rows[0].lever or "") if len(rows) == 1 else "",
+        (rows[0].lever or "") if name == rows[0].name else "",
         _ms(gain) if gain else "",
     ]
 
@@ -173,6 +184,7 @@ def rates_table() -> str:
         "kernels that gather rows": expected.GATHERING,
         "attention": expected.ATTENTION,
         "grouped matmuls": expected.GROUPED,
+        "symmetric matmuls, triton": expected.SYMMETRIC,
         "fp32 matmuls": expected.FP32_MATMUL,
     }
     rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]
