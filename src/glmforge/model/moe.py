@@ -18,11 +18,12 @@ from glmforge.config.model import ModelConfig
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.dispatch import limit_to_capacity
 from glmforge.kernels.experts import expert_linear
+from glmforge.kernels.router import Routes
 from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
 from glmforge.model.layers import Matmul, SwiGLU
 from glmforge.model.placement import ONE_DEVICE, Region, local
-from glmforge.model.router import Router, Routes
+from glmforge.model.router import Router
 
 
 class Experts(ChoosesKernels, nn.Module):
