@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from glmforge.config.alignment import check_cuda_widths
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
@@ -58,12 +59,14 @@ def lay_out_model(
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
     Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
-    for an implementation (`config.kernels`) that cannot be used here.
+    for an implementation (`config.kernels`) that cannot be used here, or widths that it cannot work on.
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
+    if world.device.type == "cuda":
+        check_cuda_widths(config.model, config.precision.compute, kernels)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):

@@ -106,7 +106,6 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
-    ("looped_bfs", {"reshard_after_forward": True}, 5),
     ("zbv", {}, 9),
 ]
 """Schedule, other settings, micro-batches."""
@@ -119,6 +118,7 @@ MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
     ("looped_bfs", {}, 6),
+    ("looped_bfs", {"reshard_after_forward": True}, 5),
     ("interleaved_zero_bubble", {}, 8),
     # Run whole: torch gathers weights again with more than three stages; whole and split backward passes of a stage.
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),
@@ -193,6 +193,15 @@ def test_ranks_with_smaller_shards_are_told_apart() -> None:
     assert (large.first_rank, large.num_ranks, small.first_rank, small.num_ranks) == (0, 2, 2, 1)
     assert first.held[Purpose.WEIGHTS] == last.held[Purpose.WEIGHTS]
     assert first.held[Purpose.OPTIMIZER] - last.held[Purpose.OPTIMIZER] == 8 * (large.parameters - small.parameters) > 0
+
+
+def test_bf16_states_are_half_but_for_the_numbers_of_updates() -> None:
+    config = config_of({"tp": 2, "ep": 2})
+    half = config.model_copy(update={"optim": config.optim.model_copy(update={"state_dtype": "bf16"})})
+    first, second = dry((config, 4, 0, (), True), (half, 4, 0, (), True))
+    held, halved = (findings.held[Purpose.OPTIMIZER] for findings in (first, second))
+    # 4 bytes for each parameter's number of updates; in fp32 only AdamW counts them
+    assert held / 2 < halved < held / 2 + 4 * 100
 
 
 def test_what_dtensor_infers_on_whole_shapes_is_not_memory() -> None:
