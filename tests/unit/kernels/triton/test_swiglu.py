@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels.swiglu import swiglu
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.devices import TRITON_DEVICE, assert_near, far_apart
 
 fused = pytest.importorskip("glmforge.kernels.triton.swiglu")
 
@@ -73,6 +73,15 @@ def test_weights_may_be_strided() -> None:
     assert torch.equal(
         swiglu(gate_up, apart, implementation="triton"), swiglu(gate_up, weights, implementation="triton")
     )
+
+
+def test_rows_further_apart_than_int32_counts() -> None:
+    gate_up, weights = (x.detach() for x in inputs(3, 4, torch.bfloat16, True))
+    grad = torch.ones_like(gate_up[:, :4])
+    assert torch.equal(fused.swiglu(far_apart(gate_up), weights), fused.swiglu(gate_up, weights))
+    given = [(x, weights, g) for x, g in ((far_apart(gate_up), far_apart(grad)), (gate_up, grad))]
+    for a, e in zip(*(fused.swiglu_backward(*x) for x in given), strict=True):
+        assert torch.equal(a, e)
 
 
 @WEIGHTED
