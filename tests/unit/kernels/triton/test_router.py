@@ -102,7 +102,7 @@ def test_choices_are_different_experts_whatever_the_logits() -> None:
 def test_given_choice_replaces_score_and_bias() -> None:
     logits_TE, bias_E = inputs(7, 15)
     rule = RULES["odd groups"][1]
-    choice_TE = torch.randn(7, 15, generator=torch.Generator().manual_seed(1)).to(TRITON_DEVICE)
+    choice_TE = (torch.randn(7, 15, generator=torch.Generator().manual_seed(1)) - 2).to(TRITON_DEVICE)  # of both signs
     actual, expected = (
         route(logits_TE, bias_E, rule, choice_TE=choice_TE, implementation=name) for name in ("triton", "plain")
     )
