@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests differ a thousandfold in length: an idle process takes over what another has not begun.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 
-.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint format bench figures
+.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,12 @@ format: setup ## let ruff put the code into shape
 
 bench: setup ## training step against transformers: writes benchmarks/results/train_step.json
 	$(BIN)/python benchmarks/train_step.py
+
+test-gpu: ## every test that needs a GPU, on this machine's; installs nothing (docs/gpu.md)
+	@scripts/gpu.sh tests
+
+bench-gpu: ## tests and measurements on this machine's GPU, into gpu-results/; installs nothing (docs/gpu.md)
+	@scripts/gpu.sh all
 
 figures: setup ## list results older than the code they measured, measure them again, write README and docs (FIGURES="NAME ..." for some)
 	$(BIN)/python benchmarks/figures.py measure $(FIGURES)

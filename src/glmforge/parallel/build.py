@@ -17,6 +17,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
@@ -80,8 +81,7 @@ def lay_out_model(
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.compile:
-            for module in (*part.layers, *filter(None, (part.model.norm,))):
-                module.compile()
+            compile_parts(part)
         parts.append(part)
     pipeline, roots = _connect(config, world, parts)
     if needs_fsdp(world):
