@@ -14,6 +14,7 @@ from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.model.init import initial_chunk
+from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
@@ -60,10 +61,13 @@ def lay_out_model(
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
+    check_device(world.device, config.precision)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
+            for layer in part.layers:
+                lower_precision(layer, config.precision)
             if extend is not None:
                 extend(part)
         part.compute_dtype = DTYPES[config.precision.compute]
