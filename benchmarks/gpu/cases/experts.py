@@ -39,4 +39,4 @@ def _inputs(g: Inputs, setup: Setup, model: Widths, shape: tuple[int, int]) -> t
 
 
 def _linear(backend: str, x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
-    return expert_linear(x_NJ, weight_EOJ, counts_E, backend=backend)
+    return expert_linear(x_NJ, weight_EOJ, counts_E, implementation=backend)

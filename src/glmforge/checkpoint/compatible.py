@@ -79,6 +79,7 @@ RULES = (
     Rule("regularization.*", NOTED, NOTED, "from here on"),
     Rule("parallel.*", FREE, FREE, "losses on another layout agree to within rounding"),
     Rule("precision.*", NOTED, NOTED, "masters are fp32 in any case"),
+    Rule("kernels.*", FREE, FREE, "implementations agree to within rounding"),
     Rule("checkpoint.*", FREE, FREE, "no part of the mathematics"),
     Rule("observe.*", FREE, FREE, "no part of the mathematics"),
     Rule("fault_tolerance.*", FREE, FREE, "no part of the mathematics"),

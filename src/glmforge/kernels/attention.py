@@ -1,6 +1,6 @@
 """Causal grouped-query attention inside the documents of a packed batch.
 
-One function, several backends that compute the same thing:
+One function, several implementations that compute the same thing:
 
 - `dense`: scaled-dot-product attention under an explicit T x T mask. The reference, and the only one to read first.
 - `documents`: document by document, equal lengths batched; no mask over the whole batch ever exists. For the CPU.
@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 from glmforge.kernels.varlen import causal_varlen_attention
 
 BLOCK_QUERIES, BLOCK_QUERIES_BF16 = 32, 64
@@ -39,20 +39,21 @@ QUERIES_UNDER_A_MASK = 256
 """Of a long segment's queries, how many the flash kernel sees at a time: it also computes what their mask hides."""
 
 
-def attention(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents, *, backend: str = "auto") -> Tensor:
+def attention(
+    q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents, *, implementation: str = "auto"
+) -> Tensor:
     """o_THP: softmax(q k^T * P**-0.5) v over the earlier tokens (and itself) of each token's own document.
 
     Args:
-        backend: a name of `BACKENDS`, or "auto": "documents" on the CPU; elsewhere "varlen" for 16-bit types and
-            "flex" for the others.
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": see `glmforge.kernels.target.automatic`.
     """
     if len(q_THP) != documents.num_tokens:
         raise ValueError(f"attention: {len(q_THP)} queries, but documents of {documents.num_tokens} tokens")
-    if backend == "auto":
-        backend = _best_backend(q_THP)
-    if backend not in BACKENDS:
-        raise ValueError(f"attention: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
-    return BACKENDS[backend](q_THP, k_TGP, v_TGP, documents)
+    if implementation == "auto":
+        implementation = automatic("attention", kernel_device(q_THP.device), q_THP.dtype)
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown_implementation("attention", implementation, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[implementation](q_THP, k_TGP, v_TGP, documents)
 
 
 def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_lengths_B: Tensor) -> Tensor:
@@ -72,12 +73,6 @@ def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_length
     visible_B1SL = (torch.arange(num_slots, device=q_BSHP.device) <= positions_BS1).unsqueeze(1)
     q, k, v = (x.transpose(1, 2) for x in (q_BSHP, k_BLGP, v_BLGP))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_B1SL, enable_gqa=True).transpose(1, 2)
-
-
-def _best_backend(q_THP: Tensor) -> str:
-    if kernel_device(q_THP.device) == "cpu":
-        return "documents"
-    return "varlen" if q_THP.dtype.itemsize == 2 else "flex"
 
 
 def _dense(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
@@ -247,7 +242,7 @@ def _varlen(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -
     return causal_varlen_attention()(q_THP, k_TGP, v_TGP, borders, borders, longest, longest)
 
 
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {
     "dense": _dense,
     "documents": _documents,
     "flex": _flex,

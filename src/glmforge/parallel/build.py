@@ -10,9 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from glmforge.config.alignment import check_cuda_widths
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
+from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
@@ -57,11 +59,16 @@ def lay_out_model(
 ) -> ParallelModel:
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
-    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares.
+    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
+    for an implementation (`config.kernels`) that cannot be used here, or widths that it cannot work on.
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
     check_device(world.device, config.precision)
+    dtype = DTYPES[config.precision.compute]
+    kernels = choose(config.kernels, world.device, dtype)
+    if world.device.type == "cuda":
+        check_cuda_widths(config.model, config.precision.compute, kernels)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
@@ -70,7 +77,8 @@ def lay_out_model(
                 lower_precision(layer, config.precision)
             if extend is not None:
                 extend(part)
-        part.compute_dtype = DTYPES[config.precision.compute]
+        part.compute_dtype = dtype
+        part.set_kernels(kernels)
         check_declared(part, table)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
