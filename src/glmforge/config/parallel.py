@@ -61,6 +61,9 @@ class ParallelConfig(Strict):
     recompute_budget: float = Field(
         default=0.5, ge=0, le=1, description="share of the activations that recompute: budget may keep; needs compile"
     )
+    activation_offload: bool = Field(
+        default=False, description="keep what layers save for the backward pass in host memory; not with compile"
+    )
     compile: bool = Field(default=False, description="torch.compile each decoder layer")
     process_group_timeout_s: PositiveInt = 600
 
@@ -86,6 +89,8 @@ class ParallelConfig(Strict):
                 "recompute",
                 "'budget' is torch.compile's choice of what to keep: set compile to true as well",
             )
+        if self.activation_offload and self.compile:
+            refuse("activation_offload", "compiled layers save for themselves: set compile or this to false")
         return self
 
 

@@ -22,6 +22,7 @@ from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.offload import apply_offload
 from glmforge.parallel.pipeline import Pipeline, StageModule
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.recompute import apply_recompute
@@ -83,6 +84,8 @@ def lay_out_model(
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
+        if parallel.activation_offload:
+            apply_offload(part, world.device)
         if parallel.compile:
             for module in (*part.layers, *filter(None, (part.model.norm,))):
                 module.compile()
