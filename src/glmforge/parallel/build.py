@@ -18,6 +18,7 @@ from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
@@ -87,8 +88,7 @@ def lay_out_model(
         if parallel.activation_offload:
             apply_offload(part, world.device)
         if parallel.compile:
-            for module in (*part.layers, *filter(None, (part.model.norm,))):
-                module.compile()
+            compile_parts(part)
         parts.append(part)
     pipeline, roots = _connect(config, world, parts)
     if needs_fsdp(world):
