@@ -20,7 +20,7 @@ from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
-from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
+from glmforge.parallel.expert import Splits, SplitsFromDevice, parallelize_experts
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.offload import apply_offload
@@ -55,7 +55,7 @@ def lay_out_model(
     config: RunConfig,
     world: World,
     *,
-    splits: Splits = splits_from_device,
+    splits: Splits = SplitsFromDevice,
     table: ParameterTable | None = None,
     extend: Extend | None = None,
 ) -> ParallelModel:
