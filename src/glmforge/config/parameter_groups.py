@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 
 from glmforge.config.optim import OptimConfig, ParameterRule
 from glmforge.config.optimizers import OPTIMIZERS, OptimizerDeclaration, StateDtype
-from glmforge.config.parameters import MTP_ENTRY, Parameter, ParameterTable, Shape
+from glmforge.config.parameters import Parameter, ParameterTable, Shape
 from glmforge.files import shown
 
 
@@ -60,7 +60,7 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
         )
         members.setdefault(key, []).append(parameter)
     return [
-        ParameterGroup(OPTIMIZERS[optimizer], decay, scale, tuple(parameters))
+        ParameterGroup(OPTIMIZERS[optimizer].in_dtype(config.state_dtype), decay, scale, tuple(parameters))
         for (optimizer, decay, scale), parameters in members.items()
     ]
 
@@ -121,9 +121,8 @@ def _optimizer_without_rule(parameter: Parameter, config: OptimConfig) -> str:
 
 
 def _num_trunk_layers(table: ParameterTable) -> int:
-    trained = table.trained().values()
-    layers = {parameter.layer for parameter in trained if parameter.layer is not None}
-    return len(layers - {parameter.layer for parameter in trained if parameter.name.endswith(f".{MTP_ENTRY}")})
+    layers = {row.layer for row in table.values()} - {None}
+    return len(layers - {row.layer for row in table.values() if row.mtp})
 
 
 def _layer_scale(parameter: Parameter, decay: float, num_layers: int) -> float:

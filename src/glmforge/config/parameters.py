@@ -15,7 +15,7 @@ F intermediate width of a SwiGLU.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -30,8 +30,6 @@ Axis = Literal["dp_replicate", "fsdp", "cp", "tp", "efsdp", "ep"]
 When = Literal["always", "sequence_parallel"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-MTP_ENTRY = "eh_proj.weight"
-"""Of a layer; each MTP layer has it, and no other layer."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -67,6 +65,7 @@ class Parameter:
         num_fused: equal blocks of rows (of the second-last dim), each a linear map of its own.
         expert_parts: how files hold packed experts: for each expert one matrix for each equal block of rows, called
             `<name up to the last dot>.<expert>.<part>`. Empty: as it is in memory.
+        mtp: whether it is part of an MTP layer.
         fp32: in files and models of another type, this one stays fp32.
         trained: whether it is a parameter; a buffer has no gradient and no optimizer.
     """
@@ -80,6 +79,7 @@ class Parameter:
     expert: bool = False
     num_fused: int = 1
     expert_parts: tuple[str, ...] = ()
+    mtp: bool = False
     fp32: bool = False
     trained: bool = True
 
@@ -164,17 +164,28 @@ def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
 
 def layer_rows(config: ModelConfig, kind: LayerKind, prefix: str = "") -> Iterator[Parameter]:
     """The rows of one layer of this kind, whether or not the model has one; `prefix` begins their names."""
-    d = config.hidden_size
     if kind == "mtp":
-        yield _norm(f"{prefix}enorm", d)
-        yield _norm(f"{prefix}hnorm", d)
-        yield _matrix(prefix + MTP_ENTRY, (d, 2 * d), partial=OWN_TOKENS)
+        yield from (replace(row, mtp=True) for row in _mtp_layer(config, prefix))
+    else:
+        yield from _decoder_layer(config, kind, prefix)
+
+
+def _decoder_layer(config: ModelConfig, kind: LayerKind, prefix: str) -> Iterator[Parameter]:
+    d = config.hidden_size
     yield _norm(f"{prefix}input_layernorm", d)
     yield from _attention(config, f"{prefix}self_attn.")
     yield _norm(f"{prefix}post_attention_layernorm", d)
     yield from _swiglu(f"{prefix}mlp.", d, config.intermediate_size) if kind == "dense" else _moe(config, prefix)
-    if kind == "mtp":
-        yield _norm(f"{prefix}shared_head.norm", d)
+
+
+def _mtp_layer(config: ModelConfig, prefix: str) -> Iterator[Parameter]:
+    """A MoE layer with its own way in and out."""
+    d = config.hidden_size
+    yield _norm(f"{prefix}enorm", d)
+    yield _norm(f"{prefix}hnorm", d)
+    yield _matrix(f"{prefix}eh_proj.weight", (d, 2 * d), partial=OWN_TOKENS)
+    yield from _decoder_layer(config, "moe", prefix)
+    yield _norm(f"{prefix}shared_head.norm", d)
 
 
 def _model_rows(config: ModelConfig) -> Iterator[Parameter]:

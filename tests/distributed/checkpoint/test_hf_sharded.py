@@ -74,7 +74,7 @@ def _load_and_compare(
 ) -> ModelConfig:
     tensors = blank(lay_out(full_tensors(config, dtype=dtype), config, world))
     with counted_reads() as reads:
-        read_config = load_hf_into(directory, tensors, keep_absent_mtp=keep)
+        read_config = load_hf_into(directory, tensors, config, keep_absent_mtp=keep)
     expected = whole(directory, dtype, config.num_nextn_predict_layers > 0)
     num_kept = 0
     for name, tensor in tensors.items():
@@ -154,7 +154,7 @@ def refusal(directory: Path, layout: Layout, config: ModelConfig) -> str:
     """What `load_hf_into` says; a refusal of what the headers tell leaves all tensors as they were."""
     tensors = blank(lay_out(full_tensors(config), config, make_world(layout)))
     try:
-        load_hf_into(directory, tensors)
+        load_hf_into(directory, tensors, config)
     except CheckpointError as error:
         if "differs from" not in str(error):
             assert all((local_chunk(tensor)[0] == -77).all() for tensor in tensors.values())

@@ -4,10 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from glmforge.config.optim import OptimConfig, ParameterRule
+from glmforge.config.optimizers import OPTIMIZERS
 from glmforge.config.parameter_groups import optimizer_states, parameter_groups
 from glmforge.config.parameters import Shape, parameter_table
 from helpers.models import run_config, tiny_config
 from helpers.parameters import table_of
+from helpers.sgd import SGD
 
 
 class Trained(NamedTuple):
@@ -89,6 +91,8 @@ def test_lamb_leaves_the_head_to_adamw_if_the_config_says_so():
 
 
 def test_each_layer_learns_slower_than_the_one_above():
+    """And an adapter as its layer, whoever declares it."""
+    mtp_adapter = "model.layers.4.self_attn.q_proj.lora_A.weight"
     scales = {
         "model.embed_tokens.weight": 1 / 16,
         "model.layers.0.self_attn.q_proj.weight": 1 / 8,
@@ -101,9 +105,12 @@ def test_each_layer_learns_slower_than_the_one_above():
         "model.layers.3.eh_proj.weight": 1.0,
         "model.layers.4.eh_proj.weight": 1.0,
         "model.layers.4.self_attn.q_proj.weight": 1.0,
+        mtp_adapter: 1.0,
     }
-    by_name = trained(OptimConfig(layer_lr_decay=0.5), dict.fromkeys(scales, (4, 4)))
-    assert {name: group.lr_scale for name, group in by_name.items()} == scales
+    config = tiny_config(num_hidden_layers=3, num_nextn_predict_layers=2)
+    table = parameter_table(config).extended(table_of({mtp_adapter: (4, 64)}).values())
+    groups = parameter_groups(table, OptimConfig(layer_lr_decay=0.5))
+    assert {row.name: group.lr_scale for group in groups for row in group.parameters if row.name in scales} == scales
 
 
 def rules(*fields: dict[str, object], **others: object) -> OptimConfig:
@@ -177,6 +184,14 @@ WRONG = {
 def test_rules_that_cannot_be_meant_are_refused(wrong, message):
     with pytest.raises(ValidationError, match=message):
         run_config(optim={"rules": wrong})
+
+
+def test_bf16_states_are_refused_for_an_optimizer_that_would_not_round_them(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "sgd", SGD)
+    for wrong in ({"matrix_optimizer": "sgd"}, {"rules": [{"match": "*", "optimizer": "sgd"}]}):
+        OptimConfig.model_validate(wrong)
+        with pytest.raises(ValidationError, match="optimizer 'sgd' has no states in bf16"):
+            OptimConfig.model_validate(wrong | {"state_dtype": "bf16"})
 
 
 def test_rules_that_an_earlier_one_leaves_only_matrices_are_well():

@@ -7,7 +7,7 @@ embedding or head that is not the main one (GLM-4.5 repeats them): that is seen 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,15 +20,17 @@ from glmforge.checkpoint.convert.hf_names import duplicates, mtp_prefixes
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import MTP_ENTRY, Shape, parameter_table
+from glmforge.config.parameters import Shape, parameter_table
 from glmforge.errors import CheckpointError
 from glmforge.parallel.placement import local_chunk
 
 logger = logging.getLogger(__name__)
 
 
-def load_hf_into(directory: Path, tensors: Mapping[str, Tensor], *, keep_absent_mtp: bool = False) -> ModelConfig:
-    """Fill `tensors`, this rank's part of a model, from `directory`; the configuration of what was read.
+def load_hf_into(
+    directory: Path, tensors: Mapping[str, Tensor], config: ModelConfig, *, keep_absent_mtp: bool = False
+) -> ModelConfig:
+    """Fill `tensors`, this rank's part of the model of `config`, from `directory`; the configuration of what was read.
 
     All ranks call this together. Names are those of the table of parameters, router biases among them; tensors are
     plain or DTensors, with its global shapes, and keep their types: stored values are converted. The ranks together
@@ -40,19 +42,20 @@ def load_hf_into(directory: Path, tensors: Mapping[str, Tensor], *, keep_absent_
     model; `ConfigError` for `config.json`.
     """
     specs = specs_of_all_ranks(tensors)
-    files = run_each(lambda: _open(directory, specs, keep_absent_mtp))
+    files = run_each(lambda: _open(directory, specs, mtp_prefixes(config), keep_absent_mtp))
     run_each(lambda: _read(files, tensors))
     return files.config
 
 
-def _open(directory: Path, specs: Mapping[str, TensorSpec], keep_absent_mtp: bool) -> HfFiles:
+def _open(
+    directory: Path, specs: Mapping[str, TensorSpec], mtp_layers: Sequence[str], keep_absent_mtp: bool
+) -> HfFiles:
     files = open_hf(directory, thorough=rank() == 0)
     if rank() == 0:
         for pieces in files.plan.values():
             check_types(files.shards, pieces)
-    mtp_layers = _mtp_layers(specs)
     config = files.config if mtp_layers else files.config.model_copy(update={"num_nextn_predict_layers": 0})
-    absent = tuple(sorted(mtp_layers - set(mtp_prefixes(config))))
+    absent = tuple(sorted(set(mtp_layers) - set(mtp_prefixes(config))))
     wanted = {name: spec for name, spec in specs.items() if not (absent and name.startswith(absent))}
     _check_model(directory, parameter_table(config).shapes(), wanted)
     if absent and not keep_absent_mtp:
@@ -63,10 +66,6 @@ def _open(directory: Path, specs: Mapping[str, TensorSpec], keep_absent_mtp: boo
     if absent and rank() == 0:
         logger.warning("%s: holds no MTP layer %s: its weights stay as they are", directory, list_some(absent))
     return HfFiles(config, files.shards, files.plan)
-
-
-def _mtp_layers(names: Iterable[str]) -> set[str]:
-    return {name.removesuffix(MTP_ENTRY) for name in names if name.endswith("." + MTP_ENTRY)}
 
 
 def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping[str, TensorSpec]) -> None:
