@@ -10,14 +10,24 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """The norm of `x` [..., D], in its dtype."""
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, *, implementation: str = "plain") -> Tensor:
+    """The norm of `x` [..., D], in its dtype; `implementation` is "plain" or "triton"."""
+    if implementation == "triton":
+        from glmforge.kernels.triton import rms_norm as triton_kernels
+
+        return triton_kernels.rms_norm(x, weight_D, eps)
     x32 = x.float()
     normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
     return weight_D.to(x.dtype) * normed.to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, y: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`x + y`, in their dtype, and its norm."""
+def add_rms_norm(
+    x: Tensor, y: Tensor, weight_D: Tensor, eps: float, *, implementation: str = "plain"
+) -> tuple[Tensor, Tensor]:
+    """`x + y`, in their dtype, and its norm; "triton" makes both in one pass."""
+    if implementation == "triton":
+        from glmforge.kernels.triton import rms_norm as triton_kernels
+
+        return triton_kernels.add_rms_norm(x, y, weight_D, eps)
     h = x + y
     return h, rms_norm(h, weight_D, eps)

@@ -51,8 +51,8 @@ class DecoderLayer(nn.Module):
     ) -> LayerOutput:
         """`rows` are those of the tokens that the router sees; `dropout` is None where nothing is dropped."""
         y_TD = self.self_attn(self.input_layernorm(x_TD), rope, attend)
-        x_TD = x_TD + (y_TD if dropout is None else dropout.drop_attention(y_TD))
-        normed_TD = self.post_attention_layernorm(x_TD)
+        y_TD = y_TD if dropout is None else dropout.drop_attention(y_TD)
+        x_TD, normed_TD = self.post_attention_layernorm.after_adding(x_TD, y_TD)
         if isinstance(self.mlp, SwiGLU):
             y_TD, router = self.mlp(normed_TD), ()
         else:
