@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX, VocabularyShard, linear_cross_entropy_sum, token_nll
-from helpers.devices import TRITON_DEVICE
+from helpers.triton_device import TRITON_DEVICE
 
 T, D, V = 11, 12, 40
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy_sum, token_nll
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 triton_cross_entropy = pytest.importorskip("glmforge.kernels.triton.cross_entropy")
 

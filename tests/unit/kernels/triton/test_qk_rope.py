@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels.qk_rope import qk_rope
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 triton_qk_rope = pytest.importorskip("glmforge.kernels.triton.qk_rope")
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels import rms_norm as plain
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 triton_rms_norm = pytest.importorskip("glmforge.kernels.triton.rms_norm")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 triton_symmetric_matmul = pytest.importorskip("glmforge.kernels.triton.symmetric_matmul")
 symmetric_matmul = triton_symmetric_matmul.symmetric_matmul
@@ -43,6 +43,13 @@ def test_matrices_that_lie_transposed() -> None:
     x_NAB = random(2, 20, 37).mT
     exact_NAB = x_NAB.cpu().double()
     assert_near(symmetric_matmul(x_NAB), exact_NAB @ exact_NAB.mT, 16, torch.float32)
+
+
+def test_nothing_outside_of_the_matrices_is_read() -> None:
+    wide = torch.full((2, 40, 60), float("nan"), device=TRITON_DEVICE)
+    wide[:, :20, :37] = random(2, 20, 37)
+    exact_NAB = wide[:, :20, :37].cpu().double()
+    assert_near(symmetric_matmul(wide[:, :20, :37]), exact_NAB @ exact_NAB.mT, 16, torch.float32)
 
 
 def test_every_tile_is_computed_once() -> None:
