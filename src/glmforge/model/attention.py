@@ -53,7 +53,6 @@ class Attention(ChoosesKernels, nn.Module):
         q_THP = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         k_TGP = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-<<<<<<< HEAD
         q_THP, k_TGP = qk_rope(
             q_THP,
             k_TGP,
@@ -64,13 +63,8 @@ class Attention(ChoosesKernels, nn.Module):
             self.rms_norm_eps,
             implementation=self.kernels.qk_rope,
         )
-        o_THP = attend(self, q_THP, k_TGP, v_TGP)
-=======
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
-        return rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP
+        return q_THP, k_TGP, v_TGP
 
     def output(self, o_THP: Tensor) -> Tensor:
         """What attention adds to the residual stream, from what `attend` gave."""
->>>>>>> main
         return self.region.leave(self.o_proj(o_THP.flatten(-2)))

@@ -50,14 +50,8 @@ class DecoderLayer(nn.Module):
         dropout: LayerDropout | None = None,
     ) -> LayerOutput:
         """`rows` are those of the tokens that the router sees; `dropout` is None where nothing is dropped."""
-<<<<<<< HEAD
-        y_TD = self.self_attn(self.input_layernorm(x_TD), rope, attend)
-        y_TD = y_TD if dropout is None else dropout.drop_attention(y_TD)
-        x_TD, normed_TD = self.post_attention_layernorm.after_adding(x_TD, y_TD)
-=======
         o_THP = attend(self.self_attn, *self.before_attention(x_TD, rope))
         x_TD, normed_TD = self.after_attention(x_TD, o_THP, dropout)
->>>>>>> main
         if isinstance(self.mlp, SwiGLU):
             y_TD, router = self.mlp(normed_TD), ()
         else:
@@ -71,8 +65,8 @@ class DecoderLayer(nn.Module):
     def after_attention(self, x_TD: Tensor, o_THP: Tensor, dropout: LayerDropout | None) -> tuple[Tensor, Tensor]:
         """The residual stream with attention's part added, and what the MLP reads of it."""
         y_TD = self.self_attn.output(o_THP)
-        x_TD = x_TD + (y_TD if dropout is None else dropout.drop_attention(y_TD))
-        return x_TD, self.post_attention_layernorm(x_TD)
+        y_TD = y_TD if dropout is None else dropout.drop_attention(y_TD)
+        return self.post_attention_layernorm.after_adding(x_TD, y_TD)
 
 
 class SharedHead(nn.Module):
