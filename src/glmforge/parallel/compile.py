@@ -60,9 +60,11 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compile_experts(experts: Experts) -> None:
     compiled = _compiled(experts.swiglu)
 
-    def swiglu(x_ND: Tensor, counts_e: Tensor) -> Tensor:
+    def swiglu(x_ND: Tensor, counts_e: Tensor, weights_N: Tensor | None = None) -> Tensor:
         torch._dynamo.mark_dynamic(x_ND, 0)
-        y_ND: Tensor = compiled(x_ND, counts_e)
+        if weights_N is not None:
+            torch._dynamo.mark_dynamic(weights_N, 0)
+        y_ND: Tensor = compiled(x_ND, counts_e, weights_N)
         return y_ND
 
     experts.swiglu = swiglu  # type: ignore[method-assign]

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.config.parameters import ParameterTable
-from glmforge.kernels.dispatch import Routing, permute, sort_by_expert
-from glmforge.model.dispatch import ExpertRows, combine_rows
+from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
+from glmforge.model.dispatch import ExpertRows
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.collectives import Exchange
 from glmforge.parallel.placement import shard_parameters
@@ -55,8 +55,18 @@ class AllToAllDispatcher:
         self.group = group
         self.splits = splits
 
-    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
-        routing = sort_by_expert(experts_TK, num_experts)
+    def dispatch(
+        self,
+        x_TD: Tensor,
+        experts_TK: Tensor,
+        num_experts: int,
+        *,
+        may_drop: bool,
+        weights_TK: Tensor | None = None,
+        implementation: str = "plain",
+    ) -> ExpertRows:
+        """Weights are not sent along: `combine` applies them where the router is."""
+        routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
         sent_Re = routing.counts_E.view(self.group.size(), -1)
         received_Re = _exchanged_counts(sent_Re, self.group)
         sent, received = self.splits(torch.stack((sent_Re.sum(1), received_Re.sum(1))))
@@ -75,11 +85,11 @@ class AllToAllDispatcher:
         handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
         return ExpertRows(arrive, received_Re.sum(0), handle)
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
         handle: _Handle = rows.handle
         y_by_sender_MD = _Reorder.apply(y_ND, handle.inverse_M, handle.order_M)
         y_back_ND = handle.back.finish(handle.back.start(y_by_sender_MD))
-        return combine_rows(y_back_ND, weights_TK, handle.routing)
+        return combine(y_back_ND, weights_TK, handle.routing)
 
 
 def parallelize_experts(

@@ -56,8 +56,18 @@ def apply_recompute(model: GlmMoe, mode: Literal["none", "selective", "full", "b
     if mode == "budget":
         torch._functorch.config.activation_memory_budget = budget
         return
+    kept = (_DEAR if mode == "selective" else _CHOICE) | _fused_choice(model)
     for layer in model.layers:
-        _checkpoint(layer, _DEAR if mode == "selective" else _CHOICE)
+        _checkpoint(layer, kept)
+
+
+def _fused_choice(model: GlmMoe) -> frozenset[Any]:
+    """The operation that chooses experts in the model's routers, if Triton's: it is registered by its import."""
+    if all(moe.gate.kernels.router != "triton" for moe in model.moe_layers.values()):
+        return frozenset()
+    import glmforge.kernels.triton.router  # noqa: F401
+
+    return frozenset({torch.ops.glmforge.route.default})
 
 
 def _checkpoint(layer: nn.Module, kept: frozenset[Any]) -> None:
