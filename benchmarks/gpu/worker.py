@@ -13,7 +13,7 @@ import torch
 from gpu import PARTS
 from gpu.bench import Bench
 from gpu.device import clocks, describe
-from gpu.results import LostContextError, Results
+from gpu.results import LostContextError, Results, not_installed
 from gpu.runner import LOST_CONTEXT
 from gpu.source import source_digest
 
@@ -30,7 +30,7 @@ def main() -> int:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported: they run on the CPU
     bench = open_bench(args)
     try:
-        importlib.import_module(f"gpu.{args.part}").run(bench)
+        run_part(args.part, bench)
     except LostContextError as error:
         print(f"{args.part}: {error}; goes on in a new process", flush=True)
         return LOST_CONTEXT
@@ -42,6 +42,15 @@ def main() -> int:
     bench.results.content |= {"complete": True, "clocks_at_end": clocks(), "peak_clocks": bench.ceilings.clocks}
     bench.results.write()
     return 0
+
+
+def run_part(part: str, bench: Bench) -> None:
+    try:
+        module = importlib.import_module(f"gpu.{part}")
+    except ModuleNotFoundError as error:
+        bench.results.set(f"part {part}", status="missing", reason=not_installed(error.name))
+    else:
+        module.run(bench)
 
 
 def open_bench(args: argparse.Namespace) -> Bench:
