@@ -19,6 +19,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.hardware import find_accelerator
 from gpu.bench import Bench
 from gpu.composition import Composition
+from gpu.kernel_times import kernel_times
 from gpu.results import Figure, MissingError, not_installed
 from gpu.slice_runs import (
     OtherStep,
@@ -79,6 +80,8 @@ def own_figure(bench: Bench, slice_name: str, settings: tuple[str, ...], *, leve
     figure = timed_steps(bench, config, step)
     figure["imbalance"] = step.imbalance
     figure["phases_s"] = phases(bench, step)
+    figure["kernels_s"] = kernel_times(lambda: step.backend.accumulate(step.objective(), step.micro_batches()))
+    step.backend.zero_grad()
     figure["settings"] = list(settings)
     return figure
 

@@ -120,6 +120,8 @@ class MovedBytes(TorchDispatchMode):
             return result
         if "index_select" in name:  # reads the rows that it takes
             read = [sum(written)]
+        elif "index_copy" in name:  # reads and writes as many rows as it is given
+            read, written = [], [2 * args[3].numel() * args[3].element_size()]
         elif "copy_" in name and "_to_copy" not in name:  # does not read what it overwrites
             read = []
             written = [2 * size for size in written]
