@@ -165,7 +165,7 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
     [
         (["clean", "nowhere.jsonl"], DataError, r"^nowhere.jsonl: no such file or directory"),
         (["clean", "corpus.jsonl", "--languages", "eng"], DataError, r"--languages.*'eng'.* did you mean 'en'"),
-        (["clean", "corpus.jsonl", "--text-field", "content"], DataError, r"no document is left: o/report.html"),
+        (["clean", "corpus.jsonl", "--text-field", "content"], DataError, r"no documents are left: o/report.html"),
         (["clean", "corpus.jsonl", "--quality-model", "none.npz"], DataError, r"none.npz"),
         (
             ["dedup", "corpus.jsonl", "--threshold", "1.5"],

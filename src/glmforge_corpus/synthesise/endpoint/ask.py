@@ -21,16 +21,18 @@ from glmforge_corpus.synthesise.endpoint.prompts import Request
 
 
 class Server(Strict):
-    """Which server, and how hard to try."""
+    """The server, and how requests to it are repeated."""
 
     endpoint: str = Field(description="URL up to /chat/completions, such as http://localhost:8000/v1")
     api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds the API key")
-    concurrency: int = Field(default=32, ge=1, description="requests at the same time")
-    timeout: float = Field(default=600.0, gt=0, description="seconds for a whole reply")
-    attempts: int = Field(default=6, ge=1, description="of one request, before it is left for the next run")
+    concurrency: int = Field(default=32, ge=1, description="concurrent requests")
+    timeout: float = Field(default=600.0, gt=0, description="seconds to wait for a complete reply")
+    attempts: int = Field(default=6, ge=1, description="attempts per request before it is left for the next run")
     first_wait: float = Field(default=1.0, gt=0, description="seconds before the second attempt; doubled each time")
     prices: Prices = Prices()
-    max_cost: float | None = Field(default=None, ge=0, description="cap on the cost of all runs into this directory")
+    max_cost: float | None = Field(
+        default=None, ge=0, description="upper bound on the cost of all runs into this directory"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

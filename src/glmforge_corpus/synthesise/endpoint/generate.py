@@ -33,15 +33,17 @@ from glmforge_corpus.synthesise.questions import question_hash
 
 
 class Sampling(Strict):
-    """How the model is asked."""
+    """Which model is asked, and how it samples."""
 
     model: str = Field(min_length=1, description="the model's name on the server")
     samples: int = Field(default=4, ge=1, description="solutions per question")
     questions: int = Field(default=3, ge=1, description="questions per document")
-    temperature: float = Field(default=0.8, ge=0, description="of solutions and questions")
+    temperature: float = Field(default=0.8, ge=0, description="sampling temperature of solutions and questions")
     top_p: float = Field(default=0.95, gt=0, le=1)
-    max_tokens: int = Field(default=8192, ge=1, description="of one reply, reasoning included")
-    max_document_bytes: int = Field(default=16384, ge=100, description="beginning of a document that is shown")
+    max_tokens: int = Field(default=8192, ge=1, description="tokens per reply, reasoning included")
+    max_document_bytes: int = Field(
+        default=16384, ge=100, description="bytes of a document that the model is shown, from its beginning"
+    )
     send_seed: bool = Field(default=True, description="send a seed per request; a few servers refuse it")
     question_prompt: YamlPath | None = Field(default=None, description="Jinja file with {{ document }} and {{ count }}")
     solution_prompt: YamlPath | None = Field(default=None, description="Jinja file with {{ question }}")
