@@ -6,6 +6,12 @@ import os
 # barriers, up to ten times slower. Must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+# Without a GPU, Triton's kernels are run by its interpreter. Must be set before triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -8,6 +8,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.kernels.segments import Segments, segment_attention
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, local_ranges, zigzag_index
 from glmforge.parallel.world import World
+from helpers.kernels import module_with
 
 NUM_ROWS, SEQ_LEN = 2, 256
 LENGTHS = [1, 37, 128, 5, 85, 256]
@@ -25,38 +26,38 @@ def results(output: Tensor, qkv: list[Tensor]) -> list[Tensor]:
     return [x.detach().float().cpu() for x in (output, *gradients)]
 
 
-@pytest.mark.parametrize(("backend", "dtype", "tolerance"), KERNELS)
+@pytest.mark.parametrize(("implementation", "dtype", "tolerance"), KERNELS)
 @pytest.mark.parametrize(("cp", "rank"), [(1, 0), (2, 0), (2, 1), (4, 1)])
-def test_segment_attention(backend: str, dtype: torch.dtype, tolerance: float, cp: int, rank: int) -> None:
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[Tensor]:
+def test_segment_attention(implementation: str, dtype: torch.dtype, tolerance: float, cp: int, rank: int) -> None:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[Tensor]:
         qkv = [x.to(device, dtype).requires_grad_() for x in inputs()]
         index = zigzag_index(NUM_ROWS, SEQ_LEN, cp, rank, device)
         segments = Segments.cut(Documents.from_lengths(LENGTHS, device), local_ranges(NUM_ROWS, SEQ_LEN, cp, rank))
-        return results(segment_attention(qkv[0][index], *qkv[1:], segments, backend=backend), qkv)
+        return results(segment_attention(qkv[0][index], *qkv[1:], segments, implementation=implementation), qkv)
 
-    for expected, actual in zip(run("cpu", torch.float32, "dense"), run("cuda", dtype, backend), strict=True):
+    for expected, actual in zip(run("cpu", torch.float32, "dense"), run("cuda", dtype, implementation), strict=True):
         assert (actual - expected).norm() < tolerance * expected.norm()
 
 
-@pytest.mark.parametrize(("backend", "dtype", "tolerance"), KERNELS)
-def test_saved_keys_are_made_again(backend: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(("implementation", "dtype", "tolerance"), KERNELS)
+def test_saved_keys_are_made_again(implementation: str, dtype: torch.dtype, tolerance: float) -> None:
     """The hooks around the kernels, on one rank: its gather is the identity."""
     on_cpu, on_gpu = (Documents.from_lengths(LENGTHS, device) for device in ("cpu", "cuda"))
     qkv = [x.requires_grad_() for x in inputs()]
-    expected = results(GatheredKeyValues(on_cpu, World.single("cpu"), NUM_ROWS, SEQ_LEN)(None, *qkv), qkv)
-    attend = GatheredKeyValues(on_gpu, World.single("cuda"), NUM_ROWS, SEQ_LEN, backend=backend)
+    expected = results(GatheredKeyValues(on_cpu, World.single("cpu"), NUM_ROWS, SEQ_LEN)(module_with(), *qkv), qkv)
+    attend = GatheredKeyValues(on_gpu, World.single("cuda"), NUM_ROWS, SEQ_LEN)
     attend.regather = True
     qkv = [x.detach().to("cuda", dtype).requires_grad_() for x in qkv]
-    for e, a in zip(expected, results(attend(None, *qkv), qkv), strict=True):
+    for e, a in zip(expected, results(attend(module_with(attention=implementation), *qkv), qkv), strict=True):
         assert (a - e).norm() < tolerance * e.norm()
 
 
-@pytest.mark.parametrize(("backend", "dtype", "tolerance"), KERNELS)
-def test_ulysses_on_one_rank(backend: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize(("implementation", "dtype", "tolerance"), KERNELS)
+def test_ulysses_on_one_rank(implementation: str, dtype: torch.dtype, tolerance: float) -> None:
     on_cpu, on_gpu = (Documents.from_lengths(LENGTHS, device) for device in ("cpu", "cuda"))
     qkv = [x.requires_grad_() for x in inputs()]
-    expected = results(Ulysses(on_cpu, World.single("cpu"), NUM_ROWS, SEQ_LEN)(None, *qkv), qkv)
-    attend = Ulysses(on_gpu, World.single("cuda"), NUM_ROWS, SEQ_LEN, backend=backend)
+    expected = results(Ulysses(on_cpu, World.single("cpu"), NUM_ROWS, SEQ_LEN)(module_with(), *qkv), qkv)
+    attend = Ulysses(on_gpu, World.single("cuda"), NUM_ROWS, SEQ_LEN)
     qkv = [x.detach().to("cuda", dtype).requires_grad_() for x in qkv]
-    for e, a in zip(expected, results(attend(None, *qkv), qkv), strict=True):
+    for e, a in zip(expected, results(attend(module_with(attention=implementation), *qkv), qkv), strict=True):
         assert (a - e).norm() < tolerance * e.norm()

@@ -21,22 +21,22 @@ LENGTHS = [1, 37, 128, 5, 85]
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "tolerance"),
+    ("implementation", "dtype", "tolerance"),
     # bf16 rounds to 2^-9 relative; outputs and gradients are of size one.
     [("flex", torch.float32, 2e-3), ("flex", torch.bfloat16, 5e-2), ("varlen", torch.bfloat16, 5e-2)],
 )
-def test_attention(backend: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_attention(implementation: str, dtype: torch.dtype, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(sum(LENGTHS), heads, 64) for heads in (8, 2, 2)]
     qkv = [torch.randn(shape, generator=generator) for shape in shapes]
 
-    def run(device: str, dtype: torch.dtype, backend: str) -> list[torch.Tensor]:
+    def run(device: str, dtype: torch.dtype, implementation: str) -> list[torch.Tensor]:
         inputs = [x.to(device, dtype).requires_grad_() for x in qkv]
-        output = attention(*inputs, Documents.from_lengths(LENGTHS, device), backend=backend)
+        output = attention(*inputs, Documents.from_lengths(LENGTHS, device), implementation=implementation)
         output.float().square().sum().backward()
         return [output.detach().float().cpu(), *(x.grad.float().cpu() for x in inputs)]
 
-    for expected, actual in zip(run("cpu", torch.float32, "dense"), run("cuda", dtype, backend), strict=True):
+    for expected, actual in zip(run("cpu", torch.float32, "dense"), run("cuda", dtype, implementation), strict=True):
         assert (actual - expected).norm() < tolerance * expected.norm()
 
 
@@ -47,11 +47,13 @@ def test_grouped_experts() -> None:
         torch.randn(shape, generator=generator) * 0.2 for shape in [(256, 128), (8, 192, 128), (8, 128, 96)]
     )
 
-    def run(device: str, backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    def run(device: str, implementation: str, dtype: torch.dtype) -> list[torch.Tensor]:
         inputs = [x.to(device).requires_grad_() for x in (x_ND, gate_up, down)]
         counts = counts_E.to(device)
-        gate_NI, up_NI = expert_linear(inputs[0].to(dtype), inputs[1], counts, backend=backend).chunk(2, dim=-1)
-        y_ND = expert_linear(F.silu(gate_NI) * up_NI, inputs[2], counts, backend=backend)
+        gate_NI, up_NI = expert_linear(inputs[0].to(dtype), inputs[1], counts, implementation=implementation).chunk(
+            2, dim=-1
+        )
+        y_ND = expert_linear(F.silu(gate_NI) * up_NI, inputs[2], counts, implementation=implementation)
         y_ND.float().square().sum().backward()
         return [y_ND.detach().float().cpu(), *(x.grad.float().cpu() for x in inputs)]
 

@@ -33,7 +33,7 @@ class NativeBackend:
         # The optimizer computes in fp32 where the model does, so that layouts differ by rounding only.
         dtype = DTYPES[config.precision.compute]
         optimizer = build_optimizer(
-            model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype
+            model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype, seed=config.seed
         )
         return cls(model, optimizer)
 

@@ -74,10 +74,12 @@ RULES = (
     Rule("optim.matrix_optimizer", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
     Rule("optim.lm_head", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
     Rule("optim.rules", NOTED, REFUSED, f"where another optimizer is named, it has no states of that kind; {_RESET}"),
+    Rule("optim.state_dtype", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
     Rule("optim.*", NOTED, NOTED, "learning rate, schedule, warm-up, decay, momentum: from here on"),
     Rule("regularization.*", NOTED, NOTED, "from here on"),
     Rule("parallel.*", FREE, FREE, "losses on another layout agree to within rounding"),
     Rule("precision.*", NOTED, NOTED, "masters are fp32 in any case"),
+    Rule("kernels.*", FREE, FREE, "implementations agree to within rounding"),
     Rule("checkpoint.*", FREE, FREE, "no part of the mathematics"),
     Rule("observe.*", FREE, FREE, "no part of the mathematics"),
     Rule("fault_tolerance.*", FREE, FREE, "no part of the mathematics"),
@@ -247,7 +249,7 @@ def _same_states(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
         runs = [RunConfig.model_validate(dict(config)) for config in (stored, current)]
     except ValidationError:
         return False
-    first, second = (optimizer_states(parameter_table(run.model), run.optim).keys() for run in runs)
+    first, second = (optimizer_states(parameter_table(run.model), run.optim) for run in runs)
     return first == second
 
 

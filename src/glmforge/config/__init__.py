@@ -3,6 +3,7 @@
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.config.fault_tolerance import FaultToleranceConfig
+from glmforge.config.kernels import KernelsConfig
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.load import dump_config, load_config, load_model_config
 from glmforge.config.model import ModelConfig
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "FaultToleranceConfig",
+    "KernelsConfig",
     "Layout",
     "ModelConfig",
     "ObserveConfig",

@@ -134,7 +134,15 @@ def _describe(details: ErrorDetails, cls: type[Strict], path: KeyPath) -> str:
             return "should be a path"
         case "too_short":
             return "should not be empty"
+        case "literal_error" if near := _nearest(details["input"], details["ctx"]["expected"]):
+            return f"unknown '{details['input']}'; did you mean '{near}'?"
     return details["msg"].removeprefix("Input ").removeprefix("String ")
+
+
+def _nearest(value: object, expected: str) -> str | None:
+    """Of the legal values, which pydantic gives as "'a', 'b' or 'c'", the one that is nearly `value`."""
+    near = difflib.get_close_matches(value, re.findall(r"'([^']*)'", expected), 1) if isinstance(value, str) else []
+    return near[0] if near else None
 
 
 def _unknown_key(cls: type[Strict], path: KeyPath) -> str:

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
 from glmforge.config.model import Strict, refuse
-from glmforge.config.optimizers import OptimizerName, OptimizerSettings
+from glmforge.config.optimizers import OPTIMIZERS, OptimizerName, OptimizerSettings, StateDtype
 from glmforge.config.schedules import ScheduleName
 
 
@@ -30,6 +30,9 @@ class LearningConfig(Strict):
     lm_head: Literal["muon", "adamw"] = Field(
         default="muon", description="GLM's report says Muon, others use AdamW; muon means as matrix_optimizer"
     )
+    state_dtype: StateDtype = Field(
+        default="fp32", description="of momentum and moments; bf16 halves them and rounds stochastically"
+    )
     lr: PositiveFloat = 2.5e-4
     min_lr: NonNegativeFloat = 2.5e-5
     warmup_steps: NonNegativeInt | None = Field(default=None, description="linear warm-up; steps of the run as planned")
@@ -49,6 +52,14 @@ class LearningConfig(Strict):
     )
     rules: list[ParameterRule] = Field(default=[], description="exceptions by parameter name; the first match applies")
     grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None does not clip")
+
+    @model_validator(mode="after")
+    def _check_state_dtype(self) -> Self:
+        used = {self.matrix_optimizer, *(rule.optimizer for rule in self.rules if rule.optimizer)}
+        for name in sorted(used):
+            if self.state_dtype not in OPTIMIZERS[name].state_dtypes:
+                refuse("state_dtype", f"optimizer '{name}' has no states in {self.state_dtype}; leave it at fp32")
+        return self
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -6,7 +6,7 @@ names and shapes of the states in a checkpoint follow from it. A new optimizer i
 class here and a base of `OptimizerSettings`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -74,6 +74,7 @@ class OptimizerDeclaration:
         name: in configurations.
         update_rule: "module:class" of its arithmetic, imported by those that train.
         states: what it keeps for each parameter.
+        state_dtypes: in which its rule can keep the states; bf16 means that it rounds them stochastically.
         trains_vectors: whether a rule may give it biases and norms; matrices every optimizer trains.
         takes_embedding: whether, as `optim.matrix_optimizer`, it trains the word embedding too; otherwise AdamW does.
     """
@@ -81,6 +82,7 @@ class OptimizerDeclaration:
     name: str
     update_rule: str
     states: tuple[State, ...]
+    state_dtypes: tuple[StateDtype, ...] = ("fp32",)
     trains_vectors: bool = False
     takes_embedding: bool = True
 
@@ -89,8 +91,17 @@ class OptimizerDeclaration:
         """Bytes of state for each element of a parameter; scalars beside it are not counted."""
         return sum(_BYTES[state.dtype] for state in self.states if not state.is_scalar)
 
+    def in_dtype(self, dtype: StateDtype) -> "OptimizerDeclaration":
+        """The same with states of that type, and with a number of steps, which rounding to bf16 draws from."""
+        if dtype == "fp32":
+            return self
+        kept = [state if state.is_scalar else replace(state, dtype=dtype) for state in self.states]
+        return replace(self, states=tuple(dict.fromkeys((*kept, _STEP))))
 
-_MOMENTS = State("exp_avg"), State("exp_avg_sq"), State("step", is_scalar=True)
+
+_STEP = State("step", is_scalar=True)
+_MOMENTS = State("exp_avg"), State("exp_avg_sq"), _STEP
+_EITHER: tuple[StateDtype, ...] = ("fp32", "bf16")
 
 OPTIMIZERS = {
     declaration.name: declaration
@@ -99,12 +110,19 @@ OPTIMIZERS = {
             name="muon",
             update_rule="glmforge.optim.muon:Muon",
             states=(State("momentum"),),
+            state_dtypes=_EITHER,
             takes_embedding=False,
         ),
         OptimizerDeclaration(
-            name="adamw", update_rule="glmforge.optim.adamw:AdamW", states=_MOMENTS, trains_vectors=True
+            name="adamw",
+            update_rule="glmforge.optim.adamw:AdamW",
+            states=_MOMENTS,
+            state_dtypes=_EITHER,
+            trains_vectors=True,
         ),
-        OptimizerDeclaration(name="lamb", update_rule="glmforge.optim.lamb:Lamb", states=_MOMENTS),
+        OptimizerDeclaration(
+            name="lamb", update_rule="glmforge.optim.lamb:Lamb", states=_MOMENTS, state_dtypes=_EITHER
+        ),
     )
 }
 

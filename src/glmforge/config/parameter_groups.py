@@ -60,7 +60,7 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
         )
         members.setdefault(key, []).append(parameter)
     return [
-        ParameterGroup(OPTIMIZERS[optimizer], decay, scale, tuple(parameters))
+        ParameterGroup(OPTIMIZERS[optimizer].in_dtype(config.state_dtype), decay, scale, tuple(parameters))
         for (optimizer, decay, scale), parameters in members.items()
     ]
 

@@ -17,6 +17,7 @@ from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.data import DataConfig
 from glmforge.config.fault_tolerance import FaultToleranceConfig
 from glmforge.config.fields import YamlPath, refuse_duplicates
+from glmforge.config.kernels import KernelsConfig
 from glmforge.config.model import ModelConfig, Strict, refuse
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.optim import OptimConfig
@@ -51,6 +52,7 @@ class RunConfig(Strict):
     regularization: RegularizationConfig = RegularizationConfig()
     parallel: ParallelConfig = ParallelConfig()
     precision: PrecisionConfig = PrecisionConfig()
+    kernels: KernelsConfig = KernelsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     observe: ObserveConfig = ObserveConfig()
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()

@@ -1,6 +1,6 @@
 """Causal grouped-query attention inside the documents of a packed batch.
 
-One function, several backends that compute the same thing:
+One function, several implementations that compute the same thing:
 
 - `dense`: scaled-dot-product attention under an explicit T x T mask. The reference, and the only one to read first.
 - `documents`: document by document, equal lengths batched; no mask over the whole batch ever exists. For the CPU.
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
+from glmforge.kernels.varlen import causal_varlen_attention
 
 BLOCK_QUERIES, BLOCK_QUERIES_BF16 = 32, 64
 """Smaller blocks compute less of what the mask hides; bfloat16 matmuls are so short that their number weighs more."""
@@ -39,20 +39,21 @@ QUERIES_UNDER_A_MASK = 256
 """Of a long segment's queries, how many the flash kernel sees at a time: it also computes what their mask hides."""
 
 
-def attention(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents, *, backend: str = "auto") -> Tensor:
+def attention(
+    q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents, *, implementation: str = "auto"
+) -> Tensor:
     """o_THP: softmax(q k^T * P**-0.5) v over the earlier tokens (and itself) of each token's own document.
 
     Args:
-        backend: a name of `BACKENDS`, or "auto": "documents" on the CPU; elsewhere "varlen" for 16-bit types and
-            "flex" for the others.
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": see `glmforge.kernels.target.automatic`.
     """
     if len(q_THP) != documents.num_tokens:
         raise ValueError(f"attention: {len(q_THP)} queries, but documents of {documents.num_tokens} tokens")
-    if backend == "auto":
-        backend = _best_backend(q_THP)
-    if backend not in BACKENDS:
-        raise ValueError(f"attention: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
-    return BACKENDS[backend](q_THP, k_TGP, v_TGP, documents)
+    if implementation == "auto":
+        implementation = automatic("attention", kernel_device(q_THP.device), q_THP.dtype)
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown_implementation("attention", implementation, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[implementation](q_THP, k_TGP, v_TGP, documents)
 
 
 def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_lengths_B: Tensor) -> Tensor:
@@ -72,12 +73,6 @@ def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_length
     visible_B1SL = (torch.arange(num_slots, device=q_BSHP.device) <= positions_BS1).unsqueeze(1)
     q, k, v = (x.transpose(1, 2) for x in (q_BSHP, k_BLGP, v_BLGP))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_B1SL, enable_gqa=True).transpose(1, 2)
-
-
-def _best_backend(q_THP: Tensor) -> str:
-    if kernel_device(q_THP.device) == "cpu":
-        return "documents"
-    return "varlen" if q_THP.dtype.itemsize == 2 else "flex"
 
 
 def _dense(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
@@ -231,20 +226,8 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-@functools.lru_cache(maxsize=1)
-def _block_mask(documents: Documents) -> BlockMask:
-    """One mask serves all layers of a forward pass."""
-    ids_T = documents.ids_T()
-    num_tokens = documents.num_tokens
-
-    def same_document_and_not_later(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (ids_T[query] == ids_T[key]) & (query >= key)
-
-    return create_block_mask(same_document_and_not_later, None, None, num_tokens, num_tokens, ids_T.device)
-
-
 def _flex(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
-    return flex_under_mask(q_THP, k_TGP, v_TGP, _block_mask(documents))
+    return flex_under_mask(q_THP, k_TGP, v_TGP, documents.block_mask)
 
 
 def flex_under_mask(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, mask: BlockMask) -> Tensor:
@@ -256,11 +239,10 @@ def flex_under_mask(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, mask: BlockMask
 
 def _varlen(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
     borders, longest = documents.cu_seqlens, documents.max_length
-    causal = (-1, 0)  # any number of keys to the left, none to the right
-    return varlen_attn(q_THP, k_TGP, v_TGP, borders, borders, longest, longest, window_size=causal, enable_gqa=True)  # type: ignore[return-value]
+    return causal_varlen_attention()(q_THP, k_TGP, v_TGP, borders, borders, longest, longest)
 
 
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {
     "dense": _dense,
     "documents": _documents,
     "flex": _flex,

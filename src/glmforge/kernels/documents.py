@@ -8,9 +8,13 @@ made once per batch here, so that no layer of the model has to ask the device fo
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from glmforge.kernels.block_mask import interval_block_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +50,12 @@ class Documents:
     @property
     def max_length(self) -> int:
         return max(self.lengths)
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """FlexAttention's mask, T x T; one serves all layers and their recomputation."""
+        places_T = torch.arange(len(self.positions_T), device=self.positions_T.device)
+        return interval_block_mask(places_T - self.positions_T, places_T, len(places_T))
 
     def ids_T(self) -> Tensor:
         """int64 [T]: which document each token belongs to."""

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 
 BF16_ROW_MULTIPLE = 32
 
 
-def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, backend: str = "auto") -> Tensor:
+def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, implementation: str = "auto") -> Tensor:
     """y_NO: every row times its expert's matrix.
 
     Args:
@@ -35,13 +35,13 @@ def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, backend
         weight_EOJ: cast to x's dtype for the matmuls (master weights may be float32 while x is bfloat16); the gradient
             returns in its own dtype.
         counts_E: int64, rows per expert, summing to N. An expert without rows gets zero gradients.
-        backend: a name of `BACKENDS`, or "auto": "sliced" on the CPU, else "grouped".
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": "sliced" on the CPU, else "grouped".
     """
-    if backend == "auto":
-        backend = "sliced" if kernel_device(x_NJ.device) == "cpu" else "grouped"
-    if backend not in BACKENDS:
-        raise ValueError(f"expert_linear: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
-    return BACKENDS[backend](x_NJ, weight_EOJ.to(x_NJ.dtype), counts_E)
+    if implementation == "auto":
+        implementation = automatic("experts", kernel_device(x_NJ.device), x_NJ.dtype)
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown_implementation("experts", implementation, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[implementation](x_NJ, weight_EOJ.to(x_NJ.dtype), counts_E)
 
 
 def _loop_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def _sliced_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor
     return _sliced_mm(x_NJ, weight_EOJ.transpose(1, 2), counts_E)
 
 
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "loop": _loop_linear,
     "grouped": _grouped_linear,
     "sliced": _sliced_linear,

@@ -39,11 +39,17 @@ def drops(keys: Tensor, length: int, rate: float) -> Tensor:
 
     `rate` is taken as `drop_rate(rate)`.
     """
-    words = fold(keys.unsqueeze(-1), torch.arange(-(-length // _PER_WORD), device=keys.device))
-    limit = round(drop_rate(rate) * 2**_BITS)
+    return uniform_bits(keys, 0, length) < round(drop_rate(rate) * 2**_BITS)
+
+
+def uniform_bits(keys: Tensor, start: int, length: int) -> Tensor:
+    """int32 [..., length]: numbers `start` to `start + length` of each stream in `keys` [...], uniform below 2**16."""
+    first, stop = start // _PER_WORD, -(-(start + length) // _PER_WORD)
+    words = fold(keys.unsqueeze(-1), torch.arange(first, stop, device=keys.device))
     # Not words.view(torch.int16): code that torch 2.13's inductor makes of it for a CPU writes out of bounds.
-    decisions = [((words >> (_BITS * part)) & (2**_BITS - 1)) < limit for part in range(_PER_WORD)]
-    return torch.stack(decisions, dim=-1).flatten(-2)[..., :length]
+    parts = [((words >> (_BITS * part)) & (2**_BITS - 1)).to(torch.int32) for part in range(_PER_WORD)]
+    skipped = start - first * _PER_WORD
+    return torch.stack(parts, dim=-1).flatten(-2).narrow(-1, skipped, length)
 
 
 def drop_rate(rate: float) -> float:

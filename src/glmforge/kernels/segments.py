@@ -6,10 +6,10 @@ and it sees the keys from the document's beginning to the run's last token. So e
 at the bottom right: its last query sees all its keys, each query before it one less. Two segments of one document see
 overlapping keys.
 
-As in `glmforge.kernels.attention`, one function with several backends that compute the same thing:
+As in `glmforge.kernels.attention`, one function with several implementations that compute the same thing:
 
 - `dense`: scaled-dot-product attention under an explicit Q x T mask. The reference.
-- `segments`: segment by segment, equal shapes batched; no mask over the whole batch ever exists. For the CPU.
+- `documents`: segment by segment, equal shapes batched; no mask over the whole batch ever exists. For the CPU.
 - `flex`: FlexAttention under a block mask of document ids and places, compiled. For CUDA; on a CPU it has no backward.
 - `varlen`: FlashAttention's variable-length kernel, which aligns at the bottom right and wants each segment's keys next
   to each other: they are copied, at most T * (1 + 1/2cp) rows for one document per row cut in 2cp chunks.
@@ -30,12 +30,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.flex_attention import BlockMask
 
 from glmforge.kernels.attention import equal_segments, flex_under_mask
+from glmforge.kernels.block_mask import interval_block_mask
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.target import kernel_device
+from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
+from glmforge.kernels.varlen import causal_varlen_attention
 
 
 class QueryRange(NamedTuple):
@@ -53,7 +54,7 @@ class QueryRange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The segments of Q queries out of T tokens. Made once per micro-batch; what a backend needs of it is kept.
+    """The segments of Q queries out of T tokens. Made once per micro-batch; what a implementation needs of it is kept.
 
     Attributes:
         documents: of all T tokens.
@@ -110,13 +111,9 @@ class Segments:
     @cached_property
     def block_mask(self) -> BlockMask:
         """FlexAttention's mask of Q queries and T keys."""
-        ids_T, places_Q = self.documents.ids_T(), self.places_Q
-        ids_Q = ids_T[places_Q]
-
-        def same_document_and_not_later(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (ids_Q[query] == ids_T[key]) & (places_Q[query] >= key)
-
-        return create_block_mask(same_document_and_not_later, None, None, len(places_Q), len(ids_T), self.device)
+        places_Q = self.places_Q
+        first_Q = places_Q - self.documents.positions_T[places_Q]
+        return interval_block_mask(first_Q, places_Q, self.documents.num_tokens)
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -149,47 +146,46 @@ def _places(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
 
 
 def segment_attention(
-    q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments, *, backend: str = "auto"
+    q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments, *, implementation: str = "auto"
 ) -> Tensor:
     """o_QHP: softmax(q k^T * P**-0.5) v over the earlier tokens (and itself) of each query's own document.
 
     Args:
         q_QHP: the queries in the order of `segments`.
         k_TGP, v_TGP: of all T tokens, in their natural order.
-        backend: a name of `BACKENDS`, or "auto": "segments" on the CPU; elsewhere "varlen" for 16-bit types and
-            "flex" for the others.
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": see `glmforge.kernels.target.automatic`.
     """
     if len(k_TGP) != segments.documents.num_tokens:
         raise ValueError(f"attention: {len(k_TGP)} keys, but documents of {segments.documents.num_tokens} tokens")
-    backend = choose_backend(q_QHP, backend)
-    order = key_order(segments, backend)
+    implementation = chosen_implementation(q_QHP, implementation)
+    order = key_order(segments, implementation)
     if order is not None:
         # Its backward adds the gradients of overlapping segments: of two, so atomic additions stay deterministic.
         k_TGP, v_TGP = (x.index_select(0, order) for x in (k_TGP, v_TGP))
-    return attention_of_ordered_keys(q_QHP, k_TGP, v_TGP, segments, backend)
+    return attention_of_ordered_keys(q_QHP, k_TGP, v_TGP, segments, implementation)
 
 
-def choose_backend(q_QHP: Tensor, backend: str) -> str:
-    """The name of a backend, "auto" resolved."""
-    if backend == "auto":
-        if kernel_device(q_QHP.device) == "cpu":
-            return "segments"
-        return "varlen" if q_QHP.dtype.itemsize == 2 else "flex"
-    if backend not in BACKENDS:
-        raise ValueError(f"attention: unknown backend {backend!r}; choose one of {', '.join(BACKENDS)} or auto")
-    return backend
+def chosen_implementation(q_QHP: Tensor, implementation: str) -> str:
+    """The name of a implementation, "auto" resolved."""
+    if implementation == "auto":
+        return automatic("attention", kernel_device(q_QHP.device), q_QHP.dtype)
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown_implementation("attention", implementation, IMPLEMENTATIONS)
+    return implementation
 
 
-def key_order(segments: Segments, backend: str) -> Tensor | None:
-    """int64: the places of the keys in the order in which the backend wants them; None is the natural one."""
-    return segments.key_places_K if backend == "varlen" else None
+def key_order(segments: Segments, implementation: str) -> Tensor | None:
+    """int64: the places of the keys in the order in which the implementation wants them; None is the natural one."""
+    return segments.key_places_K if implementation == "varlen" else None
 
 
-def attention_of_ordered_keys(q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments, backend: str) -> Tensor:
+def attention_of_ordered_keys(
+    q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments, implementation: str
+) -> Tensor:
     """`segment_attention` for a caller who orders keys and values by `key_order`, say while gathering them."""
     if len(q_QHP) != segments.num_queries:
         raise ValueError(f"attention: {len(q_QHP)} queries, but segments of {segments.num_queries}")
-    return BACKENDS[backend](q_QHP, k_KGP, v_KGP, segments)
+    return IMPLEMENTATIONS[implementation](q_QHP, k_KGP, v_KGP, segments)
 
 
 def _dense(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments) -> Tensor:
@@ -234,15 +230,12 @@ def _flex(q_QHP: Tensor, k_TGP: Tensor, v_TGP: Tensor, segments: Segments) -> Te
 
 
 def _varlen(q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments) -> Tensor:
-    causal = (-1, 0)  # any number of keys to the left, none to the right of the query's own
-    return varlen_attn(  # type: ignore[return-value]
-        q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest, window_size=causal, enable_gqa=True
-    )
+    return causal_varlen_attention()(q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest)
 
 
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Segments], Tensor]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Segments], Tensor]] = {
     "dense": _dense,
-    "segments": _segments,
+    "documents": _segments,
     "flex": _flex,
     "varlen": _varlen,
 }

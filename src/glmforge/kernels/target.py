@@ -5,7 +5,7 @@ GPU's job laid out on tensors without memory, which lie on the CPU for want of a
 kernels would take.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -26,3 +26,18 @@ def kernels_of(device_type: str) -> Iterator[None]:
         yield
     finally:
         _assumed.pop()
+
+
+def automatic(operation: str, device_type: str, dtype: torch.dtype) -> str:
+    """The implementation of an operation where none is named and nothing has been measured (`kernels.choice`)."""
+    on_cpu = device_type == "cpu"
+    if operation == "attention":
+        return "documents" if on_cpu else "varlen" if dtype.itemsize == 2 else "flex"
+    if operation == "experts":
+        return "sliced" if on_cpu else "grouped"
+    return "plain"
+
+
+def unknown_implementation(operation: str, name: str, known: Iterable[str]) -> ValueError:
+    """What to raise where a kernel is called with a name that it does not have."""
+    return ValueError(f"{operation}: unknown implementation {name!r}; choose one of {', '.join(known)}")

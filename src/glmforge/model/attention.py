@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.model.layers import Linear, RMSNorm
 from glmforge.model.placement import ONE_DEVICE, Region
 from glmforge.model.rope import Rope
@@ -26,7 +27,7 @@ class Attend(Protocol):
     def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor: ...
 
 
-class Attention(nn.Module):
+class Attention(ChoosesKernels, nn.Module):
     """Projections, norms and rotation of one layer; H * P may differ from D (96 x 128 for D = 5120)."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:

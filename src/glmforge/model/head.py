@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.cross_entropy import linear_cross_entropy_sum, token_nll
 from glmforge.model.layers import Embedding
 from glmforge.model.placement import ONE_DEVICE, WHOLE_VOCABULARY, Region, Vocabulary, local
@@ -24,7 +25,7 @@ from glmforge.model.placement import ONE_DEVICE, WHOLE_VOCABULARY, Region, Vocab
 _GREEDY_CHUNK_TOKENS = 2048
 
 
-class LMHead(nn.Module):
+class LMHead(ChoosesKernels, nn.Module):
     """Published name `lm_head`: weight [V, D], no bias. Called, it gives logits [T, V] in the compute dtype.
 
     With tied embeddings it has no weight of its own (see `tie`).

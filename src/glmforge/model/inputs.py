@@ -41,7 +41,7 @@ class DocumentAttention:
     @torch.compiler.disable
     def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         if self.noise is None or not module.training:
-            return attention(q_THP, k_TGP, v_TGP, self.documents)
+            return attention(q_THP, k_TGP, v_TGP, self.documents, implementation=module.kernels.attention)
         num_heads = q_THP.shape[1]
         heads = range(self.part * num_heads, (self.part + 1) * num_heads)
         streams_TH = self.noise.of_attention(module.layer, heads)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.experts import expert_linear
 from glmforge.model.placement import ONE_DEVICE, WHOLE_VOCABULARY, Region, Vocabulary, local
 
@@ -79,7 +80,7 @@ class Embedding(nn.Module):
         return self.region.leave(x_TD.masked_fill(absent_T.unsqueeze(-1), 0))
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(ChoosesKernels, nn.Module):
     """Root-mean-square norm over the last dim: fp32 inside, cast back, then times the weight (the published order)."""
 
     def __init__(self, dim: int, eps: float) -> None:
@@ -96,7 +97,7 @@ class RMSNorm(nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(ChoosesKernels, nn.Module):
     """`down(silu(gate(x)) * up(x))` without bias: the dense layers' MLP and the shared expert."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:

@@ -15,15 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.dispatch import limit_to_capacity
+from glmforge.kernels.experts import expert_linear
 from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
-from glmforge.model.layers import Matmul, SwiGLU, matmul
+from glmforge.model.layers import Matmul, SwiGLU
 from glmforge.model.placement import ONE_DEVICE, Region, local
 from glmforge.model.router import Router, Routes
 
 
-class Experts(nn.Module):
+class Experts(ChoosesKernels, nn.Module):
     """Packed SwiGLU experts: `gate_up_proj` [E, 2I, D] (gate rows first) and `down_proj` [E, D, I].
 
     `dispatcher` brings tokens to the experts; `capacity_factor` limits each expert to that many times the mean load of
@@ -35,8 +37,8 @@ class Experts(nn.Module):
         self.num_experts, width = config.n_routed_experts, config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * width, config.hidden_size))
         self.down_proj = nn.Parameter(torch.empty(self.num_experts, config.hidden_size, width))
-        self.gate_up_matmul: Matmul = matmul
-        self.down_matmul: Matmul = matmul
+        self.gate_up_matmul: Matmul = self.matmul
+        self.down_matmul: Matmul = self.matmul
         self.dispatcher: Dispatcher = LocalDispatcher()
         self.capacity_factor: float | None = None
 
@@ -54,6 +56,14 @@ class Experts(nn.Module):
         y_ND = self._swiglu(rows.arrive(), rows.counts_e)
         y_TD = self.dispatcher.combine(y_ND, routes.weights_TK, rows)
         return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
+
+    def matmul(
+        self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
+    ) -> Tensor:
+        """`layers.Matmul` of the packed matrices, by the implementation that the module is to use."""
+        assert counts_E is not None, "every row belongs to an expert"
+        assert bias is None, "experts have no bias"
+        return expert_linear(x, weight, counts_E, implementation=self.kernels.experts)
 
     def _swiglu(self, x_ND: Tensor, counts_e: Tensor) -> Tensor:
         """`down(silu(gate(x)) * up(x))`, each row through its own expert on this device."""

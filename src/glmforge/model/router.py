@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.sinkhorn import sinkhorn_bias
 from glmforge.model.inputs import Rows
 
@@ -38,7 +39,7 @@ class Routes(NamedTuple):
     scores_TE: Tensor
 
 
-class Router(nn.Module):
+class Router(ChoosesKernels, nn.Module):
     """Published name `mlp.gate`: weight [E, D] and the fp32 buffer `e_score_correction_bias` [E].
 
     To the router "bias" and "aux" are the same: its correction bias steers the choice, whether anybody moves it or not.

@@ -21,8 +21,10 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from glmforge.config.kernels import KernelsConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
@@ -173,6 +175,12 @@ class GlmMoe(nn.Module):
         """
         for moe in self.moe_layers.values():
             moe.gate.balance = balance
+
+    def set_kernels(self, kernels: KernelsConfig) -> None:
+        """Let every module compute by these implementations, in which no "auto" is left (see `kernels.choice`)."""
+        for module in self.modules():
+            if isinstance(module, ChoosesKernels):
+                module.kernels = kernels
 
     def forward(
         self,

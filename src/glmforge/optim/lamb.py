@@ -80,17 +80,17 @@ class Lamb(UpdateRule):
         """Add the gradient to the moments."""
         assert source.parameter.grad is not None
         gradient = local_part(source.parameter.grad)
-        local_part(source.states["exp_avg"]).lerp_(gradient, 1 - self._betas[0])
-        local_part(source.states["exp_avg_sq"]).mul_(self._betas[1]).addcmul_(
-            gradient, gradient, value=1 - self._betas[1]
-        )
         source.states["step"].add_(1)
+        mean = source.load("exp_avg").lerp_(gradient, 1 - self._betas[0])
+        source.store("exp_avg", mean)
+        square = source.load("exp_avg_sq").mul_(self._betas[1]).addcmul_(gradient, gradient, value=1 - self._betas[1])
+        source.store("exp_avg_sq", square)
 
     def _update(self, source: TrainedParameter) -> Tensor:
         """AdamW's direction for this rank's part of a parameter, weight decay included; a new tensor."""
         steps = source.states["step"].double()  # in fp32, 1 - beta ** 1 would have four digits
-        root = (local_part(source.states["exp_avg_sq"]) / (1 - self._betas[1] ** steps)).sqrt_().add_(self._eps)
-        mean = local_part(source.states["exp_avg"]) / (1 - self._betas[0] ** steps)
+        root = (source.load("exp_avg_sq") / (1 - self._betas[1] ** steps)).sqrt_().add_(self._eps)
+        mean = source.load("exp_avg") / (1 - self._betas[0] ** steps)
         return mean.div_(root).add_(local_part(source.parameter), alpha=source.group.weight_decay)
 
     def _parts_of(self, source: TrainedParameter) -> Iterator[_Part]:

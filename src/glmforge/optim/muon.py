@@ -61,6 +61,9 @@ class Muon(UpdateRule):
         if trained != self._trained:
             self._exchanges = [Exchange(one, self.world, self.compute_dtype) for one in self._rounds]
             self._trained = trained
+        for parameter in self.parameters:
+            if parameter.has_gradient and "step" in parameter.states:  # of bf16 states
+                parameter.states["step"].add_(1)
         for exchange in self._exchanges:
             if exchange.num_matrices:
                 self._step_round(exchange, lr)
@@ -82,8 +85,9 @@ class Muon(UpdateRule):
         """Add the gradient to the momentum, and return the direction to be orthogonalised if it is to be sent."""
         assert piece.source.parameter.grad is not None
         gradient = piece.of(local_part(piece.source.parameter.grad).contiguous())
-        momentum = piece.of(piece.source.states["momentum"])
+        momentum = piece.source.load("momentum", piece.of)
         momentum.lerp_(gradient, 1 - self._momentum)
+        piece.source.store("momentum", momentum, piece.of)
         if not sends:
             return None
         direction = gradient.lerp(momentum, self._momentum) if self._nesterov else momentum

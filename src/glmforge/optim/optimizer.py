@@ -17,6 +17,7 @@ from glmforge.config.optimizers import OPTIMIZERS, State
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import ParameterTable
 from glmforge.errors import CheckpointError
+from glmforge.optim.rounding import stream_of
 from glmforge.optim.sharding import splits_of
 from glmforge.optim.update_rule import TrainedParameter, UpdateRule
 from glmforge.parallel.world import World
@@ -31,13 +32,15 @@ def build_optimizer(
     *,
     world: World | None = None,
     compute_dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
 ) -> "Optimizer":
     """The optimizer of all parameters that require a gradient; frozen ones are left out.
 
     Build it after the model has been sharded, from the parameters of all model parts on this rank. `table` is the whole
     model's, from which `glmforge.config.parameter_groups` makes the groups. `world` is the one the model is laid out
     on, None for a single process that trains where its parameters lie. `compute_dtype=torch.float32` makes Muon's
-    updates independent of the layout to within fp32 rounding, at twice the cost or more. A rule with `lr_scale: 0`
+    updates independent of the layout to within fp32 rounding, at twice the cost or more. `seed` is what the rounding of
+    bf16 states draws from. A rule with `lr_scale: 0`
     takes `requires_grad` from its parameters here. Raises `UndeclaredParameterError` for a name that is not in the
     table, and `ValueError` for tensors that are not placed as by `glmforge.parallel`.
     """
@@ -50,7 +53,8 @@ def build_optimizer(
             parameter.requires_grad_(False)
         elif parameter.requires_grad:
             states = {state.name: _allocate(state, parameter) for state in group.optimizer.states}
-            trained[name] = TrainedParameter(parameter, states, group, row.num_fused)
+            streams = {state.name: stream_of(seed, state.key(name)) for state in group.optimizer.states}
+            trained[name] = TrainedParameter(parameter, states, group, row.num_fused, streams)
     return Optimizer(trained, config, world or _alone([p.parameter for p in trained.values()]), compute_dtype)
 
 
@@ -69,7 +73,7 @@ class Optimizer:
         }
         self._rules: list[UpdateRule] = []
         for declaration in OPTIMIZERS.values():
-            own = [source for source in trained.values() if source.group.optimizer is declaration]
+            own = [source for source in trained.values() if source.group.optimizer.name == declaration.name]
             if own:
                 self._rules.append(resolve_name(declaration.update_rule)(own, config, world, compute_dtype))
 

@@ -103,6 +103,13 @@ def chunk(shape: Sequence[int], splits: Sequence[Split], coordinates: Mapping[st
     return tuple(spans)
 
 
+def own_spans(tensor: Tensor) -> tuple[Span, ...]:
+    """Where this rank's part of `tensor` lies in the whole; by arithmetic, also where tensors have no data."""
+    splits = splits_of(tensor)
+    coordinates = {axis: cast(DTensor, tensor).device_mesh.get_local_rank(axis) for axis, _, _ in splits}
+    return chunk(tensor.shape, splits, coordinates)
+
+
 def num_copies(tensor: Tensor, layout: Layout) -> int:
     """How many ranks of a pipeline stage hold each element of `tensor`."""
     return layout.stage_ranks // math.prod(split.size for split in splits_of(tensor))

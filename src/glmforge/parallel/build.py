@@ -13,6 +13,7 @@ from torch import nn
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
+from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.declared import check_declared
@@ -56,17 +57,21 @@ def lay_out_model(
 ) -> ParallelModel:
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
-    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares.
+    Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
+    for an implementation (`config.kernels`) that cannot be used here.
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
+    dtype = DTYPES[config.precision.compute]
+    kernels = choose(config.kernels, world.device, dtype)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
             if extend is not None:
                 extend(part)
-        part.compute_dtype = DTYPES[config.precision.compute]
+        part.compute_dtype = dtype
+        part.set_kernels(kernels)
         check_declared(part, table)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)

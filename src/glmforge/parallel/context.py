@@ -38,7 +38,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from glmforge.errors import ConfigError
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.segments import Segments, attention_of_ordered_keys, choose_backend, key_order
+from glmforge.kernels.segments import Segments, attention_of_ordered_keys, chosen_implementation, key_order
 from glmforge.model.attention import Attention
 from glmforge.parallel.collectives import Group, all_gather, exchange
 from glmforge.parallel.world import World
@@ -88,12 +88,10 @@ class GatheredKeyValues:
         seq_len: int,
         *,
         regather: bool = True,
-        backend: str = "auto",
     ) -> None:
         cp, rank = world.axis_size("cp"), world.axis_rank("cp")
         self.group = world.group("cp")
         self.regather = regather and self.group is not None
-        self.backend = backend
         self.segments = Segments.cut(documents, local_ranges(num_rows, seq_len, cp, rank))
         order_T = gathered_order(num_rows, seq_len, cp, documents.cu_seqlens.device)
         self._natural_T = order_T.argsort()
@@ -101,26 +99,26 @@ class GatheredKeyValues:
 
     @torch.compiler.disable
     def __call__(self, module: Attention, q_tHP: Tensor, k_tGP: Tensor, v_tGP: Tensor) -> Tensor:
-        backend = choose_backend(q_tHP, self.backend)
-        order_K = self._order(backend)
+        implementation = chosen_implementation(q_tHP, module.kernels.attention)
+        order_K = self._order(implementation)
         kv_t2GP = torch.cat([k_tGP, v_tGP], dim=1)
         kv_K2GP = _gather(kv_t2GP, self.group, order_K)
         if not (self.regather and kv_K2GP.requires_grad):
             k_KGP, v_KGP = kv_K2GP.chunk(2, dim=1)
-            return attention_of_ordered_keys(q_tHP, k_KGP, v_KGP, self.segments, backend)
+            return attention_of_ordered_keys(q_tHP, k_KGP, v_KGP, self.segments, implementation)
         again = _Regathered(kv_K2GP, kv_t2GP, self.group, order_K)
         kv_K2GP = _Release.apply(kv_K2GP, again)
         with saved_tensors_hooks(again.pack, again.unpack):
             k_KGP, v_KGP = kv_K2GP.chunk(2, dim=1)
-            o_tHP = attention_of_ordered_keys(q_tHP, k_KGP, v_KGP, self.segments, backend)
+            o_tHP = attention_of_ordered_keys(q_tHP, k_KGP, v_KGP, self.segments, implementation)
         return _Regather.apply(o_tHP, again)
 
-    def _order(self, backend: str) -> Tensor:
-        """int64 [K]: where the gathered tensor has the keys that the backend wants, in its order."""
-        if backend not in self._orders:
-            order = key_order(self.segments, backend)
-            self._orders[backend] = self._natural_T if order is None else self._natural_T[order]
-        return self._orders[backend]
+    def _order(self, implementation: str) -> Tensor:
+        """int64 [K]: where the gathered tensor has the keys that the implementation wants, in its order."""
+        if implementation not in self._orders:
+            order = key_order(self.segments, implementation)
+            self._orders[implementation] = self._natural_T if order is None else self._natural_T[order]
+        return self._orders[implementation]
 
 
 def _gather(kv_t2GP: Tensor, group: Group, order_K: Tensor) -> Tensor:
@@ -195,13 +193,10 @@ def _storage(tensor: Tensor) -> int:
 class Ulysses:
     """Attention of some heads over whole rows: all-to-alls before and after it trade heads for tokens."""
 
-    def __init__(
-        self, documents: Documents, world: World, num_rows: int, seq_len: int, *, backend: str = "auto"
-    ) -> None:
+    def __init__(self, documents: Documents, world: World, num_rows: int, seq_len: int) -> None:
         self.documents = documents
         self.cp = world.axis_size("cp")
         self.group = world.group("cp")
-        self.backend = backend
         self._order_T = gathered_order(num_rows, seq_len, self.cp, documents.cu_seqlens.device)
         self._natural_T = self._order_T.argsort()
 
@@ -218,7 +213,7 @@ class Ulysses:
         qkv = torch.cat([x.unflatten(1, (self.cp, -1)) for x in (q_tHP, k_tGP, v_tGP)], dim=2)
         qkv = self._exchange(qkv.transpose(0, 1).flatten(0, 1)).index_select(0, self._natural_T)
         q_THP, k_TGP, v_TGP = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        o_THP = attention(q_THP, k_TGP, v_TGP, self.documents, backend=self.backend)
+        o_THP = attention(q_THP, k_TGP, v_TGP, self.documents, implementation=module.kernels.attention)
         o = self._exchange(o_THP.index_select(0, self._order_T))
         return o.unflatten(0, (self.cp, -1)).transpose(0, 1).flatten(1, 2)
 

@@ -22,10 +22,12 @@ from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.kernels.choice import choose
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
+from glmforge.parallel.build import DTYPES
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
@@ -76,6 +78,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
             warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
         data = open_data(config, world)
         config = _with_tokens(config, data, say_so=world.is_main)
+        config = _with_kernels(config, world)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         _take_up(trainer, checkpoints)
         return trainer.fit()
@@ -86,6 +89,14 @@ def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig
     for line in describe_changes(config.model, data.tokenizer) if say_so else ():
         logger.info(line)
     return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
+
+
+def _with_kernels(config: RunConfig, world: World) -> RunConfig:
+    """The run's configuration with a name in the place of every "auto" of `kernels`."""
+    kernels = choose(config.kernels, world.device, DTYPES[config.precision.compute])
+    if world.is_main:
+        logger.info("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in kernels))
+    return config.model_copy(update={"kernels": kernels})
 
 
 def build_trainer(

@@ -195,6 +195,15 @@ def test_ranks_with_smaller_shards_are_told_apart() -> None:
     assert first.held[Purpose.OPTIMIZER] - last.held[Purpose.OPTIMIZER] == 8 * (large.parameters - small.parameters) > 0
 
 
+def test_bf16_states_are_half_but_for_the_numbers_of_updates() -> None:
+    config = config_of({"tp": 2, "ep": 2})
+    half = config.model_copy(update={"optim": config.optim.model_copy(update={"state_dtype": "bf16"})})
+    first, second = dry((config, 4, 0, (), True), (half, 4, 0, (), True))
+    held, halved = (findings.held[Purpose.OPTIMIZER] for findings in (first, second))
+    # 4 bytes for each parameter's number of updates; in fp32 only AdamW counts them
+    assert held / 2 < halved < held / 2 + 4 * 100
+
+
 def test_what_dtensor_infers_on_whole_shapes_is_not_memory() -> None:
     """Making weights and optimizer state leaves nothing behind but these, and needs nothing more while it lasts."""
     config = config_of({"tp": 2, "ep": 4}, batch_size=32)

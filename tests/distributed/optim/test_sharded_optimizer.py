@@ -134,7 +134,13 @@ def like(parameter: Tensor, whole: Tensor) -> Tensor:
     return DTensor.from_local(part, mesh, placements, shape=whole.shape, stride=whole.stride(), run_check=False)
 
 
-def train(parameters: dict[str, nn.Parameter], optimizer: Optimizer, world: World | None, steps: range) -> list[Tensor]:
+def train(
+    parameters: dict[str, nn.Parameter],
+    optimizer: Optimizer,
+    world: World | None,
+    steps: range,
+    max_norm: float | None = MAX_NORM,
+) -> list[Tensor]:
     """Returns the norm of each step's gradients."""
     norms = []
     for step in steps:
@@ -143,7 +149,7 @@ def train(parameters: dict[str, nn.Parameter], optimizer: Optimizer, world: Worl
         for name, parameter in parameters.items():
             is_idle = step == 1 and name.startswith(WITHOUT_GRADIENT_AT_STEP_1)
             parameter.grad = None if is_idle or not parameter.requires_grad else like(parameter, gradients[name])
-        norms.append(clip_grad_norm_(parameters.values(), MAX_NORM, world))
+        norms.append(clip_grad_norm_(parameters.values(), max_norm, world))
         optimizer.step()
     return norms
 
@@ -308,6 +314,28 @@ def test_each_part_goes_to_its_owner_once_and_to_all_copies_back(name, times_den
     dense = sum(matrices.values()) - experts
     sent = sum(rank["elements_sent"] for rank in trained_ranks(name))
     assert sent == times_dense * dense + times_experts * experts
+
+
+def rounded_states(config: OptimConfig, layout: Layout | None) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    """bf16 states after unclipped steps, which are the same sums on every layout: parts and where they lie."""
+    world = World.join(layout, torch.device("cpu")) if layout else None
+    parameters, optimizer = build(world, torch.float32, config)
+    train(parameters, optimizer, world, range(NUM_STEPS), max_norm=None)
+    return {name: (part(tensor), offsets(tensor)) for name, tensor in optimizer.state_dict().items()}
+
+
+@pytest.mark.parametrize("method", ["muon", "lamb", "adamw"])
+@pytest.mark.parametrize(
+    "name", ["fsdp, uneven", "tp, hsdp", "ep, efsdp over rows, not at the border of gate and up", "pp, tp, ep"]
+)
+def test_bf16_states_are_rounded_alike_on_every_layout(name, method):
+    config = OptimConfig(lr=0.02, matrix_optimizer=method, state_dtype="bf16")
+    expected = rounded_states(config, None)
+    for rank in run_ranks(rounded_states, LAYOUTS[name].world_size, config, LAYOUTS[name]):
+        for key, (found, start) in rank.items():
+            assert found.dtype == (torch.float32 if key.startswith("step.") else torch.bfloat16)
+            if found.numel():
+                assert torch.equal(found, part_at(expected[key][0], found.shape, start)), key
 
 
 def save_then_load(path: Path) -> bool:

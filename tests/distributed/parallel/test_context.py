@@ -19,15 +19,20 @@ from glmforge.parallel.collectives import all_gather
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, gathered_order, local_ranges, zigzag_index
 from glmforge.parallel.world import World, join_world
 from helpers.distributed import run_ranks
+from helpers.kernels import module_with
 
 NUM_ROWS, SEQ_LEN, H, G, P = 2, 32, 8, 4, 16
 LENGTHS = [1, 20, 3, 8, 32]
 METHODS = {
     "regather": lambda *args: GatheredKeyValues(*args),
     "gather": lambda *args: GatheredKeyValues(*args, regather=False),
-    "gather, dense": lambda *args: GatheredKeyValues(*args, backend="dense"),
+    "gather, dense": lambda *args: partial(_with_dense, GatheredKeyValues(*args)),
     "ulysses": lambda *args: Ulysses(*args),
 }
+
+
+def _with_dense(attend: Any, _: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(module_with(attention="dense"), q, k, v)
 
 
 def inputs() -> list[Tensor]:
@@ -38,7 +43,7 @@ def inputs() -> list[Tensor]:
 
 def output_and_gradients(attend: Any, q: Tensor, k: Tensor, v: Tensor, upstream: Tensor) -> list[Tensor]:
     qkv = [x.clone().requires_grad_() for x in (q, k, v)]
-    output = attend(None, *qkv)
+    output = attend(module_with(), *qkv)
     return [output.detach(), *torch.autograd.grad(output, qkv, upstream)]
 
 
@@ -58,7 +63,7 @@ def rank_results(layout: Layout) -> dict[str, list[Tensor]]:
 
 def expected_of(rank: int, layout: Layout) -> list[Tensor]:
     documents = Documents.from_lengths(LENGTHS)
-    whole = output_and_gradients(lambda _, q, k, v: attention(q, k, v, documents, backend="dense"), *inputs())
+    whole = output_and_gradients(lambda _, q, k, v: attention(q, k, v, documents, implementation="dense"), *inputs())
     index = zigzag_index(NUM_ROWS, SEQ_LEN, layout.cp, layout.coordinates(rank)["cp"])
     return [x[index] for x in whole]
 
@@ -112,10 +117,10 @@ def gathers_and_survivors() -> dict[bool, list[int]]:
         documents = Documents.from_lengths(LENGTHS)
         for regather in (True, False):
             gathered.clear()
-            # The dense backend saves keys and values as they are given, like the CUDA ones.
-            attend = GatheredKeyValues(documents, world, NUM_ROWS, SEQ_LEN, regather=regather, backend="dense")
+            # The dense implementation saves keys and values as they are given, like the CUDA ones.
+            attend = GatheredKeyValues(documents, world, NUM_ROWS, SEQ_LEN, regather=regather)
             qkv = [x[index].requires_grad_() for x in inputs()[:3]]
-            output = attend(None, *qkv)
+            output = attend(module_with(attention="dense"), *qkv)
             counts[regather] = count()
             first, second = (
                 torch.autograd.grad(output, qkv, torch.ones_like(output), retain_graph=True) for _ in range(2)

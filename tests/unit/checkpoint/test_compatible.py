@@ -72,6 +72,7 @@ NOTED = {
 REFUSED = {
     "model": ({"model__hidden_size": 128}, r"model\.hidden_size was 48 and is 128 \(the weights were made in this"),
     "optimizer": ({"optim__matrix_optimizer": "adamw"}, r"matrix_optimizer was muon and is adamw .*reset-optimizer"),
+    "type of states": ({"optim__state_dtype": "bf16"}, r"state_dtype was fp32 and is bf16 .*reset-optimizer"),
     "optimizer of some": (
         {"optim__rules": [{"match": "*.gate.weight", "optimizer": "adamw"}]},
         r"optim\.rules was \[\] .*reset-optimizer",

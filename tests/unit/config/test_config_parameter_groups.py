@@ -4,10 +4,12 @@ import pytest
 from pydantic import ValidationError
 
 from glmforge.config.optim import OptimConfig, ParameterRule
+from glmforge.config.optimizers import OPTIMIZERS
 from glmforge.config.parameter_groups import optimizer_states, parameter_groups
 from glmforge.config.parameters import Shape, parameter_table
 from helpers.models import run_config, tiny_config
 from helpers.parameters import table_of
+from helpers.sgd import SGD
 
 
 class Trained(NamedTuple):
@@ -182,6 +184,14 @@ WRONG = {
 def test_rules_that_cannot_be_meant_are_refused(wrong, message):
     with pytest.raises(ValidationError, match=message):
         run_config(optim={"rules": wrong})
+
+
+def test_bf16_states_are_refused_for_an_optimizer_that_would_not_round_them(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "sgd", SGD)
+    for wrong in ({"matrix_optimizer": "sgd"}, {"rules": [{"match": "*", "optimizer": "sgd"}]}):
+        OptimConfig.model_validate(wrong)
+        with pytest.raises(ValidationError, match="optimizer 'sgd' has no states in bf16"):
+            OptimConfig.model_validate(wrong | {"state_dtype": "bf16"})
 
 
 def test_rules_that_an_earlier_one_leaves_only_matrices_are_well():

@@ -72,7 +72,7 @@ def test_at_rate_zero_it_is_attention() -> None:
     documents = Documents.from_lengths([70, 3])
     qkv = random_qkv(73, torch.float64)
     actual = with_gradients(attention_with_dropout(*qkv, documents, streams(73), 0.0), qkv)
-    expected = with_gradients(attention(*qkv, documents, backend="dense"), qkv)
+    expected = with_gradients(attention(*qkv, documents, implementation="dense"), qkv)
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 

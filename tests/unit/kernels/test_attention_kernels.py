@@ -1,4 +1,4 @@
-"""Every backend against explicit softmax attention in float64, token by token."""
+"""Every implementation against explicit softmax attention in float64, token by token."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def output_and_gradients(function, qkv):
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("backend", ["dense", "documents"])
+@pytest.mark.parametrize("implementation", ["dense", "documents"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [
@@ -52,12 +52,12 @@ def output_and_gradients(function, qkv):
     ],
     ids=str,
 )
-def test_equals_reference(backend, lengths, dtype, tolerance):
+def test_equals_reference(implementation, lengths, dtype, tolerance):
     documents = Documents.from_lengths(lengths)
     qkv = random_qkv(documents.num_tokens, dtype)
     exact_qkv = [x.detach().double().requires_grad_() for x in qkv]
     expected = output_and_gradients(lambda q, k, v: reference(q, k, v, documents), exact_qkv)
-    actual = output_and_gradients(lambda q, k, v: attention(q, k, v, documents, backend=backend), qkv)
+    actual = output_and_gradients(lambda q, k, v: attention(q, k, v, documents, implementation=implementation), qkv)
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
@@ -68,7 +68,7 @@ def test_long_documents_take_the_flash_kernel_to_the_same_result(monkeypatch):
     documents = Documents.from_lengths([3, 9, 9, 4])
     qkv = random_qkv(documents.num_tokens)
     expected = output_and_gradients(lambda q, k, v: reference(q, k, v, documents), qkv)
-    actual = output_and_gradients(lambda q, k, v: attention(q, k, v, documents, backend="documents"), qkv)
+    actual = output_and_gradients(lambda q, k, v: attention(q, k, v, documents, implementation="documents"), qkv)
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, atol=1e-12, rtol=1e-12)
 
@@ -94,38 +94,38 @@ def test_flex_forward_without_compilation(monkeypatch):
     documents = Documents.from_lengths([1, 5, 30])
     q, k, v = (x.detach().float() for x in random_qkv(36))
     expected = reference(q, k, v, documents)
-    torch.testing.assert_close(attention(q, k, v, documents, backend="flex"), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attention(q, k, v, documents, implementation="flex"), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize(("backend", "dtype"), [("flex", torch.float32), ("varlen", torch.bfloat16)])
-def test_cuda_backends_equal_dense(backend, dtype):
+@pytest.mark.parametrize(("implementation", "dtype"), [("flex", torch.float32), ("varlen", torch.bfloat16)])
+def test_cuda_implementations_equal_dense(implementation, dtype):
     documents = Documents.from_lengths([1, 100, 27, 128], device="cuda")
     shapes = [(256, 8, 64), (256, 2, 64), (256, 2, 64)]
     qkv = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for shape in shapes]
     expected = output_and_gradients_on_cuda("dense", qkv, documents)
     # bfloat16: as above. float32: TensorFloat-32 is off, sums of some hundred terms.
     tolerance = 1e-4 if dtype == torch.float32 else 8e-2
-    for a, e in zip(output_and_gradients_on_cuda(backend, qkv, documents), expected, strict=True):
+    for a, e in zip(output_and_gradients_on_cuda(implementation, qkv, documents), expected, strict=True):
         torch.testing.assert_close(a, e, atol=tolerance, rtol=tolerance)
 
 
-def output_and_gradients_on_cuda(backend, qkv, documents):
-    output = attention(*qkv, documents, backend=backend)
+def output_and_gradients_on_cuda(implementation, qkv, documents):
+    output = attention(*qkv, documents, implementation=implementation)
     return [output, *torch.autograd.grad(output.float().square().sum(), qkv)]
 
 
-def test_unknown_backend_and_wrong_length_are_errors():
+def test_unknown_implementation_and_wrong_length_are_errors():
     q, k, v = random_qkv(4)
-    with pytest.raises(ValueError, match="unknown backend 'fast'; choose one of dense, documents"):
-        attention(q, k, v, Documents.from_lengths([4]), backend="fast")
+    with pytest.raises(ValueError, match="unknown implementation 'fast'; choose one of dense, documents"):
+        attention(q, k, v, Documents.from_lengths([4]), implementation="fast")
     with pytest.raises(ValueError, match="4 queries, but documents of 5 tokens"):
         attention(q, k, v, Documents.from_lengths([5]))
 
 
 def test_auto_on_the_cpu_never_sees_a_mask_of_the_whole_batch(monkeypatch):
-    monkeypatch.setitem(kernels.BACKENDS, "dense", None)
+    monkeypatch.setitem(kernels.IMPLEMENTATIONS, "dense", None)
     documents = Documents.from_lengths([4, 3])
     q, k, v = random_qkv(7)
     torch.testing.assert_close(attention(q, k, v, documents), reference(q, k, v, documents))

@@ -1,4 +1,4 @@
-"""Every backend against single rows in float64."""
+"""Every implementation against single rows in float64."""
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ COUNTS = [
 ]
 
 
-def expert_mlp(x_ND, counts_E, gate_up_E2ID, down_EDI, backend="auto"):
+def expert_mlp(x_ND, counts_E, gate_up_E2ID, down_EDI, implementation="auto"):
     """Two expert-wise maps with a SwiGLU between them, as in the model."""
-    gate_NI, up_NI = expert_linear(x_ND, gate_up_E2ID, counts_E, backend=backend).chunk(2, dim=-1)
-    return expert_linear(F.silu(gate_NI) * up_NI, down_EDI, counts_E, backend=backend)
+    gate_NI, up_NI = expert_linear(x_ND, gate_up_E2ID, counts_E, implementation=implementation).chunk(2, dim=-1)
+    return expert_linear(F.silu(gate_NI) * up_NI, down_EDI, counts_E, implementation=implementation)
 
 
 def reference(x_ND, counts_E, gate_up_E2ID, down_EDI):
@@ -48,7 +48,7 @@ def output_and_gradients(function, counts, inputs):
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("backend", ["loop", "grouped", "sliced", "auto"])
+@pytest.mark.parametrize("implementation", ["loop", "grouped", "sliced", "auto"])
 @pytest.mark.parametrize(
     ("dtype", "weight_dtype", "tolerance"),
     [
@@ -61,29 +61,31 @@ def output_and_gradients(function, counts, inputs):
     ],
     ids=["float64", "float32", "bfloat16", "bfloat16-master-weights"],
 )
-def test_equals_reference(backend, counts, dtype, weight_dtype, tolerance):
-    if backend == "grouped" and dtype == torch.float64:
+def test_equals_reference(implementation, counts, dtype, weight_dtype, tolerance):
+    if implementation == "grouped" and dtype == torch.float64:
         pytest.skip("grouped_mm takes no float64")
     inputs = random_inputs(counts, dtype, weight_dtype)
     expected = output_and_gradients(reference, counts, [x.double() for x in inputs])
-    actual = output_and_gradients(lambda *a: expert_mlp(*a, backend=backend), counts, inputs)
+    actual = output_and_gradients(lambda *a: expert_mlp(*a, implementation=implementation), counts, inputs)
     for a, e, like in zip(actual, expected, [inputs[0], *inputs], strict=True):
         assert a.dtype == like.dtype
         torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("backend", ["loop", "sliced"])
-def test_gradcheck(backend):
+@pytest.mark.parametrize("implementation", ["loop", "sliced"])
+def test_gradcheck(implementation):
     counts = torch.tensor([2, 0, 3])
     inputs = [x.requires_grad_() for x in random_inputs([2, 0, 3], torch.float64, torch.float64)]
-    assert torch.autograd.gradcheck(lambda x, g, d: expert_mlp(x, counts, g, d, backend=backend), inputs)
+    assert torch.autograd.gradcheck(lambda x, g, d: expert_mlp(x, counts, g, d, implementation=implementation), inputs)
 
 
-@pytest.mark.parametrize("backend", ["loop", "grouped", "sliced"])
-def test_idle_experts_get_zero_gradients(backend):
+@pytest.mark.parametrize("implementation", ["loop", "grouped", "sliced"])
+def test_idle_experts_get_zero_gradients(implementation):
     counts = [0, 20, 0, 9]
     inputs = random_inputs(counts, torch.bfloat16, torch.float32)
-    _, _, gate_up_grad, down_grad = output_and_gradients(lambda *a: expert_mlp(*a, backend=backend), counts, inputs)
+    _, _, gate_up_grad, down_grad = output_and_gradients(
+        lambda *a: expert_mlp(*a, implementation=implementation), counts, inputs
+    )
     for grad in (gate_up_grad, down_grad):
         assert grad[[0, 2]].count_nonzero() == 0
         assert grad[1].count_nonzero() > 0
@@ -143,7 +145,7 @@ def test_bfloat16_meets_few_shapes():
     assert [stop - end for _, _, end, stop in kernels._slices(counts_E, torch.float32)] == [0, 0, 0, 0]
 
 
-def test_unknown_backend_is_an_error():
+def test_unknown_implementation_is_an_error():
     x, gate_up, down = random_inputs([2], torch.float32, torch.float32)
-    with pytest.raises(ValueError, match="unknown backend 'fused'; choose one of loop, grouped, sliced or auto"):
-        expert_mlp(x, torch.tensor([2]), gate_up, down, backend="fused")
+    with pytest.raises(ValueError, match="unknown implementation 'fused'; choose one of loop, grouped, sliced"):
+        expert_mlp(x, torch.tensor([2]), gate_up, down, implementation="fused")

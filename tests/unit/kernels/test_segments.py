@@ -11,6 +11,7 @@ from glmforge.kernels import segments as module
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.segments import QueryRange, Segments, key_order, segment_attention
+from glmforge.kernels.varlen import causal
 
 H, G, P = 4, 2, 16
 SEQ_LEN = 48
@@ -56,17 +57,17 @@ def output_and_gradients(output: Tensor, qkv: list[Tensor], upstream: Tensor) ->
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("num_rows", [1, 2, 3])
 @pytest.mark.parametrize("cp", [1, 2, 4])
-@pytest.mark.parametrize("backend", ["dense", "segments"])
-def test_ranks_together_equal_whole_rows(backend: str, cp: int, num_rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("implementation", ["dense", "documents"])
+def test_ranks_together_equal_whole_rows(implementation: str, cp: int, num_rows: int, dtype: torch.dtype) -> None:
     documents = packed(num_rows, seed=num_rows)
     exact_qkv, qkv = random_qkv(documents.num_tokens, torch.float32), random_qkv(documents.num_tokens, dtype)
     upstream = torch.randn(documents.num_tokens, H, P, generator=torch.Generator().manual_seed(1))
-    expected = output_and_gradients(attention(*exact_qkv, documents, backend="dense"), exact_qkv, upstream)
+    expected = output_and_gradients(attention(*exact_qkv, documents, implementation="dense"), exact_qkv, upstream)
     gradients = [torch.zeros_like(x, dtype=torch.float32) for x in qkv]
     for rank in range(cp):
         ranges = zigzag(num_rows, cp, rank)
         segments = Segments.cut(documents, ranges)
-        output = segment_attention(local(qkv[0], ranges), qkv[1], qkv[2], segments, backend=backend)
+        output = segment_attention(local(qkv[0], ranges), qkv[1], qkv[2], segments, implementation=implementation)
         assert output.dtype == dtype
         actual = output_and_gradients(output, qkv, local(upstream, ranges))
         torch.testing.assert_close(
@@ -95,9 +96,9 @@ def test_any_ranges_equal_dense(ranges: list[tuple[int, int]], longest: int, mon
     documents = packed(2, seed=0)
     segments = Segments.cut(documents, ranges)
     results = []
-    for backend in ("dense", "segments"):
+    for implementation in ("dense", "documents"):
         qkv = random_qkv(documents.num_tokens, torch.float32)
-        output = segment_attention(local(qkv[0], ranges), *qkv[1:], segments, backend=backend)
+        output = segment_attention(local(qkv[0], ranges), *qkv[1:], segments, implementation=implementation)
         results.append([output, *torch.autograd.grad(output.square().sum(), qkv)])
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
@@ -121,10 +122,20 @@ def test_runs_are_cut_at_documents_and_joined_where_ranges_meet() -> None:
 
 
 def varlen_by_the_book(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, **options: object
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
 ) -> Tensor:
     """What the CUDA kernel documents: sequence by sequence, causal aligned at the bottom right."""
-    assert options == {"window_size": (-1, 0), "enable_gqa": True}
+    assert (window_size, enable_gqa) == ((-1, 0), True)
+    q, k, v, cu_q, cu_k = query, key, value, cu_seq_q, cu_seq_k
     assert (cu_q.dtype, cu_k.dtype) == (torch.int32, torch.int32)
     assert (int(cu_q.diff().max()), int(cu_k.diff().max())) == (max_q, max_k)
     assert (len(q), len(k), len(v)) == (int(cu_q[-1]), int(cu_k[-1]), int(cu_k[-1]))
@@ -140,13 +151,13 @@ def varlen_by_the_book(
 
 @pytest.mark.parametrize("ranges", RANGES, ids=str)
 def test_what_the_varlen_kernel_is_given(ranges: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "varlen_attn", varlen_by_the_book)
+    monkeypatch.setattr(module, "causal_varlen_attention", lambda: causal(varlen_by_the_book))
     documents = packed(2, seed=0)
     segments = Segments.cut(documents, ranges)
     qkv = random_qkv(documents.num_tokens, torch.float32)
     results = []
-    for backend in ("dense", "varlen"):
-        output = segment_attention(local(qkv[0], ranges), *qkv[1:], segments, backend=backend)
+    for implementation in ("dense", "varlen"):
+        output = segment_attention(local(qkv[0], ranges), *qkv[1:], segments, implementation=implementation)
         results.append([output, *torch.autograd.grad(output.square().sum(), qkv)])
     for expected, actual in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
@@ -161,7 +172,8 @@ def test_flex_forward_without_compilation(ranges: list[tuple[int, int]], monkeyp
     segments = Segments.cut(documents, ranges)
     q, k, v = (x.detach() for x in random_qkv(documents.num_tokens, torch.float32))
     expected, actual = (
-        segment_attention(local(q, ranges), k, v, segments, backend=backend) for backend in ("dense", "flex")
+        segment_attention(local(q, ranges), k, v, segments, implementation=implementation)
+        for implementation in ("dense", "flex")
     )
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
@@ -170,18 +182,18 @@ def test_auto_on_the_cpu_never_sees_a_mask_of_the_whole_batch(monkeypatch: pytes
     documents = packed(1, seed=0)
     segments = Segments.cut(documents, [(8, 20)])
     q, k, v = random_qkv(SEQ_LEN, torch.float32)
-    expected = segment_attention(q[8:20], k, v, segments, backend="dense")
-    monkeypatch.setitem(module.BACKENDS, "dense", None)
+    expected = segment_attention(q[8:20], k, v, segments, implementation="dense")
+    monkeypatch.setitem(module.IMPLEMENTATIONS, "dense", None)
     torch.testing.assert_close(segment_attention(q[8:20], k, v, segments), expected)
-    assert key_order(segments, "segments") is None
+    assert key_order(segments, "documents") is None
 
 
 def test_wrong_arguments_are_errors() -> None:
     documents = Documents.from_lengths([4])
     segments = Segments.cut(documents, [(1, 3)])
     q, k, v = random_qkv(4, torch.float32)
-    with pytest.raises(ValueError, match="unknown backend 'fast'; choose one of dense, segments"):
-        segment_attention(q[1:3], k, v, segments, backend="fast")
+    with pytest.raises(ValueError, match="unknown implementation 'fast'; choose one of dense, documents"):
+        segment_attention(q[1:3], k, v, segments, implementation="fast")
     with pytest.raises(ValueError, match="4 queries, but segments of 2"):
         segment_attention(q, k, v, segments)
     with pytest.raises(ValueError, match="3 keys, but documents of 4 tokens"):

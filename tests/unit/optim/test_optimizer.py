@@ -285,9 +285,10 @@ def test_a_scale_of_zero_freezes_without_gradient_decay_or_state(method):
     assert not any("layers.0.self_attn" in key for key in optimizer.state_dict())
 
 
-@pytest.mark.parametrize("method", ["muon", "lamb"])
-def test_training_goes_on_bit_equal_from_a_loaded_state(method):
-    config = OptimConfig(matrix_optimizer=method)
+@pytest.mark.parametrize("state_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["muon", "lamb", "adamw"])
+def test_training_goes_on_bit_equal_from_a_loaded_state(method, state_dtype):
+    config = OptimConfig(matrix_optimizer=method, state_dtype=state_dtype)
     straight = parameters_of(SHAPES)
     train(build(straight, config), straight, range(6))
 

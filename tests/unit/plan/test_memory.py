@@ -49,6 +49,15 @@ def test_training_state_is_what_the_optimizers_keep(optim: OptimConfig, not_in_m
     assert state.total == state.weights + state.gradients + state.optimizer
 
 
+@pytest.mark.parametrize("method", ["muon", "adamw", "lamb"])
+def test_bf16_states_take_half(method: str) -> None:
+    config = load_model_config("tiny")
+    usual, half = (
+        training_state(config, OptimConfig(matrix_optimizer=method, state_dtype=dtype)) for dtype in ("fp32", "bf16")
+    )
+    assert (half.weights, half.gradients, 2 * half.optimizer) == (usual.weights, usual.gradients, usual.optimizer)
+
+
 def test_what_is_frozen_has_weights_only() -> None:
     config = load_model_config("tiny")
     table = config.vocab_size * config.hidden_size

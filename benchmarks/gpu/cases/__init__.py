@@ -1,0 +1,1 @@
+"""One file per kernel, found by itself; see `gpu.case` for what it holds."""
