@@ -1,8 +1,10 @@
 # Two commands are all a newcomer needs: `make demo` and `make test`. Each installs what is missing by itself.
 
 BIN := .venv/bin
+# Tests differ a thousandfold in length: an idle process takes over what another has not begun.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 
-.PHONY: help setup demo test test-distributed test-chaos test-fuzz lint format bench figures
+.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -14,7 +16,13 @@ demo: setup ## train a small model on this machine, from raw text to a chat (DEM
 	@$(BIN)/glmforge demo $(DEMO)
 
 test: setup lint ## everything CI checks: lint, types, imports, all tests
-	$(BIN)/python -m pytest -n 2 --durations 15
+	$(PYTEST)
+
+test-train: setup ## the tests of everything but the corpus
+	$(PYTEST) --ignore tests/corpus
+
+test-corpus: setup ## the tests of the corpus alone
+	$(PYTEST) tests/corpus
 
 test-distributed: setup ## every layout against one process, on up to 8 processes
 	$(BIN)/python -m pytest -m full --durations 15
@@ -37,6 +45,12 @@ format: setup ## let ruff put the code into shape
 
 bench: setup ## training step against transformers: writes benchmarks/results/train_step.json
 	$(BIN)/python benchmarks/train_step.py
+
+test-gpu: ## every test that needs a GPU, on this machine's; installs nothing (docs/gpu.md)
+	@scripts/gpu.sh tests
+
+bench-gpu: ## tests and measurements on this machine's GPU, into gpu-results/; installs nothing (docs/gpu.md)
+	@scripts/gpu.sh all
 
 figures: setup ## list results older than the code they measured, measure them again, write README and docs (FIGURES="NAME ..." for some)
 	$(BIN)/python benchmarks/figures.py measure $(FIGURES)

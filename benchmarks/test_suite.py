@@ -32,6 +32,8 @@ def main() -> int:
             "pytest",
             "-n",
             str(args.processes),
+            "--dist",
+            "worksteal",
             "--durations",
             "15",
             f"--junitxml={report}",

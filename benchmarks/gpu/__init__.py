@@ -12,4 +12,4 @@ part (`PARTS`), each with a function `run(bench)` that measures one figure after
 A part is a process of its own (`runner.py`): a kernel that hangs or takes the CUDA context with it costs one figure.
 """
 
-PARTS = ("kernels",)
+PARTS = ("tests", "kernels", "step", "memory", "engine")

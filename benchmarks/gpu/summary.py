@@ -22,7 +22,7 @@ def print_summary(contents: list[Figure], *, short: bool = False) -> None:
     if short:
         rows = [_part_row(content) for content in contents]
     else:
-        rows = [_row(name, figure) for content in contents for name, figure in content["figures"].items()]
+        rows = [row for content in contents for row in _figure_rows(content)]
     title = ", ".join(f"{c['part']}{' (dry)' if c['dry'] else ''} on {c['device']['name']}" for c in contents)
     try:
         _print_rich(title, rows)
@@ -35,6 +35,15 @@ def _part_row(content: Figure) -> tuple[str, ...]:
     for figure in content["figures"].values():
         counts[figure["status"]] = counts.get(figure["status"], 0) + 1
     return content["part"], status_of(content), ", ".join(f"{n} {status}" for status, n in counts.items()), ""
+
+
+def _figure_rows(content: Figure) -> list[tuple[str, ...]]:
+    """All figures; of tests, those that did not pass."""
+    if content["part"] != "tests":
+        return [_row(name, figure) for name, figure in content["figures"].items()]
+    silent = ("ok", "skipped")
+    rows = [_row(name, figure) for name, figure in content["figures"].items() if figure["status"] not in silent]
+    return [_part_row(content), *rows]
 
 
 def _row(name: str, figure: Figure) -> tuple[str, ...]:

@@ -34,10 +34,11 @@ class Started:
     def wait(self) -> int:
         return self.process.wait(LIMIT_S)
 
-    def wait_until(self, reached: Callable[[], bool]) -> None:
+    def wait_until(self, reached: Callable[[], bool], *, alive: bool = True) -> None:
+        """With `alive`, ending before that is a failure."""
         deadline = time.monotonic() + LIMIT_S
         while not reached():
-            assert self.process.poll() is None, self.output[-3000:]
+            assert not alive or self.process.poll() is None, self.output[-3000:]
             assert time.monotonic() < deadline, self.output[-3000:]
             time.sleep(0.01)  # looks at files that other processes write; the outcome does not depend on it
 

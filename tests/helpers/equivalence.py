@@ -99,7 +99,7 @@ def run_case(
     for step, batch in enumerate(batches(config)):
         share = phase.batch_size // world.layout.data_ranks
         mine = batch.rows(world.data_rank * share, (world.data_rank + 1) * share)
-        micro_batches = mine.micro_batches(world.layout.micro_batch_size or share)
+        micro_batches = mine.to(world.device).micro_batches(world.layout.micro_batch_size or share)
         noise = Noise.of_step(config.regularization, config.seed, step)
         if step == 0:
             backend.accumulate(objective, micro_batches, noise)
@@ -116,9 +116,9 @@ def run_case(
         )
         results |= {f"loss.{step}.{term}": torch.tensor(value) for term, value in outcome.losses.items()}
         results[f"grad_norm.{step}"] = torch.tensor(outcome.grad_norm)
-        results[f"counts.{step}"] = outcome.counts_LE
-        results[f"dropped.{step}"] = outcome.dropped_LE
-        results[f"attended.{step}"] = outcome.mean_attended_length
+        results[f"counts.{step}"] = outcome.counts_LE.cpu()
+        results[f"dropped.{step}"] = outcome.dropped_LE.cpu()
+        results[f"attended.{step}"] = outcome.mean_attended_length.cpu()
     results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
     results |= {f"optimizer.{name}": tensor for name, tensor in whole_state(optimizer.state_dict()).items()}
     return results
@@ -133,10 +133,10 @@ def rank_case(case: Case) -> dict[str, Tensor]:
         return results if world.is_main else {}
 
 
-def single_case(case: Case) -> dict[str, Tensor]:
+def single_case(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     """The same on one process."""
     config = case.config(single=True)
-    return run_case(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)))
+    return run_case(config, World(0, 1, torch.device(device), resolve_layout(config, 1)))
 
 
 def _gradients(model: ParallelModel) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ def _gradients(model: ParallelModel) -> dict[str, Tensor]:
 
 def whole_state(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Put tensors together from all ranks' parts; where several hold a part, they must hold the same bits."""
-    parts = {name: (tuple(t.shape), local_chunk(t)[1], local_chunk(t)[0].clone()) for name, t in tensors.items()}
+    parts = {name: (tuple(t.shape), local_chunk(t)[1], local_chunk(t)[0].cpu().clone()) for name, t in tensors.items()}
     gathered: list[dict[str, Any]] = [parts]
     if dist.is_initialized():
         gathered = [{}] * dist.get_world_size()

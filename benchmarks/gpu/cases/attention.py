@@ -48,5 +48,5 @@ def _inputs(g: Inputs, model: Widths, lengths: tuple[int, ...]) -> tuple[Any, ..
     return *qkv, Documents.from_lengths(lengths, g.generator.device)
 
 
-def _attend(backend: str, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
-    return attention(q, k, v, documents, implementation=backend)
+def _attend(implementation: str, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    return attention(q, k, v, documents, implementation=implementation)

@@ -36,10 +36,17 @@ def plan(
         str | None,
         typer.Option(help="The phase to plan, the only one the layout has to work for. Default: the first, and all."),
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="Dry-run this rank alone.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Of this rank alone: the dry run, the roofline.")] = None,
     imbalance: Annotated[
         float, typer.Option(help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
     ] = 1.0,
+    roofline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU",
+            help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
+        ),
+    ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -49,6 +56,10 @@ def plan(
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
 
+    With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
+    name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
+    compiled layers and of Triton's kernels. A GPU that is not known gets no times.
+
     Examples:
 
         glmforge plan configs/pretrain_glm45_355b.yaml --schedule schedule.html
@@ -56,6 +67,8 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml --world-size 8192
 
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
+
+        glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
@@ -63,7 +76,7 @@ def plan(
 
     loaded = load_config(config, overrides or [])
     console = Console()
-    if not as_json and not dry_run:
+    if not as_json and not dry_run and roofline is None:
         _print_phases(loaded, console)
     if schedule is not None:
         from glmforge.report.schedule_page import write_schedule
@@ -78,6 +91,11 @@ def plan(
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
+    if roofline is not None:
+        from glmforge.cli.roofline import show_roofline
+
+        show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        return
     if not dry_run:
         _print_layout(loaded, layout, console, as_json=as_json)
         return

@@ -20,11 +20,10 @@ from glmforge.model.rope import Rope
 class Attend(Protocol):
     """Causal attention of one layer; the scale is `P ** -0.5`.
 
-    It is handed the module, not the layer's number: torch.compile would compile the layers' common code anew for every
-    number it sees, and give up after eight.
+    It is handed the module for what differs between layers: the layer's number, whether it trains.
     """
 
-    def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor: ...
+    def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, /) -> Tensor: ...
 
 
 class Attention(ChoosesKernels, nn.Module):
@@ -45,11 +44,18 @@ class Attention(ChoosesKernels, nn.Module):
         self.region: Region = ONE_DEVICE
 
     def forward(self, x_TD: Tensor, rope: Rope, attend: Attend) -> Tensor:
+        return self.output(attend(self, *self.heads(x_TD, rope)))
+
+    def heads(self, x_TD: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """q_THP, k_TGP and v_TGP, as `attend` takes them."""
         x_TD = self.region.enter(x_TD)
         q_THP = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         k_TGP = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         if self.q_norm is not None and self.k_norm is not None:
             q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
-        o_THP = attend(self, rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP)
+        return rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP
+
+    def output(self, o_THP: Tensor) -> Tensor:
+        """What attention adds to the residual stream, from what `attend` gave."""
         return self.region.leave(self.o_proj(o_THP.flatten(-2)))

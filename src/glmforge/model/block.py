@@ -50,14 +50,23 @@ class DecoderLayer(nn.Module):
         dropout: LayerDropout | None = None,
     ) -> LayerOutput:
         """`rows` are those of the tokens that the router sees; `dropout` is None where nothing is dropped."""
-        y_TD = self.self_attn(self.input_layernorm(x_TD), rope, attend)
-        x_TD = x_TD + (y_TD if dropout is None else dropout.drop_attention(y_TD))
-        normed_TD = self.post_attention_layernorm(x_TD)
+        o_THP = attend(self.self_attn, *self.before_attention(x_TD, rope))
+        x_TD, normed_TD = self.after_attention(x_TD, o_THP, dropout)
         if isinstance(self.mlp, SwiGLU):
             y_TD, router = self.mlp(normed_TD), ()
         else:
             y_TD, *router = self.mlp(normed_TD, rows)
         return LayerOutput(x_TD + (y_TD if dropout is None else dropout.drop_mlp(y_TD)), *router)
+
+    def before_attention(self, x_TD: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values."""
+        return self.self_attn.heads(self.input_layernorm(x_TD), rope)
+
+    def after_attention(self, x_TD: Tensor, o_THP: Tensor, dropout: LayerDropout | None) -> tuple[Tensor, Tensor]:
+        """The residual stream with attention's part added, and what the MLP reads of it."""
+        y_TD = self.self_attn.output(o_THP)
+        x_TD = x_TD + (y_TD if dropout is None else dropout.drop_attention(y_TD))
+        return x_TD, self.post_attention_layernorm(x_TD)
 
 
 class SharedHead(nn.Module):
@@ -96,6 +105,9 @@ class MTPLayer(DecoderLayer):
         dropout: LayerDropout | None = None,
     ) -> LayerOutput:
         """`h_TD` is what the shallower depth gave for each position, `next_TD` embeds the token it predicted."""
-        z_TD = self.eh_proj(torch.cat((self.enorm(next_TD), self.hnorm(h_TD)), dim=-1))
-        output = super().forward(z_TD, rope, attend, rows, dropout)
+        output = super().forward(self.combine(h_TD, next_TD), rope, attend, rows, dropout)
         return output._replace(x_TD=self.shared_head(output.x_TD))
+
+    def combine(self, h_TD: Tensor, next_TD: Tensor) -> Tensor:
+        """What the depth's decoder layer reads."""
+        return self.eh_proj(torch.cat((self.enorm(next_TD), self.hnorm(h_TD)), dim=-1))

@@ -38,7 +38,6 @@ class DocumentAttention:
         self.documents, self.part = documents, part
         self.noise = noise if noise is not None and noise.step.attention_dropout else None
 
-    @torch.compiler.disable
     def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         if self.noise is None or not module.training:
             return attention(q_THP, k_TGP, v_TGP, self.documents, implementation=module.kernels.attention)

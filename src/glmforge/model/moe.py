@@ -53,7 +53,7 @@ class Experts(ChoosesKernels, nn.Module):
         may_drop = self.capacity_factor is not None
         rows = self.dispatcher.dispatch(x_TD, experts_TK, self.num_experts, may_drop=may_drop)
         overlapped_TD = overlap(x_TD)
-        y_ND = self._swiglu(rows.arrive(), rows.counts_e)
+        y_ND = self.swiglu(rows.arrive(), rows.counts_e)
         y_TD = self.dispatcher.combine(y_ND, routes.weights_TK, rows)
         return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
 
@@ -65,7 +65,7 @@ class Experts(ChoosesKernels, nn.Module):
         assert bias is None, "experts have no bias"
         return expert_linear(x, weight, counts_E, implementation=self.kernels.experts)
 
-    def _swiglu(self, x_ND: Tensor, counts_e: Tensor) -> Tensor:
+    def swiglu(self, x_ND: Tensor, counts_e: Tensor) -> Tensor:
         """`down(silu(gate(x)) * up(x))`, each row through its own expert on this device."""
         gate_NI, up_NI = self.gate_up_matmul(x_ND, local(self.gate_up_proj), counts_E=counts_e).chunk(2, dim=-1)
         return self.down_matmul(F.silu(gate_NI) * up_NI, local(self.down_proj), counts_E=counts_e)

@@ -10,12 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from glmforge.config.alignment import check_cuda_widths
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
@@ -58,12 +60,14 @@ def lay_out_model(
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
     Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
-    for an implementation (`config.kernels`) that cannot be used here.
+    for an implementation (`config.kernels`) that cannot be used here, or widths that it cannot work on.
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
+    if world.device.type == "cuda":
+        check_cuda_widths(config.model, config.precision.compute, kernels)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
@@ -77,8 +81,7 @@ def lay_out_model(
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.compile:
-            for module in (*part.layers, *filter(None, (part.model.norm,))):
-                module.compile()
+            compile_parts(part)
         parts.append(part)
     pipeline, roots = _connect(config, world, parts)
     if needs_fsdp(world):

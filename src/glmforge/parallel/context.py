@@ -97,7 +97,6 @@ class GatheredKeyValues:
         self._natural_T = order_T.argsort()
         self._orders: dict[str, Tensor] = {}
 
-    @torch.compiler.disable
     def __call__(self, module: Attention, q_tHP: Tensor, k_tGP: Tensor, v_tGP: Tensor) -> Tensor:
         implementation = chosen_implementation(q_tHP, module.kernels.attention)
         order_K = self._order(implementation)
@@ -200,7 +199,6 @@ class Ulysses:
         self._order_T = gathered_order(num_rows, seq_len, self.cp, documents.cu_seqlens.device)
         self._natural_T = self._order_T.argsort()
 
-    @torch.compiler.disable
     def __call__(self, module: Attention, q_tHP: Tensor, k_tGP: Tensor, v_tGP: Tensor) -> Tensor:
         """Raises ConfigError if cp does not divide the key/value heads."""
         num_heads, num_kv_heads = q_tHP.shape[1] // self.cp, k_tGP.shape[1] // self.cp

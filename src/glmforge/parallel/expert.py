@@ -55,7 +55,6 @@ class AllToAllDispatcher:
         self.group = group
         self.splits = splits
 
-    @torch.compiler.disable
     def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
         routing = sort_by_expert(experts_TK, num_experts)
         sent_Re = routing.counts_E.view(self.group.size(), -1)
@@ -76,7 +75,6 @@ class AllToAllDispatcher:
         handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
         return ExpertRows(arrive, received_Re.sum(0), handle)
 
-    @torch.compiler.disable
     def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
         handle: _Handle = rows.handle
         y_by_sender_MD = _Reorder.apply(y_ND, handle.inverse_M, handle.order_M)

@@ -4,14 +4,17 @@ One process without a launcher is a world of size 1: the same code runs, and com
 skipped. Under torchrun the process group lives on a store of its own per restart attempt: with torchrun's default store
 restarted workers read the stale addresses of the killed ones and hang (seen with gloo, torch 2.13).
 
-The ranks are seen in three ways (see `glmforge.config.layout`), each a DeviceMesh of its own:
+The ranks are seen in three ways (see `glmforge.config.layout`):
 
     dense    pp x dp_replicate x fsdp x tp          what shards a layer's matrices
     expert   pp x dp_replicate x efsdp x ep         what shards its experts
     tokens   pp x dp_replicate x dp_shard x cp x tp what shards the batch
 
-and two unions of axes have groups as well: `stage`, all ranks that hold the same layers, and `expert_stage`, all that
-hold the same experts.
+The first two are DeviceMeshes. Every axis of the three has a process group, and so have two unions of axes: `stage`,
+all ranks that hold the same layers, and `expert_stage`, all that hold the same experts.
+
+On CUDA the default group is bound to the rank's GPU: NCCL connects at once, so that a rank that cannot is found at the
+start, and all other groups are split off it (`glmforge.parallel.groups`).
 """
 
 from collections.abc import Iterator
@@ -24,35 +27,21 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.config.layout import AXES, Layout
+from glmforge.config.layout import Layout
 from glmforge.errors import ConfigError, GlmforgeError
+from glmforge.parallel.groups import axis_groups, meshes_of
 from glmforge.parallel.peers import PeerLostError, Peers
-
-_VIEWS = {
-    "dense": ("pp", "dp_replicate", "fsdp", "tp"),
-    "expert": ("pp", "dp_replicate", "efsdp", "ep"),
-    "tokens": AXES,
-}
-_VIEW_OF_AXIS = {
-    "pp": "dense",
-    "dp_replicate": "dense",
-    "fsdp": "dense",
-    "tp": "dense",
-    "efsdp": "expert",
-    "ep": "expert",
-    "dp_shard": "tokens",
-    "cp": "tokens",
-}
 
 
 @dataclass(frozen=True)
 class World:
     """This process among the others.
 
-    `meshes` holds the three views, empty for a single process. `unions` holds the groups of the unions of axes.
+    `meshes` holds "dense" and "expert", `groups` the groups of axes and unions of two ranks or more; both are empty for
+    a single process.
     """
 
     rank: int
@@ -60,7 +49,7 @@ class World:
     device: torch.device
     layout: Layout = field(default_factory=Layout)
     meshes: dict[str, DeviceMesh] = field(default_factory=dict)
-    unions: dict[str, dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[str, dist.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def single(cls, device: torch.device | str | None = None) -> Self:
@@ -68,13 +57,14 @@ class World:
         return cls(0, 1, torch.device(device) if device else default_device())
 
     @classmethod
-    def join(cls, layout: Layout, device: torch.device) -> Self:
-        """The world of an initialised process group, laid out as `layout`. All ranks call this together."""
-        meshes = {
-            view: init_device_mesh(device.type, tuple(map(layout.size, axes)), mesh_dim_names=axes)
-            for view, axes in _VIEWS.items()
-        }
-        return cls(dist.get_rank(), dist.get_world_size(), device, layout, meshes, _union_groups(layout, device))
+    def join(cls, layout: Layout, device: torch.device, timeout: timedelta | None = None) -> Self:
+        """The world of an initialised process group, laid out as `layout`. All ranks call this together.
+
+        `timeout` is that of collectives along an axis; None is torch's default.
+        """
+        groups = axis_groups(layout, timeout)
+        meshes = meshes_of(layout, device, groups, timeout)
+        return cls(dist.get_rank(), dist.get_world_size(), device, layout, meshes, groups)
 
     @property
     def is_main(self) -> bool:
@@ -98,9 +88,7 @@ class World:
 
     def group(self, axis: str) -> dist.ProcessGroup | None:
         """The ranks along an axis (or a union of axes) around this one; None where that is only this one."""
-        if axis in _VIEW_OF_AXIS:
-            return self.meshes[_VIEW_OF_AXIS[axis]].get_group(axis) if self.axis_size(axis) > 1 else None
-        return self.unions.get(axis)
+        return self.groups.get(axis)
 
     def sum(self, tensor: Tensor, *axes: str) -> Tensor:
         """Sum over the ranks along `axes` (over all ranks if none is named), in place; returns the tensor."""
@@ -113,15 +101,6 @@ class World:
             if group is not None:
                 dist.all_reduce(tensor, group=group)
         return tensor
-
-
-def _union_groups(layout: Layout, device: torch.device) -> dict[str, dist.ProcessGroup]:
-    """The groups `stage` and `expert_stage` of this rank, where they have two members or more."""
-    shards = layout.stage_ranks // layout.ep
-    mesh = init_device_mesh(device.type, (layout.pp, shards, layout.ep), mesh_dim_names=("pp", "expert_stage", "ep"))
-    stages = init_device_mesh(device.type, (layout.pp, layout.stage_ranks), mesh_dim_names=("pp", "stage"))
-    sizes = {"stage": (layout.stage_ranks, stages), "expert_stage": (shards, mesh)}
-    return {name: view.get_group(name) for name, (size, view) in sizes.items() if size > 1}
 
 
 def default_device() -> torch.device:
@@ -148,15 +127,16 @@ def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
         yield World(0, 1, default_device(), layout)
         return
     device = default_device()
+    timeout = timedelta(seconds=timeout_s)
     if dist.is_initialized():
-        yield World.join(layout, device)
+        yield World.join(layout, device, timeout)
         return
     peers, store = _connect(launch, timeout_s)
     with _explained(peers):
-        _init_process_group(store, launch, device, timeout_s)
+        _init_process_group(store, launch, device, timeout)
         try:
             peers.meet()
-            yield World.join(layout, device)
+            yield World.join(layout, device, timeout)
         finally:
             dist.destroy_process_group()
 
@@ -217,13 +197,15 @@ def _connect(launch: LaunchEnvironment, timeout_s: int) -> tuple[Peers, dist.Sto
     return peers, store
 
 
-def _init_process_group(store: dist.Store, launch: LaunchEnvironment, device: torch.device, timeout_s: int) -> None:
-    if device.type == "cuda":
+def _init_process_group(store: dist.Store, launch: LaunchEnvironment, device: torch.device, timeout: timedelta) -> None:
+    on_cuda = device.type == "cuda"
+    if on_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        "nccl" if on_cuda else "gloo",
         store=store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
+        device_id=device if on_cuda else None,
     )

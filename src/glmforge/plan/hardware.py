@@ -23,9 +23,13 @@ class Accelerator(NamedTuple):
     """Dense bf16 FLOP/s, accumulated in fp32."""
     fp8_flops: float | None
     """Dense fp8 FLOP/s; None where the device has no fp8."""
+    fp32_flops: float
+    """fp32 FLOP/s without tensor cores: what an fp32 matmul does unless TF32 is allowed."""
     memory_bytes: int
     memory_bandwidth: float
     """Bytes per second."""
+    nvlink_bandwidth: float | None
+    """Bytes per second to the other devices of a node, each way: half of what is advertised. None: not to all."""
     source: str
     device_names: tuple[str, ...]
     """Regular expressions for the whole device name, NVIDIA in front taken off, as older drivers leave it out."""
@@ -35,38 +39,49 @@ def _row(
     name: str,
     bf16: float,
     fp8: float | None,
+    fp32: float,
     memory: int,
     bandwidth: float,
+    nvlink: int | None,
     source: str,
     *device_names: str,
 ) -> Accelerator:
-    """A row from TFLOP/s, GB and GB/s."""
-    fp8_flops = None if fp8 is None else fp8 * _TERA
-    return Accelerator(name, bf16 * _TERA, fp8_flops, memory * _GIGA, bandwidth * _GIGA, source, device_names)
+    """A row from TFLOP/s, GB and GB/s; NVLink both ways together, as data sheets have it."""
+    return Accelerator(
+        name,
+        bf16 * _TERA,
+        None if fp8 is None else fp8 * _TERA,
+        fp32 * _TERA,
+        memory * _GIGA,
+        bandwidth * _GIGA,
+        None if nvlink is None else nvlink * _GIGA / 2,
+        source,
+        device_names,
+    )
 
 
 ACCELERATORS = (
-    _row("A100 SXM 40GB", 312, None, 40, 1555, "A100 data sheet", r"A100-SXM4-40GB"),
-    _row("A100 SXM 80GB", 312, None, 80, 2039, "A100 data sheet", r"A100-SXM4-80GB"),
-    _row("A100 PCIe 40GB", 312, None, 40, 1555, "A100 data sheet", r"A100-PCI[Ee]-40GB"),
-    _row("A100 PCIe 80GB", 312, None, 80, 1935, "A100 data sheet", r"A100 80GB PCIe", r"A100-PCI[Ee]-80GB"),
-    _row("A800 SXM 80GB", 312, None, 80, 2039, "A800 as A100", r"A800-SXM4-80GB"),
-    _row("A800 PCIe 80GB", 312, None, 80, 1935, "A800 as A100", r"A800 80GB PCIe"),
-    _row("H100 SXM", 989.4, 1978.9, 80, 3350, "H100 white paper", r"H100 80GB HBM3"),
-    _row("H100 PCIe", 756, 1513, 80, 2000, "H100 data sheet", r"H100 PCIe"),
-    _row("H100 NVL", 835.5, 1670.5, 94, 3900, "H100 data sheet", r"H100 NVL"),
-    _row("H800 SXM", 989.4, 1978.9, 80, 3350, "H800 as H100", r"H800"),
-    _row("H800 PCIe", 756, 1513, 80, 2000, "H800 as H100", r"H800 PCIe"),
-    _row("H20 96GB", 148, 296, 96, 4000, "H20 announcement", r"H20"),
-    _row("H20 141GB", 148, 296, 141, 4800, "H20 announcement", r"H20-3e"),
-    _row("H200 SXM", 989.4, 1978.9, 141, 4800, "H200 data sheet", r"H200"),
-    _row("H200 NVL", 835.5, 1670.5, 141, 4800, "H200 data sheet", r"H200 NVL"),
-    _row("GH200 96GB", 989.4, 1978.9, 96, 4000, "GH200 data sheet", r"GH200 480GB"),
-    _row("B200", 2250, 4500, 180, 7700, "HGX B200 data sheet", r"B200"),
-    _row("GB200", 2500, 5000, 186, 8000, "GB200 NVL72 data sheet", r"GB200"),
-    _row("L40S", 362, 733, 48, 864, "L40S data sheet", r"L40S"),
-    _row("RTX 4090", 165.2, 330.3, 24, 1008, "Ada white paper", r"GeForce RTX 4090"),
-    _row("MI300X", 1307.4, 2614.9, 192, 5300, "MI300X data sheet", r"AMD Instinct MI300X( OAM| VF)?"),
+    _row("A100 SXM 40GB", 312, None, 19.5, 40, 1555, 600, "A100 data sheet", r"A100-SXM4-40GB"),
+    _row("A100 SXM 80GB", 312, None, 19.5, 80, 2039, 600, "A100 data sheet", r"A100-SXM4-80GB"),
+    _row("A100 PCIe 40GB", 312, None, 19.5, 40, 1555, None, "A100 data sheet", r"A100-PCI[Ee]-40GB"),
+    _row("A100 PCIe 80GB", 312, None, 19.5, 80, 1935, None, "A100 data sheet", r"A100 80GB PCIe", r"A100-PCI[Ee]-80GB"),
+    _row("A800 SXM 80GB", 312, None, 19.5, 80, 2039, 400, "A800 as A100", r"A800-SXM4-80GB"),
+    _row("A800 PCIe 80GB", 312, None, 19.5, 80, 1935, None, "A800 as A100", r"A800 80GB PCIe"),
+    _row("H100 SXM", 989.4, 1978.9, 66.9, 80, 3350, 900, "H100 white paper", r"H100 80GB HBM3"),
+    _row("H100 PCIe", 756, 1513, 51.2, 80, 2000, None, "H100 data sheet", r"H100 PCIe"),
+    _row("H100 NVL", 835.5, 1670.5, 60, 94, 3900, None, "H100 data sheet", r"H100 NVL"),
+    _row("H800 SXM", 989.4, 1978.9, 66.9, 80, 3350, 400, "H800 as H100", r"H800"),
+    _row("H800 PCIe", 756, 1513, 51.2, 80, 2000, None, "H800 as H100", r"H800 PCIe"),
+    _row("H20 96GB", 148, 296, 44, 96, 4000, 900, "H20 announcement", r"H20"),
+    _row("H20 141GB", 148, 296, 44, 141, 4800, 900, "H20 announcement", r"H20-3e"),
+    _row("H200 SXM", 989.4, 1978.9, 66.9, 141, 4800, 900, "H200 data sheet", r"H200"),
+    _row("H200 NVL", 835.5, 1670.5, 60, 141, 4800, None, "H200 data sheet", r"H200 NVL"),
+    _row("GH200 96GB", 989.4, 1978.9, 66.9, 96, 4000, 900, "GH200 data sheet", r"GH200 480GB"),
+    _row("B200", 2250, 4500, 75, 180, 7700, 1800, "HGX B200 data sheet", r"B200"),
+    _row("GB200", 2500, 5000, 80, 186, 8000, 1800, "GB200 NVL72 data sheet", r"GB200"),
+    _row("L40S", 362, 733, 91.6, 48, 864, None, "L40S data sheet", r"L40S"),
+    _row("RTX 4090", 165.2, 330.3, 82.6, 24, 1008, None, "Ada white paper", r"GeForce RTX 4090"),
+    _row("MI300X", 1307.4, 2614.9, 163.4, 192, 5300, 896, "MI300X data sheet", r"AMD Instinct MI300X( OAM| VF)?"),
 )
 
 

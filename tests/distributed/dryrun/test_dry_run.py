@@ -106,7 +106,6 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
-    ("looped_bfs", {"reshard_after_forward": True}, 5),
     ("zbv", {}, 9),
 ]
 """Schedule, other settings, micro-batches."""
@@ -119,6 +118,7 @@ MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
     ("looped_bfs", {}, 6),
+    ("looped_bfs", {"reshard_after_forward": True}, 5),
     ("interleaved_zero_bubble", {}, 8),
     # Run whole: torch gathers weights again with more than three stages; whole and split backward passes of a stage.
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -92,11 +92,12 @@ def test_every_rank_knows_the_parts_of_all(layout, cases):
 def refuse() -> list[str]:
     world = World.join(Layout(dp_shard=2, tp=2, ep=2), torch.device("cpu"))
     dense, expert = world.meshes["dense"]["fsdp", "tp"], world.meshes["expert"]["efsdp", "ep"]
+    tokens = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
     assert union_of(distribute_tensor(torch.zeros(4, 4), expert, [Replicate(), Shard(0)])) == "expert_stage"
     assert splits_of(distribute_tensor(torch.zeros(4, 4), dense, [Replicate(), Replicate()])) == ()
     refused = [
         distribute_tensor(torch.zeros(4, 4), dense, [Shard(0), Shard(0)]),  # fsdp outside of tp
-        distribute_tensor(torch.zeros(4, 4), world.meshes["tokens"]["dp_shard"], [Shard(0)]),
+        distribute_tensor(torch.zeros(4, 4), tokens["dp_shard"], [Shard(0)]),
         distribute_tensor(torch.zeros(4, 4), DeviceMesh("cpu", list(range(4))), [Shard(0)]),
         DTensor.from_local(torch.zeros(4, 4), world.meshes["dense"]["tp"], [Partial()], run_check=False),
     ]

@@ -19,8 +19,8 @@ def cases(setup: Setup) -> Iterator[Case]:
         row_bytes = model.hidden_size * setup.dtype.itemsize
         size = f"{model.name}, {setup.tokens} tokens to {chosen} of {model.num_experts} experts"
         yield Case(
-            name="sort and permute",
-            size=size,
+            name="permute",
+            size=f"{size}, there",
             make=partial(_tokens, setup=setup, model=model, chosen=chosen),
             implementations={"plain": partial(sort_and_permute, model.num_experts)},
             # Each row is written once; a token's copies are one read.
@@ -29,8 +29,8 @@ def cases(setup: Setup) -> Iterator[Case]:
             tolerance=1e-2,
         )
         yield Case(
-            name="combine",
-            size=size,
+            name="permute",
+            size=f"{size}, back",
             make=partial(_rows, setup=setup, model=model, chosen=chosen),
             implementations={"plain": combine},
             bytes=(rows + setup.tokens) * row_bytes,

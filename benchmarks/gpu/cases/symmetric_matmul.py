@@ -21,7 +21,7 @@ def cases(setup: Setup) -> Iterator[Case]:
         }
         for words, (number, rows, columns) in shapes.items():
             yield Case(
-                name="newton_schulz",
+                name="symmetric_matmul",
                 size=f"{model.name} {words}, {number} x {rows} x {columns}",
                 make=partial(_inputs, shape=(number, rows, columns)),
                 # An iteration in bf16 leaves singular values some per cent off, which Muon does not mind.

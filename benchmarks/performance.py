@@ -1,0 +1,219 @@
+"""The tables of docs/performance.md: predictions from `glmforge.plan`, measurements from results/gpu_step.json.
+
+`python scripts/doc_tables.py` writes them into the page. Measurements are those of part `step` of `scripts/gpu.sh`,
+with the router's own choice of experts, and count for the device that the file names.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+from gpu.slices import SLICES
+from record import RESULTS, ROOT
+
+from glmforge.config import load_config
+from glmforge.config.layout import resolve_layout
+from glmforge.plan import expected
+from glmforge.plan.expected import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
+from glmforge.plan.hardware import ACCELERATORS, Accelerator, find_accelerator
+from glmforge.plan.layout import select_phase
+from glmforge.plan.ledger import Ledger, Row, make_ledger, total
+from glmforge.plan.roofline import MEASURED_CEILINGS
+
+DEVICES = {row.name: row for row in ACCELERATORS if row.name in ("H200 SXM", "H100 SXM")}
+LAYOUTS = (("pretrain_glm45_air_106b", 1024, 128), ("pretrain_glm45_355b", 8192, 512))
+"""Run, GPUs, and a rank of a stage in the middle of the pipeline."""
+FIGURES: dict[Implementation, str] = {
+    "eager": "{} | glmforge, eager, real routing",
+    "compiled": "{} | glmforge, real routing",
+    "triton": "{} | glmforge, every Triton kernel, real routing",
+}
+"""What part `step` calls a slice's figure."""
+CLIP = "gradient norm and clip"
+
+
+@cache
+def ledger_of(name: str, device: str) -> Ledger:
+    """Of a slice on a device."""
+    config = SLICES[name].load()
+    return make_ledger(config, resolve_layout(config, 1), DEVICES[device])
+
+
+def measured(name: str, implementation: Implementation, device: Accelerator) -> dict[str, Any]:
+    """The figure of a slice on this device; empty while there is none."""
+    file = RESULTS / "gpu_step.json"
+    if not file.is_file():
+        return {}
+    content = json.loads(file.read_text("utf-8"))
+    if content.get("dry") or find_accelerator(content["device"]["name"]) != device:
+        return {}
+    figure: dict[str, Any] = content["figures"].get(FIGURES[implementation].format(name), {})
+    return figure if figure.get("status") == "ok" else {}
+
+
+def ceilings_table() -> str:
+    """Data sheets, and what was measured of them."""
+    rows = []
+    for name, device in DEVICES.items():
+        reached = MEASURED_CEILINGS[name]
+        rates = (device.bf16_flops, reached.bf16_flops, device.fp32_flops)
+        bandwidths = (device.memory_bandwidth, reached.bandwidth)
+        rows.append([name, *(_number(rate / 1e12) for rate in rates), *(f"{rate / 1e12:.2f}" for rate in bandwidths)])
+    header = ["device", "bf16, TFLOP/s", "measured", "fp32, TFLOP/s", "memory, TB/s", "measured"]
+    return _table(header, rows)
+
+
+def slices_table() -> str:
+    """What every slice is expected to reach, and what it did."""
+    header = ["slice", "device", "tokens in a step", "limit: MFU"]
+    header += [f"{name}: tokens/s, MFU" for name in IMPLEMENTATIONS]
+    header += ["triton without the update: MFU", *(f"measured, {name}" for name in IMPLEMENTATIONS)]
+    rows = []
+    for name in SLICES:
+        for device, accelerator in DEVICES.items():
+            ledger = ledger_of(name, device)
+            seconds, update = ledger.total.expected, ledger.update.expected["triton"]
+            cells = [name, device, f"{ledger.tokens:,.0f}", f"{ledger.utilisation(ledger.total.limit):.2f}"]
+            cells += [_rate(ledger, seconds[implementation]) for implementation in IMPLEMENTATIONS]
+            cells.append(f"{ledger.utilisation(seconds['triton'] - update):.2f}")
+            figures = (measured(name, implementation, accelerator) for implementation in IMPLEMENTATIONS)
+            cells += [_rate(ledger, figure["seconds"]) if figure else "" for figure in figures]
+            rows.append(cells)
+    return _table(header, rows)
+
+
+def operations_table(name: str, device: str) -> str:
+    """A slice's operations and their sums; times in ms of a step. What is measured is so for Triton's kernels."""
+    ledger = ledger_of(name, device)
+    figure = measured(name, "triton", DEVICES[device])
+    parts: dict[str, float] = figure.get("phases_s", {})
+    header = [
+        f"{name} on {device}",
+        "TFLOP",
+        "GB",
+        "limit",
+        *IMPLEMENTATIONS,
+        "measured",
+        "share",
+        "next lever",
+        "gain",
+    ]
+    rows = [
+        _operation_row(row.name, [row], ledger, parts.get("clip") if row.name == CLIP else None) for row in ledger.rows
+    ]
+    update = [row for row in ledger.rows if row.is_update and row.name != CLIP]
+    passes = [row for row in ledger.rows if not row.is_update]
+    rows += [
+        _operation_row("forward and backward", passes, ledger, parts.get("forward_and_backward")),
+        _operation_row("optimizer", update, ledger, parts.get("update")),
+        _operation_row("step", ledger.rows, ledger, figure.get("seconds")),
+    ]
+    return _table(header, rows)
+
+
+def _operation_row(name: str, rows: list[Row], ledger: Ledger, seconds: float | None) -> list[str]:
+    cost, gain = total(row.total for row in rows), sum(row.gain for row in rows)
+    share = cost.expected["triton"] / ledger.total.expected["triton"]
+    return [
+        name,
+        _number(cost.flops / 1e12) if cost.flops else "",
+        _number(cost.bytes / 1e9),
+        *(_ms(time) for time in (cost.limit, *cost.expected.values())),
+        _ms(seconds) if seconds else "",
+        f"{share:.3f}",
+        (rows[0].lever or "") if len(rows) == 1 else "",
+        _ms(gain) if gain else "",
+    ]
+
+
+def shares_table(device: str) -> str:
+    """Of the expected time with Triton's kernels, in all slices."""
+    ledgers = {name: ledger_of(name, device) for name in SLICES}
+    names = list(dict.fromkeys(row.name for ledger in ledgers.values() for row in ledger.rows))
+    rows = []
+    for name in names:
+        here = [next((row for row in ledger.rows if row.name == name), None) for ledger in ledgers.values()]
+        shares = zip(here, ledgers.values(), strict=True)
+        rows.append([name, *(_share(row, ledger) if row else "" for row, ledger in shares)])
+    return _table([f"share of a step on {device}", *ledgers], rows)
+
+
+def layouts_table(device: str) -> str:
+    """What the links take in whole layouts, beside what is expected of the computation; seconds of a step."""
+    rows = []
+    for run, world_size, rank in LAYOUTS:
+        config = select_phase(load_config(ROOT / "configs" / f"{run}.yaml"), None)
+        layout = resolve_layout(config, world_size)
+        ledger = make_ledger(config, layout, DEVICES[device], rank // layout.stage_ranks)
+        compute = f"{ledger.total.expected['triton']:.2f}"
+        for traffic in ledger.traffic:
+            least = traffic.seconds(DEVICES[device])
+            cells = [run, f"{world_size:,}", traffic.axis, f"{traffic.num_ranks}, {traffic.ranks_per_node}"]
+            rows.append([*cells, _number(traffic.bytes / 1e9), "" if least is None else f"{least:.2f}", compute])
+    header = [f"layout on {device}", "GPUs", "axis", "ranks, in a node", "GB", "links, at least", "computation, triton"]
+    return _table(header, rows)
+
+
+def factors_table() -> str:
+    """Bytes moved as multiples of the least, forward and backward, with reasons."""
+    header = ["bytes moved, of the least", "implementation", "forward", "backward", "because"]
+    rows = [
+        [name, implementation, f"{factor.forward:g}", f"{factor.backward:g}" if factor.backward else "", factor.reason]
+        for name, factors in FACTORS.items()
+        for implementation, factor in factors.items()
+    ]
+    return _table(header, rows)
+
+
+def rates_table() -> str:
+    """What of a rate is reached."""
+    rates = {
+        "elementwise kernels": expected.STREAMING,
+        "kernels that gather rows": expected.GATHERING,
+        "attention": expected.ATTENTION,
+        "grouped matmuls": expected.GROUPED,
+        "fp32 matmuls": expected.FP32_MATMUL,
+    }
+    rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]
+    return _table(["rate reached by", "forward", "backward", "of what"], rows)
+
+
+def levers_table() -> str:
+    """What remains of an operation's time, with reasons."""
+    rows = [[name, lever.words, f"{lever.remains:g}", lever.reason] for name, lever in LEVERS.items()]
+    return _table(["operation", "lever", "of its time remains", "because"], rows)
+
+
+TABLES: tuple[Callable[[], str], ...] = (
+    ceilings_table,
+    slices_table,
+    lambda: operations_table("air-4k", "H200 SXM"),
+    lambda: operations_table("355b-4k", "H200 SXM"),
+    lambda: shares_table("H200 SXM"),
+    lambda: layouts_table("H100 SXM"),
+    rates_table,
+    factors_table,
+    levers_table,
+)
+
+
+def _share(row: Row, ledger: Ledger) -> str:
+    return f"{row.total.expected['triton'] / ledger.total.expected['triton']:.3f}"
+
+
+def _rate(ledger: Ledger, seconds: float) -> str:
+    return f"{ledger.tokens / seconds:,.0f}, {ledger.utilisation(seconds):.2f}"
+
+
+def _ms(seconds: float) -> str:
+    return _number(seconds * 1e3)
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

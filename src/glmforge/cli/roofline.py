@@ -1,0 +1,74 @@
+"""`glmforge plan --roofline`: the operations of a rank's step as a table, or as JSON."""
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from glmforge.config.layout import Layout
+    from glmforge.config.schema import RunConfig
+    from glmforge.plan.hardware import Accelerator
+    from glmforge.plan.ledger import Cost, Ledger
+
+
+def show_roofline(config: "RunConfig", layout: "Layout", pp_rank: int, gpu: str, *, as_json: bool) -> None:
+    """Print the ledger of a step of a rank of `pp_rank`, with times if `gpu` is a known device's name."""
+    from glmforge.plan.hardware import ACCELERATORS, find_accelerator
+    from glmforge.plan.ledger import as_json as ledger_as_json
+    from glmforge.plan.ledger import make_ledger
+
+    accelerator = find_accelerator(gpu) or next((row for row in ACCELERATORS if row.name == gpu), None)
+    ledger = make_ledger(config, layout, accelerator, pp_rank)
+    if accelerator is None:
+        known = ", ".join(row.name for row in ACCELERATORS)
+        Console(stderr=True).print(
+            f"--roofline: no GPU is known by the name '{gpu}', so there are no times; known are {known}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if as_json:
+        typer.echo(json.dumps(ledger_as_json(ledger), indent=2))
+        return
+    _print(ledger, config.phases[0].name, layout.pp, pp_rank)
+
+
+def _print(ledger: "Ledger", phase: str, num_stages: int, pp_rank: int) -> None:
+    console, device = Console(), ledger.accelerator
+    where = f", pipeline rank {pp_rank}" if num_stages > 1 else ""
+    title = f"A step of phase {phase} on one rank{where}" + (f", times in ms on an {device.name}" if device else "")
+    columns = ["operation", "TFLOP", "GB", *(["limit", "eager", "compiled", "triton"] if device else [])]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    for row in ledger.rows:
+        table.add_row(row.name, *_cells(row.total, device))
+    table.add_section()
+    table.add_row("all", *_cells(ledger.total, device))
+    console.print(f"[italic]{title}[/italic]", highlight=False)
+    console.print(table)
+    if device:
+        rates = (
+            f"{name} {ledger.tokens / seconds:,.0f} tokens/s, MFU {ledger.utilisation(seconds):.0%}"
+            for name, seconds in ledger.total.expected.items()
+        )
+        console.print(f"Expected, not measured: {'; '.join(rates)}.", highlight=False)
+    for traffic in ledger.traffic:
+        seconds = traffic.seconds(device) if device else None
+        link = "" if seconds is None else f", at least {_short(seconds * 1e3)} ms"
+        place = "inside a node" if traffic.ranks_per_node == traffic.num_ranks else "between nodes"
+        console.print(f"- {traffic.axis}: {traffic.bytes / 1e9:,.2f} GB {place}{link}", highlight=False)
+
+
+def _cells(cost: "Cost", device: "Accelerator | None") -> list[str]:
+    cells = [_short(cost.flops / 1e12) if cost.flops else "", _short(cost.bytes / 1e9)]
+    if device is None:
+        return cells
+    return cells + [_short(seconds * 1e3) for seconds in (cost.limit, *cost.expected.values())]
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
