@@ -123,7 +123,7 @@ def split_seeds(
 
 
 def _check_sizes(seeds: Seeds, held_out: float, names: tuple[str, str]) -> None:
-    shared = f"{seeds.conflicting:,} texts stand among the {names[0]} and the {names[1]} seeds and say nothing"
+    shared = f"{seeds.conflicting:,} texts are in both the {names[0]} and the {names[1]} seeds"
     for name, label in zip(names, (True, False), strict=True):
         count = int(np.sum(seeds.labels == label))
         if not count and seeds.conflicting:
