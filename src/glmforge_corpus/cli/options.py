@@ -12,11 +12,6 @@ RedoOption = Annotated[
 ]
 
 
-def split_names(names: str) -> list[str]:
-    """The names in a list separated by commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
 def typer_command(
     call: Callable[..., None], like: Callable[..., Any], parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:

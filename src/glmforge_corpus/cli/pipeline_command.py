@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from glmforge.cli.data.options import TextFieldOption
+from glmforge.cli.data.options import TextFieldOption, split_names
 from glmforge.errors import DataError
-from glmforge_corpus.cli.options import RedoOption, parameters_of, split_names, typer_command
+from glmforge_corpus.cli.options import RedoOption, parameters_of, typer_command
 from glmforge_corpus.cli.step_progress import step_progress
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from glmforge.cli.data.options import split_names
 from glmforge.errors import ConfigError, DataError
 from glmforge.observe.units import counted
 from glmforge.observe.work_progress import Show, work_progress
-from glmforge_corpus.cli.options import RedoOption, option_groups, split_names
+from glmforge_corpus.cli.options import RedoOption, option_groups
 from glmforge_corpus.cli.step_progress import step_progress
 
 if TYPE_CHECKING:

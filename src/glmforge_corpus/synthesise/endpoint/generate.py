@@ -95,25 +95,19 @@ def generate(
         made = Counter[str]()
         documents = [item for item in listed if isinstance(item, Document)]
         if documents:
-            asked = [
-                (
-                    d,
-                    sampling.request(
-                        make.render(document=_shown(d, sampling), count=sampling.questions), "questions", 0
-                    ),
-                )
-                for d in documents
-            ]
-            tallies["questions"] = ask_all([request for _, request in asked], server, journal, progress)
+            prompts = [make.render(document=_shown(d, sampling), count=sampling.questions) for d in documents]
+            requests = [sampling.request(prompt, "questions", 0) for prompt in prompts]
+            asked = list(zip(documents, requests, strict=True))
+            tallies["questions"] = ask_all(requests, server, journal, progress)
             questions += _made_questions(asked, journal, made, trust_answers)
         if not only_questions:
-            requests = [
+            solutions = [
                 [sampling.request(solve.render(question=q.question), "solution", k) for k in range(sampling.samples)]
                 for q in questions
             ]
             if not documents or tallies["questions"].complete:
-                tallies["solutions"] = ask_all([r for group in requests for r in group], server, journal, progress)
-            report = _write_solutions(out, questions, requests, journal, rules, sampling.model)
+                tallies["solutions"] = ask_all([r for group in solutions for r in group], server, journal, progress)
+            report = _write_solutions(out, questions, solutions, journal, rules, sampling.model)
         else:
             report = {}
         if documents:
