@@ -36,7 +36,7 @@ def sample(
     by: Annotated[str, typer.Option(help="Groups: all, source, or language (which documents must have).")] = "all",
     seed: SeedOption = 0,
 ) -> Stages:
-    """Take a random sample of documents, the same on every run and any number of workers.
+    """Take a random sample of documents, the same on every run and for any number of workers.
 
     Example:
 
