@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from gpu.kernel_times import KINDS, OTHER
 from gpu.slices import SLICES
 from record import RESULTS, ROOT
 
@@ -68,7 +69,11 @@ def slices_table() -> str:
     """What every slice is expected to reach, and what it did."""
     header = ["slice", "device", "tokens in a step", "limit: MFU"]
     header += [f"{name}: tokens/s, MFU" for name in IMPLEMENTATIONS]
-    header += ["triton without the update: MFU", *(f"measured, {name}" for name in IMPLEMENTATIONS)]
+    header += [
+        "triton without the update: MFU",
+        "with all levers: MFU",
+        *(f"measured, {name}" for name in IMPLEMENTATIONS),
+    ]
     rows = []
     for name in SLICES:
         for device, accelerator in DEVICES.items():
@@ -76,7 +81,8 @@ def slices_table() -> str:
             seconds, update = ledger.total.expected, ledger.update.expected["triton"]
             cells = [name, device, f"{ledger.tokens:,.0f}", f"{ledger.utilisation(ledger.total.limit):.2f}"]
             cells += [_rate(ledger, seconds[implementation]) for implementation in IMPLEMENTATIONS]
-            cells.append(f"{ledger.utilisation(seconds['triton'] - update):.2f}")
+            gain = sum(row.gain for row in ledger.rows)
+            cells += [f"{ledger.utilisation(seconds['triton'] - less):.2f}" for less in (update, gain)]
             figures = (measured(name, implementation, accelerator) for implementation in IMPLEMENTATIONS)
             cells += [_rate(ledger, figure["seconds"]) if figure else "" for figure in figures]
             rows.append(cells)
@@ -104,12 +110,22 @@ def operations_table(name: str, device: str) -> str:
     ]
     update = [row for row in ledger.rows if row.is_update and row.name != CLIP]
     passes = [row for row in ledger.rows if not row.is_update]
+    kernels: dict[str, float] = figure.get("kernels_s", {})
+    for kind in (*KINDS, OTHER):
+        rows.append(_operation_row(f"all {kind}", [r for r in passes if _kind(r) == kind], ledger, kernels.get(kind)))
     rows += [
         _operation_row("forward and backward", passes, ledger, parts.get("forward_and_backward")),
         _operation_row("optimizer", update, ledger, parts.get("update")),
         _operation_row("step", ledger.rows, ledger, figure.get("seconds")),
     ]
     return _table(header, rows)
+
+
+def _kind(row: Row) -> str:
+    """Of the kernels that an operation of the forward and backward passes runs in."""
+    if row.kind == "matmul":
+        return "grouped matmuls" if row.name.startswith("experts") else "dense matmuls"
+    return "attention" if row.kind == "attention" else OTHER
 
 
 def _operation_row(name: str, rows: list[Row], ledger: Ledger, seconds: float | None) -> list[str]:
@@ -122,7 +138,7 @@ def _operation_row(name: str, rows: list[Row], ledger: Ledger, seconds: float | 
         *(_ms(time) for time in (cost.limit, *cost.expected.values())),
         _ms(seconds) if seconds else "",
         f"{share:.3f}",
-        (rows[0].lever or "") if len(rows) == 1 else "",
+        (rows[0].lever or "") if name == rows[0].name else "",
         _ms(gain) if gain else "",
     ]
 
@@ -173,6 +189,7 @@ def rates_table() -> str:
         "kernels that gather rows": expected.GATHERING,
         "attention": expected.ATTENTION,
         "grouped matmuls": expected.GROUPED,
+        "symmetric matmuls, triton": expected.SYMMETRIC,
         "fp32 matmuls": expected.FP32_MATMUL,
     }
     rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]

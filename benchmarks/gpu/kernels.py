@@ -19,7 +19,7 @@ from torch import Tensor
 from gpu import cases as case_files
 from gpu.bench import Bench
 from gpu.case import Case, Inputs, Outputs, Setup, relative_error
-from gpu.results import Figure
+from gpu.results import Figure, not_installed
 from gpu.timing import measure, num_sets
 
 
@@ -43,8 +43,7 @@ def all_cases(bench: Bench, setup: Setup) -> Iterator[Case]:
         try:
             modules.append(importlib.import_module(f"gpu.cases.{info.name}"))
         except ModuleNotFoundError as error:
-            reason = f"{error.name} is not installed: carry it as a wheel (see docs/gpu.md)"
-            bench.results.set(f"{info.name} (file)", status="missing", reason=reason)
+            bench.results.set(f"{info.name} (file)", status="missing", reason=not_installed(error.name))
     for module in sorted(modules, key=lambda module: getattr(module, "ORDER", 50)):
         yield from module.cases(setup)
 

@@ -25,6 +25,10 @@ class MissingError(Exception):
     """Something that a figure needs is not installed; the message says what, and how to bring it."""
 
 
+def not_installed(name: str | None) -> str:
+    return f"{name} is not installed: carry it (scripts/gpu.sh wheels where there is a network, see docs/gpu.md)"
+
+
 class LostContextError(Exception):
     """The CUDA context is gone: nothing more can be measured in this process."""
 

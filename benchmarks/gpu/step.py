@@ -19,7 +19,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.hardware import find_accelerator
 from gpu.bench import Bench
 from gpu.composition import Composition
-from gpu.results import Figure, MissingError
+from gpu.results import Figure, MissingError, not_installed
 from gpu.slice_runs import (
     OtherStep,
     OwnStep,
@@ -88,7 +88,7 @@ def other_figure(bench: Bench, slice_name: str, build: Callable[..., OtherStep],
     try:
         step = build(config, bench.device, compiled=compiled and not bench.dry)
     except ModuleNotFoundError as error:
-        raise MissingError(f"{error.name} is not installed") from error
+        raise MissingError(not_installed(error.name)) from error
     return timed_steps(bench, config, step)
 
 

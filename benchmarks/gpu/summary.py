@@ -14,6 +14,9 @@ def status_of(content: Figure) -> str:
         return "the part broke off: " + content["error"].strip().splitlines()[-1]
     if failures:
         return f"{len(failures)} failed: {', '.join(failures[:3])}"
+    if all(figure["status"] != "ok" for figure in content["figures"].values()):
+        reasons = [figure["reason"] for figure in content["figures"].values() if "reason" in figure]
+        return "nothing was measured" + "".join(f": {reason}" for reason in reasons[:1])
     return "ok" if content["complete"] else "cut"
 
 

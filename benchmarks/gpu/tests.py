@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu.bench import Bench
-from gpu.results import LostContextError
+from gpu.results import LostContextError, not_installed
 from gpu.source import ROOT
 
 FOLDERS = ("tests/gpu", "tests/unit/kernels/triton")
@@ -22,8 +22,7 @@ DRY = ("tests/gpu/test_cross_entropy.py",)
 def run(bench: Bench) -> None:
     for name in ("pydantic", "transformers", "tokenizers"):
         if importlib.util.find_spec(name) is None:
-            reason = f"{name} is not installed: carry it as a wheel (scripts/gpu.sh wheels, see docs/gpu.md)"
-            bench.results.set("all tests", status="missing", reason=reason)
+            bench.results.set("all tests", status="missing", reason=not_installed(name))
             return
     recorder = _Recorder(bench)
     paths = [path for path in (DRY if bench.dry else FOLDERS) if (ROOT / path).exists()]

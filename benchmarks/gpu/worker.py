@@ -12,7 +12,7 @@ import torch
 from gpu import PARTS
 from gpu.bench import Bench
 from gpu.device import clocks, describe
-from gpu.results import LostContextError, Results
+from gpu.results import LostContextError, Results, not_installed
 from gpu.runner import LOST_CONTEXT
 from gpu.source import source_digest
 
@@ -27,7 +27,7 @@ def main() -> int:
     args = parser.parse_args()
     bench = open_bench(args)
     try:
-        importlib.import_module(f"gpu.{args.part}").run(bench)
+        run_part(args.part, bench)
     except LostContextError as error:
         print(f"{args.part}: {error}; goes on in a new process", flush=True)
         return LOST_CONTEXT
@@ -39,6 +39,15 @@ def main() -> int:
     bench.results.content |= {"complete": True, "clocks_at_end": clocks(), "peak_clocks": bench.ceilings.clocks}
     bench.results.write()
     return 0
+
+
+def run_part(part: str, bench: Bench) -> None:
+    try:
+        module = importlib.import_module(f"gpu.{part}")
+    except ModuleNotFoundError as error:
+        bench.results.set(f"part {part}", status="missing", reason=not_installed(error.name))
+    else:
+        module.run(bench)
 
 
 def open_bench(args: argparse.Namespace) -> Bench:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
+from glmforge.kernels.transfer import on_device
 from glmforge.model.dropout import Noise
 from glmforge.model.transformer import Activations, GlmMoe
 from glmforge.parallel.inputs import TokenShare
@@ -50,7 +51,7 @@ class GlobalBatch:
         self.mean_attended_length = squares / tokens
         # A batch without a single label of some kind (all documents one token long) contributes 0, not 0 / 0.
         self._denominators = of_terms.clamp_min(1)
-        weights = torch.tensor(objective.weights, dtype=torch.float64, device=world.device)
+        weights = on_device(objective.weights, world.device, torch.float64)
         self._scales = (weights / self._denominators).float()
         lengths = [(_NUMERATORS, len(objective.terms)), *objective.metrics]
         self._sums = {name: torch.zeros(n, dtype=torch.float64, device=world.device) for name, n in lengths}
@@ -97,7 +98,7 @@ def run_section(
     device = batch.ids_BS.device
     tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, device)
     return part(
-        share.inputs(batch.ids_BS, batch.documents(device), objective.num_mtp, tokens),
+        share.inputs(batch.ids_BS, batch.documents(), objective.num_mtp, tokens),
         received,
         head=objective.head(batch, share),
         with_mtp=objective.num_mtp > 0,
@@ -108,6 +109,6 @@ def run_section(
 def _sums_over_data(objective: Objective, batch: Batch) -> Tensor:
     """float64 [num_terms + 2]: denominators, sum of squares and sum of document lengths."""
     lengths = [length for row in batch.document_lengths for length in row]
-    attended = torch.tensor([sum(n * n for n in lengths), sum(lengths)], dtype=torch.float64)
     denominators = objective.denominators(batch)
-    return torch.cat((denominators, attended.to(denominators.device)))
+    attended = on_device([sum(n * n for n in lengths), sum(lengths)], denominators.device, torch.float64)
+    return torch.cat((denominators, attended))

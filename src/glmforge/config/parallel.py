@@ -6,6 +6,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from glmforge.config.model import Strict, refuse
 
+LowPrecisionMap = Literal["attention", "dense_mlp", "shared_experts", "experts"]
+"""Linear maps of a decoder layer, by what they belong to."""
+
 
 class ParallelConfig(Strict):
     """How the model is laid out on the processes; see `glmforge.config.layout.resolve_layout`.
@@ -58,6 +61,9 @@ class ParallelConfig(Strict):
     recompute_budget: float = Field(
         default=0.5, ge=0, le=1, description="share of the activations that recompute: budget may keep; needs compile"
     )
+    activation_offload: bool = Field(
+        default=False, description="keep what layers save for the backward pass in host memory; not with compile"
+    )
     compile: bool = Field(default=False, description="torch.compile each decoder layer")
     process_group_timeout_s: PositiveInt = 600
 
@@ -83,6 +89,8 @@ class ParallelConfig(Strict):
                 "recompute",
                 "'budget' is torch.compile's choice of what to keep: set compile to true as well",
             )
+        if self.activation_offload and self.compile:
+            refuse("activation_offload", "compiled layers save for themselves: set compile or this to false")
         return self
 
 
@@ -90,3 +98,16 @@ class PrecisionConfig(Strict):
     """Compute type of the matmuls. Master weights, router, softmax and reductions are always fp32."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
+    low_precision: Literal["none", "fp8", "mxfp8_emulated"] = Field(
+        default="none", description="8-bit products in forward and input gradient; mxfp8 is emulated in bf16"
+    )
+    low_precision_maps: list[LowPrecisionMap] = Field(
+        default=["attention", "dense_mlp", "shared_experts", "experts"],
+        description="the maps that low_precision is for",
+    )
+
+    @model_validator(mode="after")
+    def _check_low_precision(self) -> Self:
+        if self.low_precision != "none" and self.compute != "bf16":
+            refuse("low_precision", f"'{self.low_precision}' gives bf16 results: set compute to bf16, or this to none")
+        return self

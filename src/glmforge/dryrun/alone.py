@@ -6,7 +6,7 @@ expert gets the same, and this rank `imbalance` times its share) and the vote by
 are found. Both enter the trainer's own code as parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -42,9 +42,9 @@ def even_splits(config: RunConfig, layout: Layout, phase: PhaseConfig, imbalance
     tokens = micro_batch_size(layout, phase) * phase.seq_len // (layout.cp * layout.tp)
     num_rows = tokens * config.model.num_experts_per_tok
 
-    def splits(counts_2R: Tensor) -> list[list[int]]:
+    def splits(counts_2R: Tensor) -> Callable[[], list[list[int]]]:
         num_ranks = counts_2R.shape[1]
-        return [_parts(num_rows, num_ranks), _parts(round(num_rows * imbalance), num_ranks)]
+        return lambda: [_parts(num_rows, num_ranks), _parts(round(num_rows * imbalance), num_ranks)]
 
     return splits
 

@@ -22,7 +22,7 @@ from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.build import DTYPES, allocate, lay_out_model
 from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
-from glmforge.parallel.expert import Splits, splits_from_device
+from glmforge.parallel.expert import Splits, SplitsFromDevice
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.pipeline import Pipeline
@@ -59,7 +59,7 @@ class Observation:
 class StandIns:
     """What a rank that stands alone has instead of numbers and neighbours; the defaults are those of a real one."""
 
-    splits: Splits = splits_from_device
+    splits: Splits = SplitsFromDevice
     adapt_pipeline: Callable[[Pipeline], None] = lambda pipeline: None
     to_host: Callable[[Tensor], list[float]] = Tensor.tolist
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext

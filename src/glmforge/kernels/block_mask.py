@@ -3,7 +3,7 @@
 Causal attention inside packed documents is such a mask: a query sees the keys from its document's first one to its own.
 `torch.nn.attention.flex_attention.create_block_mask` would evaluate the mask for every query and key first, which for
 131072 tokens are 16 GiB of booleans. Which blocks of 128 x 128 hold anything, and which are visible throughout, follows
-from the runs' ends by counting; the largest tensors made here have one number per pair of blocks (4 MiB at 131072
+from the runs' ends by counting; the largest tensors made here have one number per pair of blocks (8 MiB at 131072
 tokens), on the device and without waiting for it.
 
 Shapes: Q queries in q blocks, K keys in k blocks.

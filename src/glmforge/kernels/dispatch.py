@@ -5,6 +5,8 @@ of one expert next to each other, so the rows are sorted by expert, computed, an
 router's weights. Every step is a gather with a known inverse, also in the backward pass: no atomic adds, and the
 same input gives the same bits on every run.
 
+Implementations: "plain", and "triton", which never makes a float32 [T, K, D] and takes no general sort.
+
 Shapes: T tokens, K experts per token, N = T * K rows, E experts, D features.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -29,6 +32,7 @@ class Routing:
         tokens_N: int64, the token of each sorted row.
         counts_E: int64, rows per expert.
         num_choices: K.
+        implementation: by which `permute` and `combine` go along this order.
     """
 
     order_N: Tensor
@@ -36,23 +40,28 @@ class Routing:
     tokens_N: Tensor
     counts_E: Tensor
     num_choices: int
+    implementation: str = "plain"
 
 
-def sort_by_expert(experts_TK: Tensor, num_experts: int) -> Routing:
+def sort_by_expert(experts_TK: Tensor, num_experts: int, *, implementation: str = "plain") -> Routing:
     """The stable order of all (token, choice) slots by their expert. Does not synchronise with the device.
 
     Args:
         experts_TK: int64, the experts chosen for each token, each in [0, num_experts); `num_experts` itself marks a
             choice that is dropped. Dropped slots come last and are not counted.
     """
-    experts_N = experts_TK.reshape(-1)
+    experts_N, num_choices = experts_TK.reshape(-1), experts_TK.shape[1]
+    if implementation == "triton":
+        from glmforge.kernels.triton.permute import sort_slots
+
+        order_N, inverse_N, tokens_N, counts_E = sort_slots(experts_N, num_experts, num_choices)
+        return Routing(order_N, inverse_N, tokens_N, counts_E, num_choices, implementation)
     order_N = torch.argsort(experts_N, stable=True)
     inverse_N = torch.empty_like(order_N)
     inverse_N[order_N] = torch.arange(len(order_N), device=order_N.device)
     # Not bincount, which synchronises on CUDA to learn its output's size.
     expert_ids_E = torch.arange(num_experts, device=experts_N.device)
     counts_E = torch.searchsorted(experts_N[order_N], expert_ids_E, right=True).diff(prepend=expert_ids_E.new_zeros(1))
-    num_choices = experts_TK.shape[1]
     return Routing(order_N, inverse_N, order_N // num_choices, counts_E, num_choices)
 
 
@@ -75,15 +84,37 @@ def limit_to_capacity(experts_TK: Tensor, weights_TK: Tensor, num_experts: int, 
 
 def permute(x_TD: Tensor, routing: Routing) -> Tensor:
     """x_ND: each token's features once per chosen expert, in expert order (dropped choices last)."""
+    if routing.implementation == "triton":
+        from glmforge.kernels.triton.permute import copy_rows
+
+        return copy_rows(x_TD, routing.inverse_N, routing.num_choices, len(routing.order_N))
     return _Permute.apply(x_TD, routing.tokens_N, routing.inverse_N, routing.num_choices)
 
 
-def combine(y_ND: Tensor, weights_TK: Tensor, routing: Routing) -> Tensor:
-    """y_TD: sum over k of weights_TK times the expert's output, in the dtype of y_ND and summed in float32 or better.
+def row_weights(weights_TK: Tensor, routing: Routing) -> Tensor:
+    """[N]: the weight of each row, in expert order (dropped choices last)."""
+    return _Permute.apply(weights_TK.reshape(-1, 1), routing.order_N, routing.inverse_N, 1).squeeze(1)
 
-    Differentiable in y_ND and weights_TK (usually float32, straight from the router).
+
+def combine(y_MD: Tensor, weights_TK: Tensor | None, routing: Routing) -> Tensor:
+    """y_TD: sum over k of weights_TK times the expert's output, in the dtype of y_MD and summed in float32 or better.
+
+    Differentiable in y_MD and weights_TK (usually float32, straight from the router).
+
+    Args:
+        y_MD: the rows in expert order; those of dropped choices, which come last, may be left out and add nothing.
+        weights_TK: None adds the rows as they are.
     """
-    return _Combine.apply(y_ND, weights_TK, routing.order_N, routing.inverse_N)
+    if routing.implementation == "triton":
+        from glmforge.kernels.triton.permute import sum_rows
+
+        return sum_rows(y_MD, weights_TK, routing.inverse_N, routing.num_choices)
+    num_dropped = len(routing.order_N) - len(y_MD)
+    if num_dropped:
+        y_MD = F.pad(y_MD, (0, 0, 0, num_dropped))
+    if weights_TK is None:
+        weights_TK = y_MD.new_ones(len(y_MD) // routing.num_choices, routing.num_choices)
+    return _Combine.apply(y_MD, weights_TK, routing.inverse_N)
 
 
 class _Permute(torch.autograd.Function):
@@ -104,21 +135,33 @@ class _Permute(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
+    """A choice at a time, of all tokens: float32 copies of [T, D] instead of [T, K, D], and torch.compile makes one
+    kernel of it. Sums over choices go in their order."""
+
     @staticmethod
-    def forward(ctx: Any, y_ND: Tensor, weights_TK: Tensor, order_N: Tensor, inverse_N: Tensor) -> Tensor:
-        ctx.save_for_backward(y_ND, weights_TK, order_N, inverse_N)
-        num_tokens, num_choices = weights_TK.shape
-        y_TKD = y_ND.index_select(0, inverse_N).view(num_tokens, num_choices, -1)
+    def forward(ctx: Any, y_ND: Tensor, weights_TK: Tensor, inverse_N: Tensor) -> Tensor:
+        ctx.save_for_backward(y_ND, weights_TK, inverse_N)
         dtype = torch.promote_types(y_ND.dtype, torch.float32)
-        return (y_TKD.to(dtype) * weights_TK.to(dtype).unsqueeze(-1)).sum(1).to(y_ND.dtype)
+        y_TD: Tensor | None = None
+        for rows_T, weights_T in zip(_by_choice(inverse_N, weights_TK), weights_TK.to(dtype).unbind(1), strict=True):
+            weighted_TD = y_ND.index_select(0, rows_T).to(dtype) * weights_T.unsqueeze(1)
+            y_TD = weighted_TD if y_TD is None else y_TD + weighted_TD
+        assert y_TD is not None, "every token has a choice"
+        return y_TD.to(y_ND.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor | None, ...]:
-        y_ND, weights_TK, order_N, inverse_N = ctx.saved_tensors
-        grad_ND = grad_TD.index_select(0, order_N // weights_TK.shape[1])
+        y_ND, weights_TK, inverse_N = ctx.saved_tensors
         dtype = torch.promote_types(y_ND.dtype, torch.float32)
-        weights_grad_N = (grad_ND.to(dtype) * y_ND.to(dtype)).sum(-1)
-        weights_N = weights_TK.reshape(-1)[order_N]
-        y_grad_ND = (grad_ND.to(dtype) * weights_N.to(dtype).unsqueeze(-1)).to(y_ND.dtype)
-        return y_grad_ND, weights_grad_N[inverse_N].view_as(weights_TK).to(weights_TK.dtype), None, None
+        exact_grad_TD = grad_TD.to(dtype)
+        y_grad_ND, weights_grads = torch.empty_like(y_ND), []
+        for rows_T, weights_T in zip(_by_choice(inverse_N, weights_TK), weights_TK.to(dtype).unbind(1), strict=True):
+            weights_grads.append((exact_grad_TD * y_ND.index_select(0, rows_T).to(dtype)).sum(-1))
+            y_grad_ND.index_copy_(0, rows_T, (exact_grad_TD * weights_T.unsqueeze(1)).to(y_ND.dtype))
+        return y_grad_ND, torch.stack(weights_grads, dim=1).to(weights_TK.dtype), None
+
+
+def _by_choice(inverse_N: Tensor, weights_TK: Tensor) -> tuple[Tensor, ...]:
+    """For each choice, the row of every token."""
+    return inverse_N.view_as(weights_TK).unbind(1)

@@ -9,12 +9,14 @@ made once per batch here, so that no layer of the model has to ask the device fo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from glmforge.kernels.block_mask import interval_block_mask
+from glmforge.kernels.transfer import on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +35,16 @@ class Documents:
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device | str | None = None) -> "Documents":
-        """Documents of the given lengths (each at least 1), with their tensors on `device`."""
+        """Documents of the given lengths (each at least 1), with their tensors on `device`.
+
+        Only the borders are copied there, and nothing waits for it.
+        """
         if not lengths or min(lengths) < 1:
             raise ValueError(f"documents need one length or more, each at least 1; got {list(lengths)}")
-        lengths_n = torch.tensor(lengths, dtype=torch.int64)
-        ends_n = lengths_n.cumsum(0)
-        starts_T = (ends_n - lengths_n).repeat_interleave(lengths_n, output_size=sum(lengths))
-        positions_T = torch.arange(len(starts_T)) - starts_T
-        cu_seqlens = torch.nn.functional.pad(ends_n, (1, 0)).to(torch.int32)
-        return cls(cu_seqlens.to(device), tuple(lengths), positions_T.to(device))
+        borders = on_device([0, *accumulate(lengths)], device, torch.int64)
+        starts_T = borders[:-1].repeat_interleave(borders.diff(), output_size=sum(lengths))
+        positions_T = torch.arange(len(starts_T), device=device) - starts_T
+        return cls(borders.to(torch.int32), tuple(lengths), positions_T)
 
     @property
     def num_tokens(self) -> int:

@@ -36,6 +36,7 @@ from glmforge.kernels.attention import equal_segments, flex_under_mask
 from glmforge.kernels.block_mask import interval_block_mask
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
+from glmforge.kernels.transfer import on_device
 from glmforge.kernels.varlen import causal_varlen_attention
 
 
@@ -99,8 +100,8 @@ class Segments:
     def borders(self) -> tuple[Tensor, Tensor]:
         """int32 [n + 1] each: where segments begin and end among the Q queries and among the K keys."""
         queries, keys = zip(*(run.shape for run in self.runs), strict=True)
-        ends = (torch.tensor([0, *accumulate(lengths)], dtype=torch.int32) for lengths in (queries, keys))
-        return tuple(x.to(self.device) for x in ends)  # type: ignore[return-value]
+        both_2n = on_device([[0, *accumulate(lengths)] for lengths in (queries, keys)], self.device, torch.int32)
+        return both_2n[0], both_2n[1]
 
     @cached_property
     def longest(self) -> tuple[int, int]:
@@ -139,10 +140,10 @@ def _runs(borders: list[int], begin: int, end: int) -> Iterator[QueryRange]:
 def _places(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """int64: the numbers of all ranges, one after another."""
     num_places = sum(end - begin for begin, end in ranges)
-    begins, ends = torch.tensor(ranges).unbind(1)
+    begins, ends = on_device(ranges, device).unbind(1)
     lengths = ends - begins
     shifts = (begins - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=num_places)
-    return (torch.arange(num_places) + shifts).to(device)
+    return torch.arange(num_places, device=device) + shifts
 
 
 def segment_attention(

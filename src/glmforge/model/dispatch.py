@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
+from glmforge.kernels.dispatch import combine, permute, row_weights, sort_by_expert
 
 
 @dataclass(frozen=True)
@@ -27,45 +26,66 @@ class ExpertRows:
         arrive: gives `x_ND`, the rows sorted by expert; waits until all are there.
         counts_e: int64, rows per expert of this rank.
         handle: what the dispatcher needs to bring the results back.
+        weights_N: what the experts are to multiply their rows by; None leaves that to `combine`.
     """
 
     arrive: Callable[[], Tensor]
     counts_e: Tensor
     handle: Any
+    weights_N: Tensor | None = None
 
 
 class Dispatcher(Protocol):
     """Brings tokens to experts and back; both directions are differentiable."""
 
-    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
-        """Send each token to its experts. With `may_drop`, a choice of `num_experts` goes nowhere."""
+    def dispatch(
+        self,
+        x_TD: Tensor,
+        experts_TK: Tensor,
+        num_experts: int,
+        *,
+        may_drop: bool,
+        weights_TK: Tensor | None = None,
+        implementation: str = "plain",
+    ) -> ExpertRows:
+        """Send each token to its experts.
+
+        Args:
+            may_drop: a choice of `num_experts` goes nowhere.
+            weights_TK: may be sent along, for the experts to apply: `ExpertRows.weights_N` says so.
+            implementation: `kernels.permute`.
+        """
         ...
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
-        """y_TD: each token's weighted sum of its experts' outputs; a dropped choice adds nothing."""
+    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
+        """y_TD: each token's weighted sum of its experts' outputs (None: weighted already); a dropped choice adds
+        nothing."""
         ...
 
 
 class LocalDispatcher:
     """All experts are here: sort the rows, and sum them back."""
 
-    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
-        routing = sort_by_expert(experts_TK, num_experts)
+    def dispatch(
+        self,
+        x_TD: Tensor,
+        experts_TK: Tensor,
+        num_experts: int,
+        *,
+        may_drop: bool,
+        weights_TK: Tensor | None = None,
+        implementation: str = "plain",
+    ) -> ExpertRows:
+        routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
         x_ND = permute(x_TD, routing)
+        weights_N = None if weights_TK is None else row_weights(weights_TK, routing)
         if may_drop:
-            x_ND = x_ND[: int(routing.counts_E.sum())]
-        return ExpertRows(lambda: x_ND, routing.counts_E, routing)
+            num_kept = int(routing.counts_E.sum())
+            x_ND, weights_N = x_ND[:num_kept], None if weights_N is None else weights_N[:num_kept]
+        return ExpertRows(lambda: x_ND, routing.counts_E, routing, weights_N)
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
-        return combine_rows(y_ND, weights_TK, rows.handle)
-
-
-def combine_rows(y_ND: Tensor, weights_TK: Tensor, routing: Routing) -> Tensor:
-    """`combine` with zeros for the rows of dropped choices, which come last and were never computed."""
-    num_dropped = len(routing.order_N) - len(y_ND)
-    if num_dropped:
-        y_ND = F.pad(y_ND, (0, 0, 0, num_dropped))
-    return combine(y_ND, weights_TK, routing)
+    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
+        return combine(y_ND, weights_TK, rows.handle)
 
 
 def expert_counts(experts_TK: Tensor, num_experts: int) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from glmforge.config.schema import RegularizationConfig
 from glmforge.kernels.random import drop_out, drops, fold
+from glmforge.kernels.transfer import on_device
 
 _ATTENTION_OUTPUT, _MLP_OUTPUT, _ATTENTION_PROBABILITIES = range(3)
 """Sites of a layer."""
@@ -61,7 +62,7 @@ class Noise:
     ) -> "TokenNoise":
         """The noise of rows of `seq_len` tokens that are these samples of the phase."""
         places_S = torch.arange(seq_len, device=device)
-        rows_B1 = torch.tensor(sample_indices, device=device)[:, None]
+        rows_B1 = on_device(sample_indices, device)[:, None]
         return TokenNoise(self, (rows_B1 * seq_len + places_S).flatten())
 
 
@@ -86,7 +87,7 @@ class TokenNoise:
     def of_attention(self, layer: int, heads: range) -> Tensor:
         """int64 [T, H]: a stream for each token as a query and each of these heads of all that the layer has."""
         streams_T = self._streams(layer, _ATTENTION_PROBABILITIES)
-        return fold(streams_T[:, None], torch.tensor(heads, device=streams_T.device))
+        return fold(streams_T[:, None], torch.arange(heads.start, heads.stop, device=streams_T.device))
 
     def _streams(self, layer: int, site: int) -> Tensor:
         return fold(fold(fold(self.step.key, layer), site), self.token_T)

@@ -11,18 +11,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.dispatch import limit_to_capacity
 from glmforge.kernels.experts import expert_linear
+from glmforge.kernels.router import Routes
+from glmforge.kernels.swiglu import swiglu
 from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
 from glmforge.model.layers import Matmul, SwiGLU
 from glmforge.model.placement import ONE_DEVICE, Region, local
-from glmforge.model.router import Router, Routes
+from glmforge.model.router import Router
 
 
 class Experts(ChoosesKernels, nn.Module):
@@ -51,10 +52,19 @@ class Experts(ChoosesKernels, nn.Module):
         """
         experts_TK = self._within_capacity(routes)
         may_drop = self.capacity_factor is not None
-        rows = self.dispatcher.dispatch(x_TD, experts_TK, self.num_experts, may_drop=may_drop)
+        # In the fused SwiGLU a weight costs nothing; the plain one would read and write its rows once more.
+        weights_TK = routes.weights_TK if self.kernels.swiglu == "triton" else None
+        rows = self.dispatcher.dispatch(
+            x_TD,
+            experts_TK,
+            self.num_experts,
+            may_drop=may_drop,
+            weights_TK=weights_TK,
+            implementation=self.kernels.permute,
+        )
         overlapped_TD = overlap(x_TD)
-        y_ND = self.swiglu(rows.arrive(), rows.counts_e)
-        y_TD = self.dispatcher.combine(y_ND, routes.weights_TK, rows)
+        y_ND = self.swiglu(rows.arrive(), rows.counts_e, rows.weights_N)
+        y_TD = self.dispatcher.combine(y_ND, routes.weights_TK if rows.weights_N is None else None, rows)
         return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
 
     def matmul(
@@ -65,10 +75,11 @@ class Experts(ChoosesKernels, nn.Module):
         assert bias is None, "experts have no bias"
         return expert_linear(x, weight, counts_E, implementation=self.kernels.experts)
 
-    def swiglu(self, x_ND: Tensor, counts_e: Tensor) -> Tensor:
-        """`down(silu(gate(x)) * up(x))`, each row through its own expert on this device."""
-        gate_NI, up_NI = self.gate_up_matmul(x_ND, local(self.gate_up_proj), counts_E=counts_e).chunk(2, dim=-1)
-        return self.down_matmul(F.silu(gate_NI) * up_NI, local(self.down_proj), counts_E=counts_e)
+    def swiglu(self, x_ND: Tensor, counts_e: Tensor, weights_N: Tensor | None = None) -> Tensor:
+        """`down(silu(gate(x)) * up(x))`, each row through its own expert on this device, times its weight if given."""
+        gate_up_N2I = self.gate_up_matmul(x_ND, local(self.gate_up_proj), counts_E=counts_e)
+        product_NI = swiglu(gate_up_N2I, weights_N, implementation=self.kernels.swiglu)
+        return self.down_matmul(product_NI, local(self.down_proj), counts_E=counts_e)
 
     def _within_capacity(self, routes: Routes) -> Tensor:
         if self.capacity_factor is None:

@@ -1,8 +1,7 @@
 """Sigmoid top-k routing with a correction bias that steers the choice and never the output.
 
-Everything is fp32. The bias (kept level by `optim.balance`, not by gradients) is added to the scores only to choose
-experts; the weights of the chosen ones come from the unbiased scores. With `n_group > 1` the choice is first limited
-to the `topk_group` groups with the best top-2 sum.
+Everything is fp32; the arithmetic is in `glmforge.kernels.router`. The bias (kept level by `optim.balance`, not by
+gradients) is added to the scores only to choose experts; the weights of the chosen ones come from the unbiased scores.
 
 With `balance = "sinkhorn"` and in training the choice is made on logits under a bias per row that loads all experts
 equally (`glmforge.kernels.sinkhorn`); weights are the sigmoid scores of the chosen ones as ever. Departures from Clark
@@ -12,7 +11,7 @@ takes no part there (a constant per expert is what Sinkhorn finds anyway). In ev
 
 Source: GLM-4.5 report (arXiv 2508.06471); for loss-free balancing, arXiv 2408.15664; for Sinkhorn, arXiv 2202.01169.
 
-Shapes: L layers, T tokens, B rows, S tokens per row, D hidden_size, E experts, K experts per token, J groups.
+Shapes: L layers, T tokens, B rows, S tokens per row, D hidden_size, E experts, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -24,19 +23,12 @@ from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.choice import ChoosesKernels
+from glmforge.kernels.router import Routes, RoutingRule, route
 from glmforge.kernels.sinkhorn import sinkhorn_bias
 from glmforge.model.inputs import Rows
 
 Balance = Literal["bias", "aux", "sinkhorn"]
 """What levels the experts: a correction bias moved by the load, an auxiliary loss alone, or Sinkhorn's choice."""
-
-
-class Routes(NamedTuple):
-    """Where the tokens go. `weights_TK` fp32, `experts_TK` int64, `scores_TE` fp32 unbiased sigmoid scores."""
-
-    weights_TK: Tensor
-    experts_TK: Tensor
-    scores_TE: Tensor
 
 
 class Router(ChoosesKernels, nn.Module):
@@ -54,34 +46,28 @@ class Router(ChoosesKernels, nn.Module):
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.empty(config.n_routed_experts, dtype=torch.float32))
 
+    @property
+    def rule(self) -> RoutingRule:
+        c = self.config
+        return RoutingRule(c.num_experts_per_tok, c.n_group, c.topk_group, c.norm_topk_prob, c.routed_scaling_factor)
+
     def forward(self, x_TD: Tensor, rows: Rows | None = None) -> Routes:
         """`rows` says where the tokens belong; without it (in generation) the choice is the usual one."""
-        config = self.config
         logits_TE = F.linear(x_TD.float(), self.weight.float())
-        scores_TE = logits_TE.sigmoid()
+        choice_TE = None
         if self.balance == "sinkhorn" and self.training and rows is not None:
             choice_TE = self._level_in_each_row(logits_TE.detach(), rows)
-        else:
-            choice_TE = self._limit_to_groups(scores_TE.detach() + self.e_score_correction_bias)
-        experts_TK = choice_TE.topk(config.num_experts_per_tok, dim=-1, sorted=False).indices
-        weights_TK = scores_TE.gather(1, experts_TK)
-        if config.norm_topk_prob:
-            weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)
-        return Routes(weights_TK * config.routed_scaling_factor, experts_TK, scores_TE)
+        return route(
+            logits_TE,
+            self.e_score_correction_bias,
+            self.rule,
+            choice_TE=choice_TE,
+            implementation=self.kernels.router,
+        )
 
     def _level_in_each_row(self, logits_TE: Tensor, rows: Rows) -> Tensor:
         row_BT = rows.one_hot_BT(logits_TE.dtype)
         return logits_TE + row_BT.T @ sinkhorn_bias(logits_TE, row_BT, rows.seq_len, list(rows.groups))
-
-    def _limit_to_groups(self, choice_TE: Tensor) -> Tensor:
-        num_groups, num_kept = self.config.n_group, self.config.topk_group
-        if num_groups == num_kept:
-            return choice_TE
-        choice_TJE = choice_TE.unflatten(-1, (num_groups, -1))
-        group_scores_TJ = choice_TJE.topk(2, dim=-1).values.sum(dim=-1)
-        kept = group_scores_TJ.topk(num_kept, dim=-1, sorted=False).indices
-        dropped_TJ = torch.ones_like(group_scores_TJ, dtype=torch.bool).scatter_(1, kept, False)
-        return choice_TJE.masked_fill(dropped_TJ[..., None], float("-inf")).flatten(-2)
 
 
 class RowBalance(NamedTuple):

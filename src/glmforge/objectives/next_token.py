@@ -9,6 +9,7 @@ from glmforge.backend.objective import MetricSum, Objective
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
+from glmforge.kernels.transfer import on_device
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead, labels_at_depth
 from glmforge.model.transformer import ForwardOutput
 from glmforge.parallel.inputs import TokenShare
@@ -37,7 +38,7 @@ class NextTokenObjective(Objective):
     def denominators(self, batch: Batch) -> Tensor:
         counts = [(labels_T >= 0).sum() for labels_T in self._labels(batch)]
         if self.with_aux_loss:
-            counts.append(torch.tensor(batch.ids_BS.shape[0], device=batch.ids_BS.device))
+            counts.append(torch.full((), batch.ids_BS.shape[0], device=batch.ids_BS.device))
         return torch.stack(counts).double()
 
     def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
@@ -57,7 +58,7 @@ class NextTokenObjective(Objective):
     ) -> None:
         if not output.is_last:
             return
-        source_B = torch.tensor(batch.source_B, dtype=torch.int64, device=batch.labels_BS.device)
+        source_B = on_device(batch.source_B, batch.labels_BS.device, torch.int64)
         source_T = source_B.repeat_interleave(batch.ids_BS.shape[1], output_size=batch.num_tokens)
         asked_t = share.own(batch.labels_BS.flatten() != IGNORE_INDEX)
         sums["source_tokens"].index_add_(0, share.own(source_T), asked_t.double())
@@ -65,5 +66,5 @@ class NextTokenObjective(Objective):
 
     def _labels(self, batch: Batch) -> list[Tensor]:
         """Labels of all tokens of the rows, one tensor per depth."""
-        documents, labels_T = batch.documents(batch.labels_BS.device), batch.labels_BS.flatten()
+        documents, labels_T = batch.documents(), batch.labels_BS.flatten()
         return [labels_at_depth(labels_T, documents, depth) for depth in range(self.num_mtp + 1)]

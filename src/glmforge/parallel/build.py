@@ -16,12 +16,14 @@ from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
+from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
-from glmforge.parallel.expert import Splits, parallelize_experts, splits_from_device
+from glmforge.parallel.expert import Splits, SplitsFromDevice, parallelize_experts
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.offload import apply_offload
 from glmforge.parallel.pipeline import Pipeline, StageModule
 from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.recompute import apply_recompute
@@ -53,7 +55,7 @@ def lay_out_model(
     config: RunConfig,
     world: World,
     *,
-    splits: Splits = splits_from_device,
+    splits: Splits = SplitsFromDevice,
     table: ParameterTable | None = None,
     extend: Extend | None = None,
 ) -> ParallelModel:
@@ -64,6 +66,7 @@ def lay_out_model(
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
+    check_device(world.device, config.precision)
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
     if world.device.type == "cuda":
@@ -72,6 +75,8 @@ def lay_out_model(
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
             part = GlmMoe(config.model, section)
+            for layer in part.layers:
+                lower_precision(layer, config.precision)
             if extend is not None:
                 extend(part)
         part.compute_dtype = dtype
@@ -80,6 +85,8 @@ def lay_out_model(
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         parallelize_experts(part, world, table, splits)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
+        if parallel.activation_offload:
+            apply_offload(part, world.device)
         if parallel.compile:
             compile_parts(part)
         parts.append(part)

@@ -60,9 +60,11 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compile_experts(experts: Experts) -> None:
     compiled = _compiled(experts.swiglu)
 
-    def swiglu(x_ND: Tensor, counts_e: Tensor) -> Tensor:
-        torch._dynamo.mark_dynamic(x_ND, 0)
-        y_ND: Tensor = compiled(x_ND, counts_e)
+    def swiglu(x_ND: Tensor, counts_e: Tensor, weights_N: Tensor | None = None) -> Tensor:
+        for of_rows in (x_ND, weights_N):
+            if of_rows is not None:
+                torch._dynamo.mark_dynamic(of_rows, 0)
+        y_ND: Tensor = compiled(x_ND, counts_e, weights_N)
         return y_ND
 
     experts.swiglu = swiglu  # type: ignore[method-assign]

@@ -5,6 +5,10 @@ rank sorts its rows by expert, tells the others how many rows come for each of t
 of uneven parts), and gets as many results back. The shared expert runs while the rows are sent, in the backward pass as
 well. Received rows lie by sender and then by expert; one more permutation puts equal experts next to each other.
 
+The host has to know how many rows go where before it can start the exchange (NCCL takes the sizes from it), so it waits
+for the device once in every MoE layer's forward pass. What it waits for is copied while the rows are put in order, so
+that the device has work when the host comes back; and a layer that is computed again remembers the numbers.
+
 Gradients need no factor: a rank's experts see the rows of all ep ranks, so the gradient it computes is already summed
 over them, and FSDP sums the rest (efsdp). Dividing by ep, or averaging over data ranks of which ep are already in,
 is the well-known bug.
@@ -21,21 +25,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.config.parameters import ParameterTable
-from glmforge.kernels.dispatch import Routing, permute, sort_by_expert
-from glmforge.model.dispatch import ExpertRows, combine_rows
+from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
+from glmforge.model.dispatch import ExpertRows
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.collectives import Exchange
 from glmforge.parallel.placement import shard_parameters
+from glmforge.parallel.recompute import remembered
 from glmforge.parallel.world import World
 
-Splits = Callable[[Tensor], list[list[int]]]
-"""Brings a matrix of row counts [2, R] (sent to, received from each rank) to the host."""
+Splits = Callable[[Tensor], Callable[[], list[list[int]]]]
+"""Begins to bring a matrix of row counts [2, R] (sent to, received from each rank) to the host; what it gives waits."""
 
 
-def splits_from_device(counts_2R: Tensor) -> list[list[int]]:
-    """The real numbers; waits for the device."""
-    splits: list[list[int]] = counts_2R.tolist()
-    return splits
+class SplitsFromDevice:
+    """The real numbers. Calling it waits until they have arrived, the first time, and for nothing that was given to the
+    device after them."""
+
+    def __init__(self, counts_2R: Tensor) -> None:
+        # From a GPU, into page-locked memory.
+        self._counts_2R = counts_2R.to("cpu", non_blocking=True)
+        self._arrived = torch.cuda.current_stream(counts_2R.device).record_event() if counts_2R.is_cuda else None
+        self._splits: list[list[int]] | None = None
+
+    def __call__(self) -> list[list[int]]:
+        if self._splits is None:
+            if self._arrived is not None:
+                self._arrived.synchronize()
+            self._splits = self._counts_2R.tolist()
+        return self._splits
 
 
 @dataclass(frozen=True)
@@ -51,16 +68,26 @@ class _Handle:
 class AllToAllDispatcher:
     """Sends rows to the ranks of `group`, R of them with `num_local` experts each."""
 
-    def __init__(self, group: dist.ProcessGroup, splits: Splits = splits_from_device) -> None:
+    def __init__(self, group: dist.ProcessGroup, splits: Splits = SplitsFromDevice) -> None:
         self.group = group
         self.splits = splits
 
-    def dispatch(self, x_TD: Tensor, experts_TK: Tensor, num_experts: int, *, may_drop: bool) -> ExpertRows:
-        routing = sort_by_expert(experts_TK, num_experts)
+    def dispatch(
+        self,
+        x_TD: Tensor,
+        experts_TK: Tensor,
+        num_experts: int,
+        *,
+        may_drop: bool,
+        weights_TK: Tensor | None = None,
+        implementation: str = "plain",
+    ) -> ExpertRows:
+        """Weights are not sent along: `combine` applies them where the router is."""
+        routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
         sent_Re = routing.counts_E.view(self.group.size(), -1)
-        received_Re = _exchanged_counts(sent_Re, self.group)
-        sent, received = self.splits(torch.stack((sent_Re.sum(1), received_Re.sum(1))))
+        received_Re, splits = remembered(lambda: self._exchanged_counts(sent_Re))
         x_ND = permute(x_TD, routing)
+        sent, received = splits()
         if may_drop:
             x_ND = x_ND[: sum(sent)]
         exchange = Exchange(self.group, output_splits=received, input_splits=sent)
@@ -75,16 +102,20 @@ class AllToAllDispatcher:
         handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
         return ExpertRows(arrive, received_Re.sum(0), handle)
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor, rows: ExpertRows) -> Tensor:
+    def _exchanged_counts(self, sent_Re: Tensor) -> tuple[Tensor, Callable[[], list[list[int]]]]:
+        """[R, e]: the rows that each rank sends to each expert of this one; and all counts by rank, for the host."""
+        received_Re = torch.empty_like(sent_Re)
+        dist.all_to_all_single(received_Re, sent_Re.contiguous(), group=self.group)
+        return received_Re, self.splits(torch.stack((sent_Re.sum(1), received_Re.sum(1))))
+
+    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
         handle: _Handle = rows.handle
         y_by_sender_MD = _Reorder.apply(y_ND, handle.inverse_M, handle.order_M)
         y_back_ND = handle.back.finish(handle.back.start(y_by_sender_MD))
-        return combine_rows(y_back_ND, weights_TK, handle.routing)
+        return combine(y_back_ND, weights_TK, handle.routing)
 
 
-def parallelize_experts(
-    model: GlmMoe, world: World, table: ParameterTable, splits: Splits = splits_from_device
-) -> None:
+def parallelize_experts(model: GlmMoe, world: World, table: ParameterTable, splits: Splits = SplitsFromDevice) -> None:
     """Give each rank of the ep axis its share of every layer's experts, in place (on the meta device)."""
     if world.axis_size("ep") == 1:
         return
@@ -92,13 +123,6 @@ def parallelize_experts(
     shard_parameters(model, mesh, lambda name: 0 if table[name].expert else None)
     for moe in model.moe_layers.values():
         moe.experts.dispatcher = AllToAllDispatcher(mesh.get_group(), splits)
-
-
-def _exchanged_counts(sent_Re: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[R, e]: the rows that each rank sends to each expert of this one."""
-    received_Re = torch.empty_like(sent_Re)
-    dist.all_to_all_single(received_Re, sent_Re.contiguous(), group=group)
-    return received_Re
 
 
 def _order_by_expert(received_Re: Tensor, num_rows: int) -> Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from glmforge.kernels.transfer import on_device
 from glmforge.parallel.world import World
 
 
@@ -22,7 +23,7 @@ class Reducer:
     def add(self, name: str, values: Tensor | Sequence[float]) -> None:
         """Have `values` [n] summed over all ranks by the next `sum`."""
         assert name not in self._vectors, f"two vectors are named {name}"
-        self._vectors[name] = torch.as_tensor(values, dtype=torch.float64, device=self.world.device)
+        self._vectors[name] = on_device(values, self.world.device, torch.float64)
 
     def sum(self) -> dict[str, Tensor]:
         """The vectors summed over all ranks, on the device; forgets them. All ranks call this together."""

@@ -7,7 +7,7 @@ The model is simple on purpose, so that a measurement can contradict it:
   times a factor that says how many passes over memory an implementation makes (`FACTORS`, each with its reason).
 - Operations follow one another: nothing overlaps, and the device never waits for the host.
 
-Three implementations are told apart: "eager" torch, "compiled" decoder layers (`parallel.compile`), and "triton", the
+Three implementations are told apart: "eager" torch, "compiled" layers (`parallel.compile`), and "triton", the
 compiled step with the kernels of `glmforge.kernels.triton`. `LEVERS` says what comes after those and what of an
 operation's time should remain then.
 """
@@ -56,7 +56,8 @@ FACTORS: dict[str, dict[Implementation, Factor]] = {
         "triton": Factor(1.05, 1.1, _FUSED),
     },
     "final norm": {
-        "eager": Factor(9.0, 17.0, "counted; lies outside the layers that are compiled"),
+        "eager": Factor(9.0, 17.0, "counted"),
+        "compiled": Factor(1.1, 1.5, "as in a layer"),
         "triton": Factor(1.05, 1.2, _FUSED),
     },
     "MTP: norms": {
@@ -114,6 +115,10 @@ GROUPED = Reached(0.85, 0.80, "of a dense matmul's rate: borders of experts, and
 _TILE_ROWS, _TILE_COLUMNS, _NUM_PROCESSORS = 128, 256, 132
 _PROLOGUE = 200
 """Depth of a product that takes as long as filling and emptying a tile's pipeline."""
+SYMMETRIC = Reached(0.8, 0.8, "of a dense matmul's rate: Triton's kernel for symmetric products beside cuBLAS")
+SYMMETRIC_TILES = 0.55
+"""Of the tiles of a symmetric product those on and above the diagonal, for 1,408 to 4,096 rows."""
+
 FP32_MATMUL = Reached(0.7, 0.7, "of the fp32 peak: no tensor cores")
 
 LEVERS = {
@@ -134,7 +139,6 @@ LEVERS = {
     "weight casts": Lever("once a step, not for every micro-batch", 0.15, "weights change once a step"),
     "gradient accumulation": Lever("in the epilogue of the gradients' matmuls", 0.4, "as Megatron does"),
     "Muon: momentum and weights": Lever("one kernel", 0.5, "24 of 52 bytes per weight"),
-    "Muon: Newton-Schulz": Lever("symmetric matmuls", 0.75, "two of three products need half of their result"),
 }
 
 
@@ -151,14 +155,14 @@ def expected_seconds(
         share = ATTENTION.forward if is_forward else ATTENTION.backward
         return max(work.attention_flops / (share * accelerator.bf16_flops), work_limit(work, accelerator))
     if operation.kind == "matmul":
-        return sum(matmul_seconds(matmul, accelerator) for matmul in work.matmuls)
+        return sum(matmul_seconds(matmul, accelerator, implementation) for matmul in work.matmuls)
     factor = _factor(operation, implementation)
     moved = work.bytes * (factor.forward if is_forward else factor.backward)
     share = (GATHERING if operation.name in _GATHERED else STREAMING).forward
     return operation.repeats * moved / (share * ceilings(accelerator).bandwidth)
 
 
-def matmul_seconds(matmul: Matmul, accelerator: Accelerator) -> float:
+def matmul_seconds(matmul: Matmul, accelerator: Accelerator, implementation: Implementation = "compiled") -> float:
     """At the rate of the measured product, times what the shape uses of it, or as long as its bytes take."""
     reached = ceilings(accelerator)
     if matmul.itemsize == FP32:
@@ -167,7 +171,8 @@ def matmul_seconds(matmul: Matmul, accelerator: Accelerator) -> float:
     rate = reached.bf16_flops * _shape_share(matmul) / _shape_share(square)
     if matmul.groups > 1:
         rate *= GROUPED.backward if matmul.contracts_rows else GROUPED.forward
-    return max(matmul.flops / rate, matmul.bytes / reached.bandwidth)
+    half = SYMMETRIC_TILES / SYMMETRIC.forward if matmul.is_symmetric and implementation == "triton" else 1.0
+    return max(half * matmul.flops / rate, matmul.bytes / reached.bandwidth)
 
 
 def _factor(operation: Operation, implementation: Implementation) -> Factor:

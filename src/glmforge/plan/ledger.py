@@ -8,7 +8,7 @@ from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.expected import IMPLEMENTATIONS, LEVERS, Implementation, expected_seconds
 from glmforge.plan.hardware import Accelerator
-from glmforge.plan.operations import Direction, Operation
+from glmforge.plan.operations import Direction, Kind, Operation
 from glmforge.plan.roofline import work_limit
 from glmforge.plan.step import model_flops, step_operations
 from glmforge.plan.traffic import Traffic, step_traffic
@@ -36,6 +36,7 @@ class Row:
     """All operations of one name."""
 
     name: str
+    kind: Kind
     is_update: bool
     forward: Cost = field(default_factory=Cost)
     backward: Cost = field(default_factory=Cost)
@@ -85,7 +86,7 @@ def make_ledger(config: RunConfig, layout: Layout, accelerator: Accelerator | No
     rows: dict[str, Row] = {}
     operations = step_operations(config, layout, pp_rank)
     for operation in operations:
-        row = rows.setdefault(operation.name, Row(operation.name, operation.is_update))
+        row = rows.setdefault(operation.name, Row(operation.name, operation.kind, operation.is_update))
         for direction in ("forward", "backward"):
             getattr(row, direction).add(_cost(operation, direction, accelerator))
     return Ledger(

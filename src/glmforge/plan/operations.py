@@ -30,7 +30,7 @@ class Matmul:
     """[m, k] x [k, n]. With `groups`, that many at once, whose m (or k, if `contracts_rows`) together are that.
 
     A grouped matmul of experts has one weight [n, k] per group; its weight gradients are the products that contract the
-    rows of each group.
+    rows of each group. `is_symmetric`: the result is, so that half of it would do; FLOPs are those of the whole.
     """
 
     m: int
@@ -39,6 +39,7 @@ class Matmul:
     groups: int = 1
     contracts_rows: bool = False
     itemsize: int = BF16
+    is_symmetric: bool = False
 
     @property
     def flops(self) -> int:

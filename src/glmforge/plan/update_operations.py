@@ -95,8 +95,8 @@ def _newton_schulz(rows: Iterable[Parameter], layout: Layout, num_steps: int) ->
 
 def _orthogonalise(number: int, short: int, long: int, num_steps: int) -> Work:
     """Gram matrix, its polynomial, and their product with the matrices; before all that, the matrices' norms."""
-    gram = Matmul(number * short, short, long, number)
-    square = Matmul(number * short, short, short, number)
+    gram = Matmul(number * short, short, long, number, is_symmetric=True)
+    square = Matmul(number * short, short, short, number, is_symmetric=True)
     product = Matmul(number * short, long, short, number)
     matrix, small = short * long, short * short
     num_bytes = BF16 * number * (num_steps * (3 * matrix + 4 * small) + 3 * matrix)

@@ -78,6 +78,10 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             ["parallel.pp=2", "parallel.pipeline_schedule=zbv", "parallel.reshard_after_forward=true"],
             "parallel.reshard_after_forward: zbv needs the weights until their gradients are computed: leave it out",
         ),
+        (
+            ["parallel.activation_offload=true", "parallel.compile=true"],
+            "parallel.activation_offload: compiled layers save for themselves: set compile or this to false",
+        ),
         (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),
         (["parallel.tp=0"], "parallel.tp: should be greater than 0, not 0"),
         (

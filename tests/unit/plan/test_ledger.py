@@ -82,6 +82,15 @@ def test_nothing_is_expected_to_beat_its_limit(h200: Accelerator) -> None:
         assert 0 <= row.gain < row.total.expected["triton"]
 
 
+def test_what_is_done_again_takes_its_time_and_not_the_limits(h200: Accelerator) -> None:
+    """Weights are cast for each of two micro-batches, where once would do."""
+    config = load_config(RUN)
+    casts = next(row for row in make_ledger(config, resolve_layout(config, 1), h200).rows if row.name == "weight casts")
+    cost = casts.forward
+    assert cost.limit == pytest.approx(cost.bytes / 4.8e12)
+    assert cost.expected["triton"] == pytest.approx(2 * cost.bytes / (0.92 * 4.3e12))
+
+
 def test_every_factor_and_lever_is_of_an_operation() -> None:
     names = set()
     for overrides in ([], ["model.use_qk_norm=true"]):

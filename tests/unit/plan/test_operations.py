@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.observe import StandIns, observe_step
@@ -169,3 +170,26 @@ def test_two_operations_of_air_by_hand() -> None:
 def test_fp32_is_refused() -> None:
     with pytest.raises(ConfigError, match="bf16"):
         operations(run("precision.compute=fp32"))
+
+
+def test_bytes_of_an_update() -> None:
+    """Per parameter: the norm reads 4 bytes and clipping reads and writes them. AdamW reads weight, gradient and both
+    moments and writes all but the gradient, 28 bytes. Muon reads gradient, momentum and weight, writes the latter two,
+    20 bytes, and writes and reads directions of 2. Casts to bf16 read 4 and write 2; without embedding and routers."""
+    config = run("parallel.recompute=full")
+    found = operations(config)
+    moved: Counter[str] = Counter()
+    for operation in found:
+        moved[operation.name] += int(operation.bytes)
+    table = parameter_table(config.model).trained()
+    sizes = {name: row.size for name, row in table.items()}
+    muon = sum(size for name, size in sizes.items() if table[name].family in ("matrix", "head"))
+    everything = sum(sizes.values())
+    assert moved["gradient norm and clip"] == 12 * everything
+    assert moved["AdamW"] == 28 * (everything - muon)
+    assert moved["Muon: momentum and weights"] == 24 * muon
+    in_fp32 = sum(size for name, size in sizes.items() if "embed_tokens" in name or "mlp.gate." in name)
+    assert moved["weight casts"] == 6 * (everything - in_fp32)
+    # Two micro-batches, each forward and once more for the backward pass.
+    assert next(o.repeats for o in found if o.name == "weight casts") == 2 * 2
+    assert moved["gradient accumulation"] == (2 * 6 + 4) * (everything - in_fp32)

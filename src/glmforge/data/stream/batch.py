@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -64,10 +65,14 @@ class Batch:
         """A copy in page-locked memory, from which a GPU fetches while it computes."""
         return self._with_tensors(Tensor.pin_memory)
 
-    def documents(self, device: torch.device | str | None = None) -> Documents:
-        """The documents of all B*S tokens, row after row; none crosses a row."""
+    def documents(self) -> Documents:
+        """The documents of all B*S tokens, row after row, on the batch's device; none crosses a row. Made once."""
+        return self._documents
+
+    @cached_property
+    def _documents(self) -> Documents:
         lengths = [length for row in self.document_lengths for length in row]
-        return Documents.from_lengths(lengths, self.ids_BS.device if device is None else device)
+        return Documents.from_lengths(lengths, self.ids_BS.device)
 
     def rows(self, start: int, stop: int) -> Self:
         """The batch of rows [start, stop)."""
