@@ -1,6 +1,6 @@
 """What 8-bit products and bf16 optimizer states do to the loss of a small GLM, on this machine's CPU.
 
-    python benchmarks/low_precision.py              # some ten minutes on one quiet core
+    python benchmarks/low_precision.py --jobs 2     # some five minutes on two quiet cores
 
 A GLM of 1.2 million parameters (bf16, Muon) predicts the bytes of Python's own standard library for 500 steps, with two
 seeds. Every variant sees the same batches and begins with the same weights: `bf16` is the one compared with, the others
@@ -15,7 +15,9 @@ changes.
 import argparse
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -83,8 +85,10 @@ def batch(text: np.ndarray, generator: np.random.Generator) -> Batch:
     return Batch(ids[:, :-1], ids[:, 1:], ((SEQ_LEN,),) * NUM_ROWS, tuple(range(NUM_ROWS)), (0,) * NUM_ROWS)
 
 
-def train(text: np.ndarray, seed: int, overrides: Sequence[str]) -> list[float]:
-    """The loss of each step."""
+def train(variant: str, seed: int) -> list[float]:
+    """The loss of each step, in a process of its own."""
+    torch.set_num_threads(1)
+    text, overrides = corpus(), VARIANTS[variant]
     config = load_config(RUN, [f"seed={seed}", *overrides])
     trainer = Trainer(config, NativeBackend.build(config, World.single("cpu")))
     phase = Phase("main", NextTokenObjective(config.phases[0], 0), router_bias_rate=config.phases[0].router_bias_rate)
@@ -122,10 +126,12 @@ def smooth(losses: Sequence[float]) -> list[float]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    chosen = dict.fromkeys(["bf16", *arguments.parse_args().variants])
-    torch.set_num_threads(1)
-    text = corpus()
-    losses = {name: {seed: train(text, seed, VARIANTS[name]) for seed in SEEDS} for name in chosen}
+    arguments.add_argument("--jobs", type=int, default=1, help="runs at a time, each with one thread")
+    given = arguments.parse_args()
+    chosen = dict.fromkeys(["bf16", *given.variants])
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        jobs = {name: {seed: pool.submit(train, name, seed) for seed in SEEDS} for name in chosen}
+        losses = {name: {seed: job.result() for seed, job in runs.items()} for name, runs in jobs.items()}
     results = summarise(losses)
     for name, row in results.items():
         print(name, row)
