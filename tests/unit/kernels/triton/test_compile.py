@@ -61,11 +61,49 @@ def symmetric_products() -> None:
     launch(torch.ones(1, 4096, 1408, dtype=torch.bfloat16).mT, None, 1.0, 0.0)
 
 
+def routes() -> None:
+    from glmforge.kernels.triton import router
+
+    for num_experts, groups in ((128, 1), (160, 1), (256, 8)):
+        logits, bias = torch.ones(T, num_experts), torch.ones(num_experts)
+        kept = max(1, groups // 2)
+        weights, experts, scores = router.route(logits, bias, None, 8, groups, kept, True, 2.5)
+        router.route_backward(weights, experts, scores, num_experts, True, 2.5)
+
+
+def rows_of_experts() -> None:
+    from glmforge.kernels.triton import permute
+
+    num_rows = T * 8
+    inverse, weights = torch.arange(num_rows), torch.ones(T, 8)
+    for num_experts in (128, 160):
+        permute.sort_slots(inverse, num_experts, 8)
+    for hidden_size in (4096, 5120):
+        x, y = (torch.ones(n, hidden_size, dtype=torch.bfloat16) for n in (T, num_rows))
+        permute.copy_rows(x, inverse, 8, num_rows)
+        permute.sum_rows(y, None, inverse, 8)
+        permute.sum_rows(y, weights, inverse, 8)
+        permute.sum_rows_backward(x, y, weights, inverse)
+
+
+def expert_products() -> None:
+    from glmforge.kernels.triton import swiglu
+
+    for width in (1408, 1536):
+        gate_up = torch.ones(T, 2 * width, dtype=torch.bfloat16)
+        for weights in (None, torch.ones(T)):
+            swiglu.swiglu(gate_up, weights)
+            swiglu.swiglu_backward(gate_up, weights, gate_up[:, :width])
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "rms_norm": norms,
     "qk_rope": queries_and_keys,
     "cross_entropy": logits,
     "symmetric_matmul": symmetric_products,
+    "router": routes,
+    "permute": rows_of_experts,
+    "swiglu": expert_products,
 }
 
 
