@@ -24,9 +24,9 @@ def cases(setup: Setup) -> Iterator[Case]:
             make=partial(_inputs, model=model, tokens=tokens),
             check=partial(_inputs, model=model, tokens=min(tokens, 515)),
             implementations={
+                "plain": linear_cross_entropy_sum,
                 "all logits": all_logits,
                 "all logits, compiled": setup.compile(all_logits),
-                "plain": linear_cross_entropy_sum,
             },
             flops=product,
             bytes=weights + tokens * model.hidden_size * setup.dtype.itemsize,
