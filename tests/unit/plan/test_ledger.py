@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from glmforge.cli.app import app
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+from glmforge.kernels.qk_rope import rotate
 from glmforge.model.layers import RMSNorm
 from glmforge.model.rope import Rope
 from glmforge.plan.expected import FACTORS, IMPLEMENTATIONS, LEVERS, matmul_seconds
@@ -146,7 +148,11 @@ def _norm() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
 
 def _rope() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
     rope = Rope.at(torch.arange(T), 64, 1e4, torch.bfloat16)
-    return rope.rotate, [_bf16(T, 4, 128)], (4 * T * 512, 4 * T * 512)
+    return partial(_rotate, rope), [_bf16(T, 4, 128)], (4 * T * 512, 4 * T * 512)
+
+
+def _rotate(rope: Rope, x_THP: Tensor) -> Tensor:
+    return rotate(x_THP, rope.cos_T1R, rope.sin_T1R)
 
 
 def _silu() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
