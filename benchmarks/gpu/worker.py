@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import shlex
 import sys
 import traceback
@@ -25,6 +26,8 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true")
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
+    if args.dry:
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before any kernel is imported: they run on the CPU
     bench = open_bench(args)
     try:
         run_part(args.part, bench)

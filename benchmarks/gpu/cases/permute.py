@@ -1,6 +1,7 @@
 """Routed tokens into expert order and back."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ def cases(setup: Setup) -> Iterator[Case]:
             name="permute",
             size=f"{size}, there",
             make=partial(_tokens, setup=setup, model=model, chosen=chosen),
-            implementations={"plain": partial(sort_and_permute, model.num_experts)},
+            implementations={name: partial(sort_and_permute, model.num_experts, name) for name in ("plain", "triton")},
             # Each row is written once; a token's copies are one read.
             bytes=(rows + setup.tokens) * row_bytes,
             backward_bytes=(rows + setup.tokens) * row_bytes,
@@ -32,14 +33,18 @@ def cases(setup: Setup) -> Iterator[Case]:
             name="permute",
             size=f"{size}, back",
             make=partial(_rows, setup=setup, model=model, chosen=chosen),
-            implementations={"plain": combine},
+            implementations={
+                "plain": combine,
+                "compiled": setup.compile(combine),
+                "triton": lambda y, weights, routing: combine(y, weights, replace(routing, implementation="triton")),
+            },
             bytes=(rows + setup.tokens) * row_bytes,
             backward_bytes=(2 * rows + setup.tokens) * row_bytes,
         )
 
 
-def sort_and_permute(num_experts: int, x_TD: Tensor, experts_TK: Tensor) -> Tensor:
-    return permute(x_TD, sort_by_expert(experts_TK, num_experts))
+def sort_and_permute(num_experts: int, implementation: str, x_TD: Tensor, experts_TK: Tensor) -> Tensor:
+    return permute(x_TD, sort_by_expert(experts_TK, num_experts, implementation=implementation))
 
 
 def _tokens(g: Inputs, setup: Setup, model: Widths, chosen: int) -> tuple[Any, ...]:

@@ -14,6 +14,9 @@ STEPS = coefficients("polar_express", 5)
 
 
 def cases(setup: Setup) -> Iterator[Case]:
+    triton = {"triton": partial(newton_schulz, steps=STEPS, symmetric_matmul="triton")}
+    if setup.device.type == "cpu":
+        triton = {}  # Triton's interpreter cannot multiply bf16
     for model in setup.models:
         shapes = {
             "experts": (model.num_experts, model.moe_intermediate_size, model.hidden_size),
@@ -26,7 +29,8 @@ def cases(setup: Setup) -> Iterator[Case]:
                 make=partial(_inputs, shape=(number, rows, columns)),
                 # An iteration in bf16 leaves singular values some per cent off, which Muon does not mind.
                 tolerance=0.1,
-                implementations={"plain": _plain, "compiled": setup.compile(_plain)},
+                implementations={"plain": _plain, "compiled": setup.compile(_plain)} | triton,
+                # Those of whole products, also for the implementation that computes half of two of them.
                 flops=number * len(STEPS) * (4.0 * rows * rows * columns + 2.0 * rows**3),
                 bytes=2.0 * number * rows * columns * setup.dtype.itemsize,
                 has_backward=False,

@@ -10,6 +10,7 @@ from glmforge.backend.objective import Objective
 from glmforge.config.parameters import ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
+from glmforge.kernels.choice import choose
 from glmforge.model.dropout import Noise
 from glmforge.optim.clip import clip_grad_norm_
 from glmforge.optim.optimizer import Optimizer, build_optimizer
@@ -33,7 +34,13 @@ class NativeBackend:
         # The optimizer computes in fp32 where the model does, so that layouts differ by rounding only.
         dtype = DTYPES[config.precision.compute]
         optimizer = build_optimizer(
-            model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype, seed=config.seed
+            model.named_parameters(),
+            model.table,
+            config.optim,
+            world=world,
+            compute_dtype=dtype,
+            seed=config.seed,
+            kernels=choose(config.kernels, world.device, dtype),
         )
         return cls(model, optimizer)
 

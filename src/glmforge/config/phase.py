@@ -83,6 +83,9 @@ class PhaseConfig(Strict):
         description="sequence-level balance loss. 1e-4 with balance: bias, 1e-2 with aux, 0 with sinkhorn",
     )
     mtp_loss_weight: NonNegativeFloat = 0.3
+    z_loss_weight: NonNegativeFloat = Field(
+        default=0.0, description="mean (log Z)^2 of the next token's logits, which keeps them from drifting; PaLM: 1e-4"
+    )
     capacity_factor: PositiveFloat | None = Field(
         default=None,
         description="an expert takes at most this times the mean load of the tokens that a rank routes at once; "

@@ -16,6 +16,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
 from glmforge.dryrun.steps import BACKWARD, FORWARD, Purpose, Task, label_of
 from glmforge.dryrun.tracker import MemoryTracker, Storage
+from glmforge.kernels.choice import choose
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
 from glmforge.objectives.next_token import NextTokenObjective
@@ -121,7 +122,9 @@ def observe_step(
 
 def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimizer:
     dtype = DTYPES[config.precision.compute]
-    return build_optimizer(model.named_parameters(), model.table, config.optim, world=world, compute_dtype=dtype)
+    kernels = choose(config.kernels, world.device, dtype)
+    parameters = model.named_parameters()
+    return build_optimizer(parameters, model.table, config.optim, world=world, compute_dtype=dtype, kernels=kernels)
 
 
 def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequence[Tensor]]:

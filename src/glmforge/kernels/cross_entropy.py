@@ -9,10 +9,14 @@ matmuls over the vocabulary instead of the four of recomputing the logits, at th
 gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
 token, known only in backward, and recomputes.
 
-PyTorch 2.13 has `F.linear_cross_entropy` (2.11 does not). Its chunked form keeps fewer logits, but on a CPU took 2.8
-times as long as this (2,048 tokens, D 256, V 32,768, float32), and its backward works in place.
+Two implementations of what happens between the matmuls: "plain" keeps two float32 copies of a chunk's logits, "triton"
+(`glmforge.kernels.triton.cross_entropy`) none, for logits of at most 32 bits.
 
-Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk.
+PyTorch 2.13 has `F.linear_cross_entropy` (2.11 does not). Its chunked form keeps fewer logits, but on a CPU took 2.8
+times as long as this (2,048 tokens, D 256, V 32,768, float32), its backward works in place, and it knows no vocabulary
+in parts and no log Z.
+
+Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk; Z the sum of the exponentials of a token's logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,6 +59,9 @@ def linear_cross_entropy_sum(
     chunk_tokens: int | None = None,
     shard: VocabularyShard | None = None,
     nll_T: Tensor | None = None,
+    z_weight: float = 0.0,
+    log_z_T: Tensor | None = None,
+    implementation: str = "plain",
 ) -> Tensor:
     """Scalar: the sum of -log softmax(h @ weight^T)[label] over all labels that are not -100.
 
@@ -67,9 +74,14 @@ def linear_cross_entropy_sum(
         shard: which rows `weight_VD` is; None: all. The value is this rank's share of the sum: all of it on the rank
             with the first row, 0 on the others.
         nll_T: float32 or better, to be filled with each token's summand, for metrics.
+        z_weight: adds `z_weight * (log Z)^2` to every summand of the scalar (not to `nll_T`): the z-loss that keeps
+            logits from drifting (PaLM, Chowdhery et al., 2022, arXiv 2204.02311). It costs no further matmul.
+        log_z_T: as `nll_T`, to be filled with log Z, 0 where the label is -100.
+        implementation: "plain" or "triton".
     """
     with_gradients = torch.is_grad_enabled() and (h_TD.requires_grad or weight_VD.requires_grad)
-    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard, with_gradients, nll_T)
+    softmax = _Softmax(shard, with_gradients, implementation, z_weight)
+    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, softmax, nll_T, log_z_T)
 
 
 def token_nll(
@@ -79,13 +91,24 @@ def token_nll(
     *,
     chunk_tokens: int | None = None,
     shard: VocabularyShard | None = None,
+    implementation: str = "plain",
 ) -> Tensor:
     """nll_T in float32 or better: -log softmax(h @ weight^T)[label] per token, 0 where the label is -100.
 
     Differentiable in h and weight; the negative is the log-probability that reinforcement learning asks for. With a
     `shard`, all ranks get the same values.
     """
-    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard)
+    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard, implementation)
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """What happens between the matmuls of a chunk; `with_gradients` overwrites its logits by those of the loss."""
+
+    shard: VocabularyShard | None
+    with_gradients: bool
+    implementation: str
+    z_weight: float = 0.0
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
@@ -96,17 +119,22 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         weight_VD: Tensor,
         labels_T: Tensor,
         chunk_tokens: int | None,
-        shard: VocabularyShard | None,
-        with_gradients: bool,
+        softmax: _Softmax,
         nll_T: Tensor | None,
+        log_z_T: Tensor | None,
     ) -> Tensor:
         loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        gradients = _Gradients(h_TD, weight_VD) if with_gradients else None
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard, with_gradients):
-            if shard is None or shard.start == 0:
+        gradients = _Gradients(h_TD, weight_VD) if softmax.with_gradients else None
+        has_value = softmax.shard is None or softmax.shard.start == 0
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
+            if has_value:
                 loss += chunk.nll_C.sum()
+                if softmax.z_weight:
+                    loss += softmax.z_weight * chunk.log_z_C.square().sum()
                 if nll_T is not None:
                     nll_T[chunk.rows] = chunk.nll_C
+                if log_z_T is not None:
+                    log_z_T[chunk.rows] = chunk.log_z_C
             if gradients is not None:
                 gradients.add(chunk)
         if gradients is not None:
@@ -130,11 +158,13 @@ class _TokenNLL(torch.autograd.Function):
         labels_T: Tensor,
         chunk_tokens: int | None,
         shard: VocabularyShard | None,
+        implementation: str,
     ) -> Tensor:
         ctx.save_for_backward(h_TD, weight_VD, labels_T)
-        ctx.chunk_tokens, ctx.shard = chunk_tokens, shard
+        ctx.chunk_tokens, ctx.softmax = chunk_tokens, _Softmax(shard, True, implementation)
         nll_T = torch.empty(len(labels_T), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, shard, with_gradients=False):
+        softmax = _Softmax(shard, False, implementation)
+        for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
             nll_T[chunk.rows] = chunk.nll_C
         return nll_T
 
@@ -143,14 +173,15 @@ class _TokenNLL(torch.autograd.Function):
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         h_TD, weight_VD, labels_T = ctx.saved_tensors
         gradients = _Gradients(h_TD, weight_VD)
-        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.shard, with_gradients=True):
+        for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.softmax):
             gradients.add(chunk, grad_T[chunk.rows])
-        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None
+        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None, None
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One chunk's loss in float32 or better; `grad_CV` is softmax - onehot(label) in h's dtype, None without gradients.
+    """One chunk's loss and log Z in float32 or better, 0 where the label is ignored; `grad_CV` is the loss's gradient
+    for the logits in h's dtype, None without gradients.
 
     Rows whose label is ignored have no meaningful gradient: the taker multiplies by `valid_C1`.
     """
@@ -158,6 +189,7 @@ class _Chunk:
     rows: slice
     valid_C1: Tensor
     nll_C: Tensor
+    log_z_C: Tensor
     grad_CV: Tensor | None
 
 
@@ -166,59 +198,79 @@ def _softmax_dtype(h_TD: Tensor) -> torch.dtype:
 
 
 def _chunks(
-    h_TD: Tensor,
-    weight_VD: Tensor,
-    labels_T: Tensor,
-    chunk_tokens: int | None,
-    shard: VocabularyShard | None,
-    with_gradients: bool,
+    h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, chunk_tokens: int | None, softmax: _Softmax
 ) -> Iterator[_Chunk]:
     device = kernel_device(h_TD.device)
     chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
     # Collectives, and launching kernels, want few large pieces; a CPU's cache wants small ones.
-    at_once = CPU_ROWS_AT_ONCE if device == "cpu" and shard is None else chunk_tokens
+    at_once = CPU_ROWS_AT_ONCE if device == "cpu" and softmax.shard is None else chunk_tokens
+    loss_and_gradient = _triton_loss_and_gradient if softmax.implementation == "triton" else _loss_and_gradient
     for start in range(0, len(labels_T), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         logits_CV = torch.mm(h_TD[rows], weight_VD.t())
-        valid_C1 = (labels_T[rows] != IGNORE_INDEX).unsqueeze(1)
+        valid_C = labels_T[rows] != IGNORE_INDEX
         pieces = zip(logits_CV.split(at_once), labels_T[rows].split(at_once), strict=True)
-        nll = [_loss_and_gradient(logits, labels, shard, with_gradients) for logits, labels in pieces]
-        yield _Chunk(rows, valid_C1, torch.cat(nll), logits_CV if with_gradients else None)
+        results = [loss_and_gradient(logits, labels, softmax) for logits, labels in pieces]
+        log_z_C, label_logits_C = (torch.cat(parts) for parts in zip(*results, strict=True))
+        yield _Chunk(
+            rows,
+            valid_C.unsqueeze(1),
+            (log_z_C - label_logits_C) * valid_C,
+            log_z_C * valid_C,
+            logits_CV if softmax.with_gradients else None,
+        )
 
 
-def _loss_and_gradient(
-    logits_CV: Tensor, labels_C: Tensor, shard: VocabularyShard | None, with_gradients: bool
-) -> Tensor:
-    """nll_C of some rows, 0 where the label is ignored; `with_gradients` overwrites the logits by those of the loss."""
+def _loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
+    """log Z and the label's logit of some rows; the logits may be overwritten by the loss's gradient."""
     valid_C1 = (labels_C != IGNORE_INDEX).unsqueeze(1)
     exact_CV = logits_CV.to(_softmax_dtype(logits_CV))
-    if shard is None:
+    if softmax.shard is None:
         labels_C1 = labels_C.unsqueeze(1).where(valid_C1, 0)
         hit_C1 = torch.ones_like(valid_C1)
-        logsumexp_C, probs_CV = _softmax(exact_CV)
+        log_z_C, probs_CV = _probabilities(exact_CV)
         label_logits_C = exact_CV.gather(1, labels_C1).squeeze(1)
     else:
-        local_C1 = labels_C.unsqueeze(1) - shard.start
+        local_C1 = labels_C.unsqueeze(1) - softmax.shard.start
         hit_C1 = valid_C1 & (local_C1 >= 0) & (local_C1 < logits_CV.shape[1])
         labels_C1 = local_C1.where(hit_C1, 0)
         label_logits_C = exact_CV.gather(1, labels_C1).where(hit_C1, 0).squeeze(1)
-        logsumexp_C, probs_CV, label_logits_C = _sharded_softmax(exact_CV, label_logits_C, shard)
-    if with_gradients:
+        log_z_C, probs_CV, label_logits_C = _sharded_probabilities(exact_CV, label_logits_C, softmax.shard)
+    if softmax.with_gradients:
+        if softmax.z_weight:
+            probs_CV *= 1 + 2 * softmax.z_weight * log_z_C.unsqueeze(1)
         logits_CV.copy_(probs_CV.scatter_add_(1, labels_C1, -hit_C1.to(probs_CV.dtype)))
-    return (logsumexp_C - label_logits_C) * valid_C1.squeeze(1)
+    return log_z_C, label_logits_C
 
 
-def _softmax(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """log(sum exp) and the probabilities."""
+def _triton_loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
+    from glmforge.kernels.triton.cross_entropy import logit_statistics, logits_to_gradient_
+
+    shard = softmax.shard
+    first = 0 if shard is None else shard.start
+    max_C, sum_C, label_logits_C = logit_statistics(logits_CV, labels_C, first)
+    if shard is not None:
+        max_over_shards_C = shard.max(max_C.clone())
+        sum_C = sum_C * (max_C - max_over_shards_C).exp()
+        sum_C, label_logits_C = shard.sum(torch.stack((sum_C, label_logits_C))).unbind()
+        max_C = max_over_shards_C
+    log_z_C = max_C + sum_C.log()
+    if softmax.with_gradients:
+        logits_to_gradient_(logits_CV, labels_C, first, log_z_C, 1 + 2 * softmax.z_weight * log_z_C)
+    return log_z_C, label_logits_C
+
+
+def _probabilities(logits_CV: Tensor) -> tuple[Tensor, Tensor]:
+    """log Z and the probabilities."""
     probs_CV = logits_CV.softmax(dim=-1)
-    # The largest logit's probability is exp(0) / sum, so log(sum exp) takes two cheap reductions.
+    # The largest logit's probability is exp(0) / Z, so log Z takes two cheap reductions.
     return logits_CV.amax(dim=-1) - probs_CV.amax(dim=-1).log(), probs_CV
 
 
-def _sharded_softmax(
+def _sharded_probabilities(
     logits_CV: Tensor, label_logits_C: Tensor, shard: VocabularyShard
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log(sum exp) over all shards, this shard's probabilities, and the label's logit from wherever it is."""
+    """log Z over all shards, this shard's probabilities, and the label's logit from wherever it is."""
     max_C = shard.max(logits_CV.amax(dim=-1))
     exp_CV = (logits_CV - max_C.unsqueeze(1)).exp_()
     sum_C, label_logits_C = shard.sum(torch.stack((exp_CV.sum(dim=-1), label_logits_C))).unbind()
@@ -247,5 +299,8 @@ class _Gradients:
         self.h_grad_TD[chunk.rows] *= factor_C1
         if self.weight_grad_VD.dtype == grad_CV.dtype:
             self.weight_grad_VD.addmm_(grad_CV.t(), scaled_CD)
+        elif grad_CV.is_cuda:  # no product in half precision to be added afterwards; not on the CPU
+            into = self.weight_grad_VD
+            torch.addmm(into, grad_CV.t(), scaled_CD, out_dtype=into.dtype, out=into)
         else:
             self.weight_grad_VD += grad_CV.t() @ scaled_CD

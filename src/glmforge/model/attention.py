@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.choice import ChoosesKernels
+from glmforge.kernels.qk_rope import qk_rope
 from glmforge.model.layers import Linear, RMSNorm
 from glmforge.model.placement import ONE_DEVICE, Region
 from glmforge.model.rope import Rope
@@ -32,7 +33,7 @@ class Attention(ChoosesKernels, nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.head_dim = config.head_dim
+        self.head_dim, self.rms_norm_eps = config.head_dim, config.rms_norm_eps
         q_features = config.num_attention_heads * config.head_dim
         kv_features = config.num_key_value_heads * config.head_dim
         self.q_proj = Linear(config.hidden_size, q_features, bias=config.attention_bias)
@@ -52,9 +53,17 @@ class Attention(ChoosesKernels, nn.Module):
         q_THP = self.q_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         k_TGP = self.k_proj(x_TD).unflatten(-1, (-1, self.head_dim))
         v_TGP = self.v_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THP, k_TGP = self.q_norm(q_THP), self.k_norm(k_TGP)
-        return rope.rotate(q_THP), rope.rotate(k_TGP), v_TGP
+        q_THP, k_TGP = qk_rope(
+            q_THP,
+            k_TGP,
+            rope.cos_T1R,
+            rope.sin_T1R,
+            None if self.q_norm is None else self.q_norm.weight,
+            None if self.k_norm is None else self.k_norm.weight,
+            self.rms_norm_eps,
+            implementation=self.kernels.qk_rope,
+        )
+        return q_THP, k_TGP, v_TGP
 
     def output(self, o_THP: Tensor) -> Tensor:
         """What attention adds to the residual stream, from what `attend` gave."""

@@ -65,8 +65,8 @@ class DecoderLayer(nn.Module):
     def after_attention(self, x_TD: Tensor, o_THP: Tensor, dropout: LayerDropout | None) -> tuple[Tensor, Tensor]:
         """The residual stream with attention's part added, and what the MLP reads of it."""
         y_TD = self.self_attn.output(o_THP)
-        x_TD = x_TD + (y_TD if dropout is None else dropout.drop_attention(y_TD))
-        return x_TD, self.post_attention_layernorm(x_TD)
+        y_TD = y_TD if dropout is None else dropout.drop_attention(y_TD)
+        return self.post_attention_layernorm.after_adding(x_TD, y_TD)
 
 
 class SharedHead(nn.Module):

@@ -55,20 +55,38 @@ class LMHead(ChoosesKernels, nn.Module):
     def forward(self, h_tD: Tensor) -> Tensor:
         return self._logits(self.region.enter(h_tD))
 
-    def cross_entropy_sum(self, h_tD: Tensor, labels_T: Tensor, nll_T: Tensor | None = None) -> Tensor:
-        """Summed -log p(label), fp32 or better, differentiable; labels of -100 do not count.
+    def cross_entropy_sum(
+        self,
+        h_tD: Tensor,
+        labels_T: Tensor,
+        nll_T: Tensor | None = None,
+        *,
+        z_weight: float = 0.0,
+        log_z_T: Tensor | None = None,
+    ) -> Tensor:
+        """Summed -log p(label) + z_weight * (log Z)^2, fp32 or better, differentiable; labels of -100 do not count.
 
-        Where ranks share the vocabulary, this is the rank's share: summed over them, it is the sum. The summands are
-        written to `nll_T` (zeros before, fp32 or better) if it is given.
+        Z is the sum of the exponentials of a token's logits. Where ranks share the vocabulary, this is the rank's
+        share: summed over them, it is the sum. Each token's -log p(label) is written to `nll_T`, its log Z to `log_z_T`
+        (zeros before, fp32 or better) if they are given.
         """
         h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
-        shard = self.vocabulary.shard(len(weight_VD))
-        return linear_cross_entropy_sum(h_TD, weight_VD, labels_T, shard=shard, nll_T=nll_T)
+        return linear_cross_entropy_sum(
+            h_TD,
+            weight_VD,
+            labels_T,
+            shard=self.vocabulary.shard(len(weight_VD)),
+            nll_T=nll_T,
+            z_weight=z_weight,
+            log_z_T=log_z_T,
+            implementation=self.kernels.cross_entropy,
+        )
 
     def token_nll(self, h_tD: Tensor, labels_T: Tensor) -> Tensor:
         """nll_o: -log p(label) of the rank's own tokens, fp32 or better, differentiable, 0 where the label is -100."""
         h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
-        nll_T = token_nll(h_TD, weight_VD, labels_T, shard=self.vocabulary.shard(len(weight_VD)))
+        shard = self.vocabulary.shard(len(weight_VD))
+        nll_T = token_nll(h_TD, weight_VD, labels_T, shard=shard, implementation=self.kernels.cross_entropy)
         return self.vocabulary.own(nll_T)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.experts import expert_linear
+from glmforge.kernels.rms_norm import add_rms_norm, rms_norm
 from glmforge.model.placement import ONE_DEVICE, WHOLE_VOCABULARY, Region, Vocabulary, local
 
 
@@ -89,9 +90,11 @@ class RMSNorm(ChoosesKernels, nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
-        normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * normed.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps, implementation=self.kernels.rms_norm)
+
+    def after_adding(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """`x + y` and its norm."""
+        return add_rms_norm(x, y, self.weight, self.eps, implementation=self.kernels.rms_norm)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

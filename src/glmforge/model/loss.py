@@ -30,22 +30,26 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
 class CrossEntropy(NamedTuple):
     """The loss of a depth: `sum` over all labels (fp32 scalar, differentiable), and its summands `nll_T` for metrics.
 
-    Where ranks share the vocabulary, both are for all their tokens and this rank's share: summed over those ranks,
+    With a z-loss `sum` has `z_weight` times `z_sum` in it, the summed (log Z)^2, which by itself is only a number.
+
+    Where ranks share the vocabulary, all are for all their tokens and this rank's share: summed over those ranks,
     they are the whole.
     """
 
     sum: Tensor
     nll_T: Tensor
+    z_sum: Tensor | None = None
 
 
 class CrossEntropyHead:
-    """`head` for `GlmMoe.forward`: the cross-entropy of each depth.
+    """`head` for `GlmMoe.forward`: the cross-entropy of each depth, and a z-loss of the next token.
 
-    `labels_NT` has one row per depth, the next token's first.
+    `labels_NT` has one row per depth, the next token's first; `z_weight` is what the z-loss weighs beside the
+    cross-entropy.
     """
 
-    def __init__(self, labels_NT: Sequence[Tensor]) -> None:
-        self.labels_NT = labels_NT
+    def __init__(self, labels_NT: Sequence[Tensor], z_weight: float = 0.0) -> None:
+        self.labels_NT, self.z_weight = labels_NT, z_weight
 
     @classmethod
     def whole(cls, labels_BS: Tensor, documents: Documents, num_mtp_layers: int = 0) -> Self:
@@ -56,4 +60,8 @@ class CrossEntropyHead:
     def __call__(self, h_TD: Tensor, heads: Heads, depth: int) -> CrossEntropy:
         labels_T = self.labels_NT[depth]
         nll_T = torch.zeros(len(labels_T), dtype=torch.float32, device=h_TD.device)
-        return CrossEntropy(heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)
+        if depth or not self.z_weight:
+            return CrossEntropy(heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)
+        log_z_T = torch.zeros_like(nll_T)
+        both = heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T, z_weight=self.z_weight, log_z_T=log_z_T)
+        return CrossEntropy(both, nll_T, log_z_T.square().sum())

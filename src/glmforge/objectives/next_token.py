@@ -1,6 +1,7 @@
 """Next-token prediction: the objective of pre-training and of every stage that continues it."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,10 +17,11 @@ from glmforge.parallel.inputs import TokenShare
 
 
 class NextTokenObjective(Objective):
-    """Cross-entropy of the next token, of each MTP depth, and the routers' sequence-level balance loss.
+    """Cross-entropy of the next token, of each MTP depth, the routers' sequence-level balance loss, and a z-loss.
 
     MTP depths share `mtp_loss_weight` equally and average over their own labels; the balance loss is a mean over
-    rows and a sum over layers. A term of weight 0 is not computed at all.
+    rows and a sum over layers; the z-loss is a mean of (log Z)^2 of the next token's logits over its labels. A term of
+    weight 0 is not computed at all.
 
     Metrics, [num_sources] each: label tokens of each source of data (`Batch.source_B`) and their summed next-token
     cross-entropy.
@@ -34,15 +36,21 @@ class NextTokenObjective(Objective):
         if self.with_aux_loss:
             self.terms += ("aux",)
             self.weights += (phase.aux_loss_weight,)
+        self.z_weight = phase.z_loss_weight
+        if self.z_weight:
+            self.terms += ("z_loss",)
+            self.weights += (self.z_weight,)
 
     def denominators(self, batch: Batch) -> Tensor:
         counts = [(labels_T >= 0).sum() for labels_T in self._labels(batch)]
         if self.with_aux_loss:
             counts.append(torch.full((), batch.ids_BS.shape[0], device=batch.ids_BS.device))
+        if self.z_weight:
+            counts.append(counts[0])
         return torch.stack(counts).double()
 
     def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
-        return CrossEntropyHead([share.take(labels_T) for labels_T in self._labels(batch)])
+        return CrossEntropyHead([share.take(labels_T) for labels_T in self._labels(batch)], self.z_weight)
 
     def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
         aux_loss = output.router.aux_loss
@@ -51,7 +59,15 @@ class NextTokenObjective(Objective):
             if output.is_last
             else [torch.zeros_like(aux_loss)] * (1 + self.num_mtp)
         )
-        return torch.stack([*losses, aux_loss] if self.with_aux_loss else losses)
+        if self.with_aux_loss:
+            losses.append(aux_loss)
+        if self.z_weight:
+            # The head has differentiated both terms at once, in their proportion here: both are means over the same
+            # labels. The gradient of both goes through the first one, whose value is the cross-entropy again.
+            z_sum = cast(Tensor, output.main.z_sum) if output.is_last else torch.zeros_like(aux_loss)
+            losses[0] = losses[0] - self.z_weight * z_sum
+            losses.append(z_sum)
+        return torch.stack(losses)
 
     def add_metrics(
         self, sums: Mapping[str, Tensor], output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare

@@ -74,12 +74,15 @@ class Muon(UpdateRule):
         ]
         matrices_NAB = exchange.gather([direction for direction in directions if direction is not None])
         del directions
-        updates_NAB = newton_schulz(matrices_NAB, self._coefficients) if len(matrices_NAB) else matrices_NAB
+        updates_NAB = self._orthogonalise(matrices_NAB) if len(matrices_NAB) else matrices_NAB
         for piece, update in zip(exchange.pieces, exchange.scatter(updates_NAB), strict=True):
             rate = lr * piece.source.group.lr_scale
             scale = rate * self._update_rms * math.sqrt(max(piece.matrix_shape))
             weight = piece.of(piece.source.parameter)
             weight.mul_(1 - rate * piece.source.group.weight_decay).add_(update, alpha=-scale)
+
+    def _orthogonalise(self, matrices_NAB: Tensor) -> Tensor:
+        return newton_schulz(matrices_NAB, self._coefficients, symmetric_matmul=self.kernels.symmetric_matmul)
 
     def _accumulate(self, piece: Slice, sends: bool) -> Tensor | None:
         """Add the gradient to the momentum, and return the direction to be orthogonalised if it is to be sent."""

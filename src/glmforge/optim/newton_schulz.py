@@ -44,21 +44,34 @@ def coefficients(name: Literal["quintic", "polar_express"], num_steps: int) -> C
     return [_POLAR_EXPRESS[min(step, len(_POLAR_EXPRESS) - 1)] for step in range(num_steps)]
 
 
-def newton_schulz(matrices_NAB: Tensor, steps: Coefficients) -> Tensor:
+def newton_schulz(matrices_NAB: Tensor, steps: Coefficients, *, symmetric_matmul: str = "plain") -> Tensor:
     """Orthogonalise each of N matrices [A, B]: about U V^T of their singular value decomposition.
 
-    Computes in the dtype of `matrices_NAB` and returns a new tensor [N, A, B] of it. A zero matrix stays 0.
+    Computes in the dtype of `matrices_NAB` and returns a new tensor [N, A, B] of it. A zero matrix stays 0. With
+    `symmetric_matmul` "triton", only one triangle is computed of the two products that are symmetric.
     """
     num_rows, num_columns = matrices_NAB.shape[-2:]
     if num_rows > num_columns:  # the Gram matrix is A x A: take the smaller side
-        return newton_schulz(matrices_NAB.mT, steps).mT
+        return newton_schulz(matrices_NAB.mT, steps, symmetric_matmul=symmetric_matmul).mT
     norm_N11 = torch.linalg.vector_norm(matrices_NAB, dim=(-2, -1), keepdim=True)
     x_NAB: Tensor = matrices_NAB / norm_N11.clamp(min=_SMALLEST_NORM)
+    if symmetric_matmul == "triton":
+        return _by_triangles(x_NAB, steps)
     if len(x_NAB) == 1 and x_NAB.dtype == torch.bfloat16:
         return _of_one(x_NAB[0], steps)[None]
     for a, b, c in steps:
         gram_NAA = x_NAB @ x_NAB.mT
         polynomial_NAA = torch.baddbmm(gram_NAA, gram_NAA, gram_NAA, beta=b, alpha=c)
+        x_NAB = torch.baddbmm(x_NAB, polynomial_NAA, x_NAB, beta=a)
+    return x_NAB
+
+
+def _by_triangles(x_NAB: Tensor, steps: Coefficients) -> Tensor:
+    from glmforge.kernels.triton.symmetric_matmul import symmetric_matmul
+
+    for a, b, c in steps:
+        gram_NAA = symmetric_matmul(x_NAB)
+        polynomial_NAA = symmetric_matmul(gram_NAA, gram_NAA, alpha=c, beta=b)
         x_NAB = torch.baddbmm(x_NAB, polynomial_NAA, x_NAB, beta=a)
     return x_NAB
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from glmforge.config.kernels import KernelsConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.optimizers import OPTIMIZERS, State
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import ParameterTable
 from glmforge.errors import CheckpointError
+from glmforge.kernels.choice import UNMEASURED
 from glmforge.optim.rounding import stream_of
 from glmforge.optim.sharding import splits_of
 from glmforge.optim.update_rule import TrainedParameter, UpdateRule
@@ -33,6 +35,7 @@ def build_optimizer(
     world: World | None = None,
     compute_dtype: torch.dtype = torch.bfloat16,
     seed: int = 0,
+    kernels: KernelsConfig = UNMEASURED,
 ) -> "Optimizer":
     """The optimizer of all parameters that require a gradient; frozen ones are left out.
 
@@ -40,8 +43,8 @@ def build_optimizer(
     model's, from which `glmforge.config.parameter_groups` makes the groups. `world` is the one the model is laid out
     on, None for a single process that trains where its parameters lie. `compute_dtype=torch.float32` makes Muon's
     updates independent of the layout to within fp32 rounding, at twice the cost or more. `seed` is what the rounding of
-    bf16 states draws from. A rule with `lr_scale: 0`
-    takes `requires_grad` from its parameters here. Raises `UndeclaredParameterError` for a name that is not in the
+    bf16 states draws from. `kernels` has been chosen, see `glmforge.kernels.choice`. A rule with `lr_scale: 0` takes
+    `requires_grad` from its parameters here. Raises `UndeclaredParameterError` for a name that is not in the
     table, and `ValueError` for tensors that are not placed as by `glmforge.parallel`.
     """
     groups = {row.name: group for group in parameter_groups(table, config) for row in group.parameters}
@@ -55,14 +58,19 @@ def build_optimizer(
             states = {state.name: _allocate(state, parameter) for state in group.optimizer.states}
             streams = {state.name: stream_of(seed, state.key(name)) for state in group.optimizer.states}
             trained[name] = TrainedParameter(parameter, states, group, row.num_fused, streams)
-    return Optimizer(trained, config, world or _alone([p.parameter for p in trained.values()]), compute_dtype)
+    return Optimizer(trained, config, world or _alone([p.parameter for p in trained.values()]), compute_dtype, kernels)
 
 
 class Optimizer:
     """See `build_optimizer`. `lr` is the learning rate of the next step, that of `config` until `set_lr`."""
 
     def __init__(
-        self, trained: Mapping[str, TrainedParameter], config: OptimConfig, world: World, compute_dtype: torch.dtype
+        self,
+        trained: Mapping[str, TrainedParameter],
+        config: OptimConfig,
+        world: World,
+        compute_dtype: torch.dtype,
+        kernels: KernelsConfig = UNMEASURED,
     ):
         self.lr = config.lr
         self._parameters = [source.parameter for source in trained.values()]
@@ -75,7 +83,9 @@ class Optimizer:
         for declaration in OPTIMIZERS.values():
             own = [source for source in trained.values() if source.group.optimizer.name == declaration.name]
             if own:
-                self._rules.append(resolve_name(declaration.update_rule)(own, config, world, compute_dtype))
+                rule = resolve_name(declaration.update_rule)(own, config, world, compute_dtype)
+                rule.kernels = kernels
+                self._rules.append(rule)
 
     def step(self) -> None:
         """Update every parameter that has a gradient; collective where parameters are sharded."""

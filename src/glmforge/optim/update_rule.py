@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import ParameterGroup
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.optim.rounding import row_streams, store
 from glmforge.optim.sharding import local_part
 from glmforge.parallel.world import World
@@ -54,7 +55,7 @@ class TrainedParameter:
             store(stored, values, part(streams), first_column)
 
 
-class UpdateRule(ABC):
+class UpdateRule(ChoosesKernels, ABC):
     """Trains `parameters`, which are in the order of the model, by the settings in `config`.
 
     `compute_dtype` is for work that need not be fp32. A rule may communicate over `world`: all ranks of a pipeline

@@ -204,6 +204,16 @@ def test_bf16_states_are_half_but_for_the_numbers_of_updates() -> None:
     assert held / 2 < halved < held / 2 + 4 * 100
 
 
+def test_triton_kernels_are_laid_out_without_memory() -> None:
+    """In bf16 a dry run takes a GPU's kernels. A step holds less without fp32 copies of logits and norms."""
+    pytest.importorskip("triton")
+    chosen = dict.fromkeys(("rms_norm", "qk_rope", "cross_entropy", "symmetric_matmul"), "triton")
+    usual = config_of({"micro_batch_size": 2}).model_dump() | {"precision": {"compute": "bf16"}}
+    plain, triton = (run_config(**(usual | {"kernels": kernels})) for kernels in ({}, chosen))
+    peaks = [findings.steps[0].peak for findings in dry((plain, 1, 0, (), True), (triton, 1, 0, (), True))]
+    assert peaks[1] < peaks[0]
+
+
 def test_what_dtensor_infers_on_whole_shapes_is_not_memory() -> None:
     """Making weights and optimizer state leaves nothing behind but these, and needs nothing more while it lasts."""
     config = config_of({"tp": 2, "ep": 4}, batch_size=32)

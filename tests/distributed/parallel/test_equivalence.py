@@ -123,6 +123,9 @@ REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "interleaved_1f1b"}, DROPOUT | SINKHORN),
 ]
 
+Z_LOSS = {"phase": {"z_loss_weight": 0.01}}
+WITH_Z_LOSS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(4, {"cp": 2, "tp": 2}, Z_LOSS)]
+
 TIED = {"model": {"tie_word_embeddings": True}}
 TIED_EMBEDDINGS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"dp_shard": 2, "micro_batch_size": 2}, TIED),
@@ -163,7 +166,7 @@ def named(cases: list[tuple[Any, ...]]) -> list[Any]:
             for size, parallel, *rest in cases]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED, *TIED_EMBEDDINGS]))
+@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED, *TIED_EMBEDDINGS, *WITH_Z_LOSS]))
 def test_three_steps_equal_one_process(case: Case) -> None:
     check(case)
 

@@ -13,9 +13,9 @@ from glmforge.kernels.choice import UNMEASURED, ChoosesKernels
 from glmforge.model.moe import MoE
 from glmforge.parallel.world import World
 from helpers import equivalence
-from helpers.devices import TRITON_DEVICE
 from helpers.equivalence import Case, run_case
 from helpers.models import randomize_, tiny_config
+from helpers.triton_device import TRITON_DEVICE
 
 pytest.importorskip("triton")
 

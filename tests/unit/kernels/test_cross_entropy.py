@@ -69,6 +69,23 @@ def test_gradcheck(function):
     assert torch.autograd.gradcheck(lambda h, w: function(h, w, labels_T, chunk_tokens=2), (h_TD, weight_VD))
 
 
+def test_z_loss_is_part_of_the_sum_and_its_gradient():
+    h_TD, weight_VD, labels_T = random_inputs(11)
+    nll_T, log_z_T = torch.zeros(11, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)
+    actual = linear_cross_entropy_sum(
+        h_TD, weight_VD, labels_T, chunk_tokens=4, nll_T=nll_T, z_weight=0.1, log_z_T=log_z_T
+    )
+    expected_nll_T = reference_nll(h_TD, weight_VD, labels_T)
+    expected_log_z_T = F.linear(h_TD, weight_VD).logsumexp(1) * (labels_T != IGNORE_INDEX)
+    expected = (expected_nll_T + 0.1 * expected_log_z_T.square()).sum()
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(nll_T, expected_nll_T.detach())
+    torch.testing.assert_close(log_z_T, expected_log_z_T.detach())
+    inputs = (h_TD, weight_VD)
+    for a, e in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(a, e)
+
+
 def test_nothing_but_ignored_labels_is_zero_with_zero_gradients():
     h_TD, weight_VD, _ = random_inputs(4)
     loss = linear_cross_entropy_sum(h_TD, weight_VD, torch.full((4,), IGNORE_INDEX))

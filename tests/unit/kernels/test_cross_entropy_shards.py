@@ -1,14 +1,17 @@
 """Cross-entropy over a vocabulary in parts, each on a thread of its own, against the whole one."""
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX, VocabularyShard, linear_cross_entropy_sum, token_nll
+from helpers.triton_device import TRITON_DEVICE
 
 T, D, V = 11, 12, 40
 
@@ -60,6 +63,19 @@ def upstream(value: Tensor) -> Tensor:
     return torch.linspace(-1, 2, value.numel(), dtype=value.dtype).view_as(value) + 3
 
 
+_INTERPRETER = threading.Lock()
+
+
+def one_at_a_time(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton's interpreter knows one program at a time, whatever the thread."""
+
+    def locked(*args: Any) -> Any:
+        with _INTERPRETER:
+            return operation(*args)
+
+    return locked
+
+
 @pytest.fixture
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -71,8 +87,11 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return h_TD, weight_VD, labels_T
 
 
+with_z_loss = functools.partial(linear_cross_entropy_sum, z_weight=0.1)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("function", [linear_cross_entropy_sum, token_nll])
+@pytest.mark.parametrize("function", [linear_cross_entropy_sum, token_nll, with_z_loss])
 def test_parts_equal_the_whole(
     inputs: tuple[Tensor, Tensor, Tensor], function: Callable[..., Tensor], num_ranks: int
 ) -> None:
@@ -81,14 +100,38 @@ def test_parts_equal_the_whole(
     whole = function(h, weight, labels_T)
     h_grad, weight_grad = torch.autograd.grad(whole, (h, weight), upstream(whole))
     values, h_grads, weight_grads = zip(*run_sharded(function, *inputs, num_ranks), strict=True)
-    if function is linear_cross_entropy_sum:
-        assert not torch.stack(values[1:]).any() if num_ranks > 1 else True
-        torch.testing.assert_close(values[0], whole.detach())
-    else:
+    if function is token_nll:
         assert all(torch.equal(value, values[0]) for value in values)
-        torch.testing.assert_close(values[0], whole.detach())
+    else:
+        assert not torch.stack(values[1:]).any() if num_ranks > 1 else True
+    torch.testing.assert_close(values[0], whole.detach())
     torch.testing.assert_close(torch.stack(h_grads).sum(0), h_grad)
     torch.testing.assert_close(torch.cat(weight_grads), weight_grad)
+
+
+@pytest.mark.parametrize("function", [token_nll, with_z_loss])
+def test_parts_by_triton_equal_the_whole(
+    inputs: tuple[Tensor, Tensor, Tensor], function: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = pytest.importorskip("glmforge.kernels.triton.cross_entropy")
+    monkeypatch.setattr(kernels, "_COLUMNS", 16)
+    for name in ("logit_statistics", "logits_to_gradient_"):
+        monkeypatch.setattr(kernels, name, one_at_a_time(getattr(kernels, name)))
+    h_TD, weight_VD, labels_T = inputs
+    h_TD, weight_VD, labels_T = (
+        h_TD.float().to(TRITON_DEVICE),
+        weight_VD.float().to(TRITON_DEVICE),
+        labels_T.to(TRITON_DEVICE),
+    )
+    h, weight = (x.clone().requires_grad_() for x in (h_TD, weight_VD))
+    whole = function(h, weight, labels_T)
+    whole_gradients = torch.autograd.grad(whole, (h, weight), upstream(whole))
+    by_triton = functools.partial(function, implementation="triton")
+    values, h_grads, weight_grads = zip(*run_sharded(by_triton, h_TD, weight_VD, labels_T, 2), strict=True)
+    # fp32 sums of the same terms in another order.
+    torch.testing.assert_close(values[0], whole.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.stack(h_grads).sum(0), whole_gradients[0], rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(torch.cat(weight_grads), whole_gradients[1], rtol=1e-5, atol=1e-4)
 
 
 def test_logits_far_apart_stay_exact(inputs: tuple[Tensor, Tensor, Tensor]) -> None:

@@ -56,6 +56,31 @@ def test_numerators_of_sections_add_up_to_those_of_the_whole() -> None:
     torch.testing.assert_close(torch.stack(numerators).sum(0), expected, rtol=1e-6, atol=0)
 
 
+def test_z_loss_is_a_term_of_its_own_whose_gradient_goes_with_the_loss() -> None:
+    """Against the gradient of both terms by themselves, from all logits."""
+    weight = 1.0
+    objective = NextTokenObjective(PHASE.model_copy(update={"z_loss_weight": weight}), 2)
+    assert objective.terms == ("loss", "mtp_1", "mtp_2", "aux", "z_loss")
+    assert objective.denominators(batch()).tolist()[-1] == 14  # labels of the next token
+    share = TokenShare(2, 8, World.single("cpu"), ParallelConfig())
+    whole = GlmMoe(CONFIG)
+    randomize_(whole)
+    numerators = objective.numerators(run_section(whole, None, objective, batch(), share), batch(), share)
+    without = NextTokenObjective(PHASE, 2)
+    plain = without.numerators(run_section(whole, None, without, batch(), share), batch(), share)
+    torch.testing.assert_close(numerators[:-1], plain)
+    logits_TV = whole.differentiable_logits(batch().ids_BS, batch().documents()).flatten(0, 1)
+    is_asked_T = batch().labels_BS.flatten() >= 0
+    expected = (logits_TV.float().logsumexp(1)[is_asked_T] ** 2).sum()
+    torch.testing.assert_close(numerators[-1], expected)
+    parameters = [parameter for name, parameter in whole.named_parameters() if ".4." not in name]  # MTP layers
+    actual = torch.autograd.grad((numerators * torch.tensor(objective.weights)).sum(), parameters, allow_unused=True)
+    expected = (plain * torch.tensor(without.weights)).sum() + weight * expected
+    for a, e in zip(actual, torch.autograd.grad(expected, parameters, allow_unused=True), strict=True):
+        if e is not None:
+            torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)  # fp32 sums in another order
+
+
 def test_a_dense_section_has_a_part_of_nothing() -> None:
     objective = NextTokenObjective(PHASE, 2)
     share = TokenShare(2, 8, World.single("cpu"), ParallelConfig())

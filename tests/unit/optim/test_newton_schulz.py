@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from glmforge.optim.newton_schulz import coefficients, newton_schulz
+from helpers.triton_device import TRITON_DEVICE
 
 SHAPES = [(16, 16), (24, 8), (8, 24), (1, 12), (12, 1)]
 
@@ -36,6 +37,14 @@ def test_singular_values_end_in_the_methods_band(shape, dtype, name, num_steps, 
     slack = 0.08 if dtype == torch.bfloat16 and 1 in shape and num_steps < 8 else 0.0
     assert values.min() > low - slack
     assert values.max() < high + slack
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (24, 8), (8, 24)])
+def test_by_triangles_equals_whole_products(shape):
+    pytest.importorskip("triton")
+    matrices, steps = random_matrices(3, *shape).to(TRITON_DEVICE, torch.float32), coefficients("polar_express", 8)
+    actual = newton_schulz(matrices, steps, symmetric_matmul="triton")
+    torch.testing.assert_close(actual, newton_schulz(matrices, steps), rtol=0, atol=1e-5)  # values near 1 in fp32
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from glmforge.cli.app import app
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.kernels.dispatch import combine, permute, sort_by_expert
+from glmforge.kernels.qk_rope import rotate
 from glmforge.model.layers import RMSNorm
 from glmforge.model.rope import Rope
 from glmforge.plan.expected import FACTORS, IMPLEMENTATIONS, LEVERS, matmul_seconds
@@ -118,6 +120,8 @@ class MovedBytes(TorchDispatchMode):
             return result
         if "index_select" in name:  # reads the rows that it takes
             read = [sum(written)]
+        elif "index_copy" in name:  # reads and writes as many rows as it is given
+            read, written = [], [2 * args[3].numel() * args[3].element_size()]
         elif "copy_" in name and "_to_copy" not in name:  # does not read what it overwrites
             read = []
             written = [2 * size for size in written]
@@ -144,7 +148,11 @@ def _norm() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
 
 def _rope() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
     rope = Rope.at(torch.arange(T), 64, 1e4, torch.bfloat16)
-    return rope.rotate, [_bf16(T, 4, 128)], (4 * T * 512, 4 * T * 512)
+    return partial(_rotate, rope), [_bf16(T, 4, 128)], (4 * T * 512, 4 * T * 512)
+
+
+def _rotate(rope: Rope, x_THP: Tensor) -> Tensor:
+    return rotate(x_THP, rope.cos_T1R, rope.sin_T1R)
 
 
 def _silu() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:

@@ -9,8 +9,7 @@ Rows are moved by token: a program reads a token's features once and writes them
 writes their sum, in float32 and in the order of the choices. [T, K, D] never exists. All is deterministic to the bit.
 The gradients of a weighted sum, of the rows and of the weights, are made in one pass over the rows.
 
-Transformer Engine's moe_permute works on [T, E] maps, DeepEP's dispatch brings tokens across ranks and sorts there, and
-sonic-moe gathers inside its own Hopper GEMM; liger-kernel has none. All come with builds of their own.
+What kept libraries have of this is in docs/kernels.md.
 
 Rows are numbered in int64: 131,072 tokens x 8 x 4,096 features are more elements than int32 can count.
 

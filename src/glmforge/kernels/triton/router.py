@@ -8,9 +8,7 @@ The choice is deterministic: floats are compared as integers of the same order, 
 the logits are, NaN included, the experts are K different ones in [0, E): later kernels use them as addresses. (NaN is
 larger than any number, as for `torch.topk`.) Sums over K have one order.
 
-Kept for the backward pass: experts and unbiased scores of the K choices, not the logits. liger-kernel has no router.
-Transformer Engine's fused router (sigmoid, bias, groups) keeps [T, E] maps and probabilities instead of [T, K] indices,
-and comes with a build of its own; it could be one more implementation.
+Kept for the backward pass: experts and unbiased scores of the K choices, not the logits.
 
 Shapes: T tokens, E experts, K experts per token, J groups of M experts.
 """

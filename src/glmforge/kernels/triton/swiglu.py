@@ -6,8 +6,7 @@ not needed). Nothing is kept but the input. A row's weight costs 4 bytes, and it
 read anyway.
 
 One program takes one row, so the sum over its features has one order: no atomics, the same bits in every run. Sums and
-products are float32. liger-kernel's SwiGLU wants gate and up as two contiguous matrices, writes the gradients over them
-and knows no weights; Transformer Engine's takes the packed form but without weights.
+products are float32.
 
 Shapes: N rows, I features.
 """

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from glmforge.kernels import dispatch
 from glmforge.kernels.dispatch import combine, permute, sort_by_expert
-from helpers.devices import TRITON_DEVICE, assert_near, far_apart
+from helpers.far_apart import far_apart
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 fused = pytest.importorskip("glmforge.kernels.triton.permute")
 

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels.router import RoutingRule, route
-from helpers.devices import TRITON_DEVICE, assert_near
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 fused = pytest.importorskip("glmforge.kernels.triton.router")
 

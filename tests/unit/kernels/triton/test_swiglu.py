@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from glmforge.kernels.swiglu import swiglu
-from helpers.devices import TRITON_DEVICE, assert_near, far_apart
+from helpers.far_apart import far_apart
+from helpers.triton_device import TRITON_DEVICE, assert_near
 
 fused = pytest.importorskip("glmforge.kernels.triton.swiglu")
 
