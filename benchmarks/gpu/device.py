@@ -20,7 +20,7 @@ LIBRARIES = (
     "torchao",
     "flash-attn",
 )
-_CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit", "temperature.gpu")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def clocks() -> dict[str, str] | None:
-    """Clocks (MHz), power (W), temperature and reasons for throttling now; None without `nvidia-smi`."""
+    """Clocks (MHz), power (W) and temperature (C) now; None without `nvidia-smi`."""
     answer = query(*_CLOCKS)
     return answer and dict(zip(_CLOCKS, answer, strict=True))
 

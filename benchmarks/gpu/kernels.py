@@ -26,6 +26,7 @@ from gpu.timing import measure, num_sets
 def run(bench: Bench) -> None:
     setup = Setup.of(bench.device, dry=bench.dry)
     for case in all_cases(bench, setup):
+        torch._dynamo.reset()  # else what other sizes compiled counts against the number of forms of a function
         for name in case.timed:
             label = f"{case.name} | {case.size} | {name}"
             bench.figure(label, partial(measured, bench, case, name, setup), expected_s=8)

@@ -11,13 +11,12 @@ import torch
 
 from glmforge.checkpoint.policy.staging import Staging
 from glmforge.config.optim import OptimConfig
-from glmforge.dryrun.run import dry_run
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 from glmforge.plan.memory import training_state
 from gpu.bench import Bench
 from gpu.results import Figure
-from gpu.slice_runs import OwnStep, load
+from gpu.slice_runs import OwnStep, check_memory, load
 from gpu.step import memory, synchronize
 
 COMPILED = "parallel.compile=true"
@@ -45,7 +44,7 @@ def run(bench: Bench) -> None:
 def peak_figure(bench: Bench, slice_name: str, settings: tuple[str, ...]) -> Figure:
     """Two steps (the second one is what every later one takes) and the dry run of one."""
     config = load(slice_name, *settings, dry=bench.dry)
-    planned = dry_run(config, 1).peak
+    planned = check_memory(config, bench.free_bytes)
     state = training_state(config.model, config.optim)
     torch._dynamo.reset()
     step = OwnStep.build(config, bench.device)

@@ -17,12 +17,16 @@ import torch
 Figure = dict[str, Any]
 
 FAILURES = ("failed", "out of memory", "crashed", "hung")
-"""What makes the exit status of a part 1, unless the figure is another library's. "dropped" (no time left) and
-"missing" (something is not installed) do not."""
+"""What makes the exit status of a part 1, unless the figure is another library's. "dropped" (no time left), "missing"
+(something is not installed) and "too large" (for this device, by the dry run) do not."""
 
 
 class MissingError(Exception):
     """Something that a figure needs is not installed; the message says what, and how to bring it."""
+
+
+class TooLargeError(Exception):
+    """A figure needs more memory than the device has free; the message says how much."""
 
 
 def not_installed(name: str | None) -> str:
@@ -69,6 +73,8 @@ class Results:
             outcome = {"status": "ok"} | values
         except MissingError as missing:
             outcome = {"status": "missing", "reason": str(missing)}
+        except TooLargeError as error:
+            outcome = {"status": "too large", "reason": str(error)}
         except torch.OutOfMemoryError as error:
             outcome = {"status": "out of memory", "reason": _first_line(error)}
         except Exception as error:  # noqa: BLE001 - one figure's failure is recorded, and the others are measured

@@ -16,6 +16,7 @@ from glmforge.config.layout import resolve_layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import IGNORED_LABEL, Batch
+from glmforge.dryrun.run import dry_run
 from glmforge.model.moe import MoE
 from glmforge.model.router import Router, Routes
 from glmforge.objectives.next_token import NextTokenObjective
@@ -25,6 +26,7 @@ from glmforge.parallel.world import World
 from glmforge.plan.flops import train_flops_per_token
 from glmforge.training.step import StepResult, train_step
 from gpu.composition import Composition
+from gpu.results import TooLargeError
 from gpu.slices import SLICES
 
 TINY = (
@@ -38,6 +40,8 @@ TINY = (
     "model.num_hidden_layers=3",
 )
 """What makes a slice small enough for a dry run."""
+MARGIN = 1.06
+"""What the allocator cannot use of what it holds, and libraries' workspaces."""
 
 
 def load(name: str, *settings: str, dry: bool) -> RunConfig:
@@ -48,6 +52,19 @@ def load(name: str, *settings: str, dry: bool) -> RunConfig:
     rows = 2 * (config.parallel.micro_batch_size or 1)
     phase = config.phases[0].model_copy(update={"seq_len": 32, "batch_size": rows})
     return config.model_copy(update={"phases": [phase]})
+
+
+def cut(config: RunConfig, seq_len: int) -> RunConfig:
+    """The same rows, shorter."""
+    return config.model_copy(update={"phases": [config.phases[0].model_copy(update={"seq_len": seq_len})]})
+
+
+def check_memory(config: RunConfig, free_bytes: int) -> int:
+    """The peak of a step by dry run, in bytes. Raises `TooLargeError` if that is more than there is."""
+    planned = dry_run(config, 1).peak
+    if planned * MARGIN > free_bytes:
+        raise TooLargeError(f"needs {planned / 1e9:.1f} GB by dry run, {free_bytes / 1e9:.1f} GB are free")
+    return planned
 
 
 def triton_settings() -> list[str]:

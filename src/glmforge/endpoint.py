@@ -10,7 +10,7 @@ import email.utils
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -88,15 +88,6 @@ class Endpoint:
             return Attempt("lost", message=f"connection broken: {type(error).__name__}")
         return self._judge(response)
 
-    async def ask_again(self, payload: Mapping[str, Any], attempts: int, first_wait: float = 1.0) -> Attempt:
-        """Attempts until one is done or refused; the last one if none is. Raises as `ask` does."""
-        for number in range(1, attempts + 1):
-            attempt = await self.ask(payload)
-            if attempt.outcome in ("done", "refused") or number == attempts:
-                return attempt
-            await asyncio.sleep(max(backoff(number, self._url, first_wait), attempt.wait or 0.0))
-        raise AssertionError("one attempt at least")
-
     def _judge(self, response: httpx2.Response) -> Attempt:
         status = response.status_code
         if status == 200:
@@ -123,6 +114,23 @@ class Endpoint:
         """Servers echo keys in their errors; no message of ours may."""
         text = text.replace(self._key, "***") if self._key else text
         return re.sub(r"\s+", " ", text).strip()
+
+
+async def ask_again(
+    ask: Callable[[], Awaitable[Attempt]], attempts: int, first_wait: float, jitter_key: str
+) -> Attempt:
+    """Call `ask` until an attempt is done or refused; return the last attempt if none is. Raises as `ask` does.
+
+    Args:
+        first_wait: seconds before the second attempt; doubled each time.
+        jitter_key: the jitter of the waits is a function of it, so that different keys spread.
+    """
+    for number in range(1, attempts):
+        attempt = await ask()
+        if attempt.outcome in ("done", "refused"):
+            return attempt
+        await asyncio.sleep(max(backoff(number, jitter_key, first_wait), attempt.wait or 0.0))
+    return await ask()
 
 
 def url_fault(url: str) -> str | None:

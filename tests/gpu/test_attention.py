@@ -33,6 +33,13 @@ LENGTHS = {"packed": [1, 37, 128, 5, 85], "one": [129], "single tokens": [1, 1, 
 HEADS = {"as Air": (12, 1, 128), "grouped": (8, 2, 64), "whole": (4, 4, 64)}
 
 
+@pytest.fixture(autouse=True)
+def each_test_compiles_anew() -> None:
+    """After eight forms of a function torch.compile gives up on it, and FlexAttention would run uncompiled."""
+    if torch.cuda.is_available():
+        torch._dynamo.reset()
+
+
 def qkv_of(num_tokens: int, heads: tuple[int, int, int] = (8, 2, 64)) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     num_heads, num_kv_heads, head_dim = heads

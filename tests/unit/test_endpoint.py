@@ -1,8 +1,10 @@
-"""How long a client waits, and which URLs it takes."""
+"""How often a client asks, how long it waits, and which URLs it takes."""
+
+import asyncio
 
 import pytest
 
-from glmforge.endpoint import backoff, retry_after, url_fault
+from glmforge.endpoint import Attempt, ask_again, backoff, retry_after, url_fault
 
 
 @pytest.mark.parametrize(
@@ -29,6 +31,22 @@ def test_backoff_doubles_with_jitter_and_has_a_ceiling():
         full = min(2 ** (attempt - 1), 60)
         assert full / 2 <= wait <= full
     assert backoff(1, "key", 1.0) != backoff(1, "other", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "num_attempts"),
+    [(["done", "lost"], 1), (["refused", "done"], 1), (["unpaid", "lost", "done"], 3), (["lost"] * 4, 3)],
+    ids=["done", "refused", "failures first", "never done"],
+)
+def test_attempts_end_when_one_is_done_or_refused_and_after_the_last(outcomes, num_attempts):
+    made = []
+
+    async def ask() -> Attempt:
+        made.append(Attempt(outcomes[len(made)]))
+        return made[-1]
+
+    assert asyncio.run(ask_again(ask, 3, 0.001, "key")) is made[-1]
+    assert len(made) == num_attempts
 
 
 @pytest.mark.parametrize("url", ["http://localhost:8000/v1", "https://host/v1", "http://[::1]:8000"])

@@ -1,33 +1,25 @@
-"""`glmforge data run` and the commands that are a pipeline of one purpose."""
+"""`glmforge data run|extract|clean|dedup|decontaminate`: from raw files to a clean corpus."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from glmforge.cli.data.options import split_names
 from glmforge.errors import DataError
-from glmforge_corpus.cli.step_progress import step_progress
-
-if TYPE_CHECKING:
-    from glmforge_corpus.pipeline.pipeline import Pipeline
-
-ExecutorOption = Annotated[str, typer.Option(help="Where tasks run: local, slurm, ray.")]
-WorkersOption = Annotated[int, typer.Option(min=0, help="Tasks at a time on this machine; 0: one per core.")]
-RedoOption = Annotated[
-    bool, typer.Option("--redo", help="Throw away finished work that was made with other options, instead of refusing.")
-]
+from glmforge_corpus.cli.options import RedoOption
+from glmforge_corpus.cli.pipeline_command import Stages, names_of, pipeline_command, run_and_report
 
 
 def run(
     pipeline: Annotated[Path, typer.Argument(help="Pipeline file (YAML).")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Changes to the file, with dotted keys.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the file's values, by dotted key.")
     ] = None,
-    executor: ExecutorOption = "local",
+    executor: Annotated[str, typer.Option(help="Where tasks run: local, slurm or ray.")] = "local",
     redo: RedoOption = False,
 ) -> None:
-    """Run a corpus pipeline: extract, clean, deduplicate, and report. Killed, it goes on where it was.
+    """Run a corpus pipeline: extract, clean, deduplicate, report. A killed run continues where it stopped.
 
     Examples:
 
@@ -39,46 +31,17 @@ def run(
     """
     from glmforge_corpus.pipeline.pipeline import load_pipeline
 
-    run_and_tell(load_pipeline(pipeline, overrides or []), executor, redo=redo)
+    run_and_report(load_pipeline(pipeline, overrides or []), executor, redo=redo)
 
 
-InputsArgument = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Files and directories: text, JSONL, Parquet, HTML, WARC, PDF, told by suffix, also under .gz and .zst. "
-        "For repositories and issues write a pipeline file."
-    ),
-]
-OutOption = Annotated[
-    Path,
-    typer.Option(help="Directory to write: documents/, report.html, quarantine.jsonl. The same command continues it."),
-]
-TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
-IdFieldOption = Annotated[
-    str | None,
-    typer.Option(help="JSON field or Parquet column with the id; file and line make one by default."),
-]
-MetadataOption = Annotated[
-    str,
-    typer.Option(
-        metavar="url,date,...", help="JSON fields or Parquet columns to keep as metadata; '*': all but text and id."
-    ),
-]
-
-
+@pipeline_command
 def extract(
-    inputs: InputsArgument,
-    out: OutOption,
-    text_field: TextFieldOption = "text",
     recall_first: Annotated[
-        bool, typer.Option("--recall-first", help="Web pages: keep all running text, comments too, not one main part.")
+        bool,
+        typer.Option("--recall-first", help="Web pages: keep all running text and comments, not only the main part."),
     ] = False,
-    id_field: IdFieldOption = None,
-    metadata: MetadataOption = "",
-    workers: WorkersOption = 0,
-    redo: RedoOption = False,
-) -> None:
-    """Make documents of raw files, with Unicode repaired; what cannot be read is put aside and listed.
+) -> Stages:
+    """Convert raw files to documents and repair their Unicode; list what cannot be read in quarantine.jsonl.
 
     Examples:
 
@@ -86,40 +49,30 @@ def extract(
 
         glmforge data extract forum/*.warc.gz --out threads --recall-first
     """
-    pipeline = inline_pipeline(
-        inputs,
-        out,
-        [{"clean": ["normalise"]}],
-        fields=(text_field, id_field, metadata),
-        workers=workers,
-        reading={"recall_first": recall_first},
-    )
-    run_and_tell(pipeline, redo=redo)
+    return Stages([{"clean": ["normalise"]}], reading={"recall_first": recall_first})
 
 
+@pipeline_command
 def clean(
-    inputs: InputsArgument,
-    out: OutOption,
     quality_threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Remove documents with a lower quality score (0 to 1).")
     ] = None,
     quality_model: Annotated[
-        Path | None, typer.Option(help="Model of 'train-quality'; a heuristic on text statistics without one.")
+        Path | None, typer.Option(help="Model of 'train-quality'; by default, a heuristic on text statistics.")
     ] = None,
-    languages: Annotated[str, typer.Option(metavar="en,zh,...", help="Keep these languages only; 'code' is one.")] = "",
+    languages: Annotated[
+        str, typer.Option(metavar="en,zh,...", help="Keep only these languages; 'code' is one of them.")
+    ] = "",
     toxic_words: Annotated[
-        Path | None, typer.Option(help="Directory of word lists, a file per language: remove toxic documents.")
+        Path | None, typer.Option(help="Directory of word lists, one file per language: remove toxic documents.")
     ] = None,
-    mask: Annotated[bool, typer.Option(help="Mask e-mail addresses, phone numbers, card numbers and the like.")] = True,
-    text_field: TextFieldOption = "text",
-    id_field: IdFieldOption = None,
-    metadata: MetadataOption = "",
-    workers: WorkersOption = 0,
-    redo: RedoOption = False,
-) -> None:
+    mask: Annotated[
+        bool, typer.Option(help="Mask e-mail addresses, phone numbers, card numbers and other personal data.")
+    ] = True,
+) -> Stages:
     """Filter documents: languages, Gopher, C4 and FineWeb rules, boilerplate, code rules, PII, toxicity, quality.
 
-    The chain in full, with every option, is in pipeline.yaml of the output: edit it and run it with 'data run'.
+    The complete chain with all options is written to pipeline.yaml in the output: edit it and run it with 'data run'.
 
     Examples:
 
@@ -129,7 +82,7 @@ def clean(
 
         glmforge data clean documents/ --out clean --quality-model quality.npz --quality-threshold 0.3
     """
-    language: dict[str, Any] = {"keep": languages.replace(" ", "").split(",")} if languages else {}
+    language: dict[str, Any] = {"keep": split_names(languages)} if languages else {}
     quality = {"model": None if quality_model is None else str(quality_model), "threshold": quality_threshold}
     blocks: list[Any] = ["normalise", {"language": language}, "boilerplate", *_RULES]
     if toxic_words is not None:
@@ -137,22 +90,16 @@ def clean(
     blocks += [*(["pii"] if mask else []), {"quality": quality}]
     options = {"language.keep": "--languages", "toxicity.lists": "--toxic-words"}
     options |= {"quality.model": "--quality-model", "quality.threshold": "--quality-threshold"}
-    run_and_tell(
-        inline_pipeline(
-            inputs, out, [{"clean": blocks}], fields=(text_field, id_field, metadata), workers=workers, options=options
-        ),
-        redo=redo,
-    )
+    return Stages([{"clean": blocks}], options)
 
 
 _RULES = ["gopher_quality", "gopher_repetition", "c4", "fineweb", "code"]
 
 
+@pipeline_command
 def dedup(
-    inputs: InputsArgument,
-    out: OutOption,
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity of shingles from which two documents are the same.")
+        float, typer.Option(help="Jaccard similarity of shingles from which two documents are duplicates.")
     ] = 0.85,
     shingle: Annotated[
         str,
@@ -163,20 +110,18 @@ def dedup(
     ] = "mixed-5",
     check_only: Annotated[bool, typer.Option("--check-only", help="Report duplicates; remove nothing.")] = False,
     keep: Annotated[
-        str, typer.Option(help="Which copy is kept: first, longest, or the one with the highest score of a name.")
+        str,
+        typer.Option(help="Which copy to keep: first, longest, or a score's name: keep the highest."),
     ] = "first",
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="Output of an earlier 'dedup --index' whose documents count as seen; repeatable."),
+        typer.Option(help="Output of an earlier 'dedup --index': also remove what occurs there. Repeatable."),
     ] = None,
-    index: Annotated[bool, typer.Option("--index", help="Keep what later runs need to compare with this one.")] = False,
-    text_field: TextFieldOption = "text",
-    id_field: IdFieldOption = None,
-    metadata: MetadataOption = "",
-    workers: WorkersOption = 0,
-    redo: RedoOption = False,
-) -> None:
-    """Remove documents that are there twice, exactly or nearly.
+    index: Annotated[
+        bool, typer.Option("--index", help="Store what later runs need to deduplicate against this one.")
+    ] = False,
+) -> Stages:
+    """Remove exact and near-duplicate documents.
 
     Examples:
 
@@ -193,7 +138,6 @@ def dedup(
     minhash = {"threshold": threshold, "keep": keep, "check_only": check_only, **_shingles(shingle)}
     minhash |= {"index": [str(_minhash_stage(path)) for path in against or []]}
     minhash |= {"store": "shingles" if index else "nothing"}
-    stages: list[dict[str, Any]] = [{"exact": {"check_only": check_only}}, {"minhash": minhash}]
     options = {
         "minhash.shingle": "--shingle",
         "minhash.n": "--shingle",
@@ -201,10 +145,7 @@ def dedup(
         "minhash.keep": "--keep",
         "minhash.index": "--against",
     }
-    run_and_tell(
-        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
-        redo=redo,
-    )
+    return Stages([{"exact": {"check_only": check_only}}, {"minhash": minhash}], options)
 
 
 def _shingles(text: str) -> dict[str, Any]:
@@ -216,97 +157,25 @@ def _shingles(text: str) -> dict[str, Any]:
 
 
 def _minhash_stage(output: Path) -> Path:
-    """Where a run of `dedup` keeps what others compare with."""
+    """Where a run of `dedup` stores what others compare with."""
     found = sorted((output / ".work").glob("*-minhash"))
     if not found:
         raise DataError(f"--against {output}: not the output of 'glmforge data dedup --index'")
     return found[-1]
 
 
+@pipeline_command
 def decontaminate(
-    inputs: InputsArgument,
-    out: OutOption,
     against: Annotated[
         list[Path],
-        typer.Option(help="Evaluation set: JSONL, JSON, CSV, Parquet, or a .zip or directory of these; repeatable."),
+        typer.Option(help="Evaluation set: JSONL, JSON, CSV, Parquet, or a .zip or directory of these. Repeatable."),
     ],
-    text_field: TextFieldOption = "text",
-    id_field: IdFieldOption = None,
-    metadata: MetadataOption = "",
-    workers: WorkersOption = 0,
-    redo: RedoOption = False,
-) -> None:
-    """Remove documents that hold items of evaluation sets, and report which items stood where.
+) -> Stages:
+    """Remove documents that contain items of evaluation sets, and report which items were found.
 
     Example:
 
         glmforge data decontaminate clean/documents --against gsm8k-test.jsonl --against math-test.jsonl --out safe
     """
-    sets = [{"name": name, "path": str(path)} for name, path in zip(_names_of(against), against, strict=True)]
-    stages, options = [{"decontaminate": {"against": sets}}], {"decontaminate.against": "--against"}
-    run_and_tell(
-        inline_pipeline(inputs, out, stages, fields=(text_field, id_field, metadata), workers=workers, options=options),
-        redo=redo,
-    )
-
-
-def inline_pipeline(
-    inputs: Sequence[Path],
-    out: Path,
-    stages: Sequence[dict[str, Any]],
-    *,
-    fields: tuple[str, str | None, str] = ("text", None, ""),
-    workers: int = 0,
-    seed: int = 0,
-    options: Mapping[str, str] | None = None,
-    reading: Mapping[str, Any] | None = None,
-) -> "Pipeline":
-    """The pipeline that a command stands for.
-
-    Args:
-        inputs: what it reads.
-        stages: what comes after reading, in the form of a pipeline file.
-        fields: the inputs' text_field, id_field and metadata, the last as `--metadata` gives it.
-        options: key of a stage or block -> the option that gives it, by which errors are to call it:
-            {"minhash.threshold": "--threshold"}.
-        reading: further options of the stage that reads.
-    """
-    from glmforge_corpus.pipeline.pipeline import pipeline_of
-
-    text_field, id_field, metadata = fields
-    of_each = {"text_field": text_field, "id_field": id_field, "metadata": _split_names(metadata)}
-    sources = [
-        {"source": name, "path": str(path), **of_each} for name, path in zip(_names_of(inputs), inputs, strict=True)
-    ]
-    value = {
-        "output": str(out),
-        "name": out.name,
-        "seed": seed,
-        "stages": [{"extract": {"inputs": sources, **(reading or {})}}, *stages],
-        "executors": {"local": {"workers": workers}},
-    }
-    return pipeline_of(value, "command line", options or {})
-
-
-def _split_names(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def _names_of(paths: Sequence[Path]) -> list[str]:
-    """What files are called in reports and ids: short, and by their whole paths where that is not enough."""
-    short = [path.name.split(".")[0] or "input" for path in paths]
-    return [name if short.count(name) == 1 else path.as_posix() for name, path in zip(short, paths, strict=True)]
-
-
-def run_and_tell(pipeline: "Pipeline", executor: str = "local", *, redo: bool = False) -> dict[str, Any]:
-    """Run a pipeline, show how far it is, and say what came out."""
-    from glmforge_corpus.cli.outcome import outcome
-    from glmforge_corpus.make import make_corpus, page_of
-
-    with step_progress() as show:
-        report = make_corpus(pipeline, executor, redo=redo, progress=show)
-    for line in outcome(report, pipeline.output, page_of(pipeline.output)):
-        typer.echo(line)
-    if not report["stages"][-1]["statistics"]["written"]["documents"]:
-        raise DataError(f"{pipeline.output}: no document is left: {page_of(pipeline.output)} says where they went")
-    return report
+    sets = [{"name": name, "path": str(path)} for name, path in zip(names_of(against), against, strict=True)]
+    return Stages([{"decontaminate": {"against": sets}}], {"decontaminate.against": "--against"})

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glmforge.observe.units import format_bytes
+from glmforge.observe.units import counted, format_bytes
 
 
 def outcome(report: dict[str, Any], output: Path, page: Path) -> Iterator[str]:
@@ -34,7 +34,7 @@ def _unreadable(report: dict[str, Any]) -> str:
             places[reason] = stage["statistics"]["samples"][reason][0]["id"]
     files = sum(counts[reason] for reason in _OF_FILES)
     amounts = ((counts.total() - files, "record"), (files, "file"))
-    what = " and ".join(_count(number, noun) for number, noun in amounts if number)
+    what = " and ".join(counted(number, noun) for number, noun in amounts if number)
     return what and f"{what} that could not be read: " + _largest(counts, places)
 
 
@@ -53,7 +53,7 @@ def _lines(stage: dict[str, Any]) -> Iterator[str]:
     statistics, kind = stage["statistics"], stage["kind"]
     removed = {reason.removeprefix(f"{kind}: "): flow["documents"] for reason, flow in statistics["removed"].items()}
     written = statistics["written"]
-    yield f"{kind}: {_count(written['documents'], 'document')}, {format_bytes(written['bytes'])}" + (
+    yield f"{kind}: {counted(written['documents'], 'document')}, {format_bytes(written['bytes'])}" + (
         f"; removed {sum(removed.values()):,}: {_largest(removed)}" if removed else ""
     )
     if kind in _TELLING:
@@ -66,7 +66,7 @@ def _lines(stage: dict[str, Any]) -> Iterator[str]:
             yield "    found: " + (", ".join(found) or "nothing")
     for name, advice in _ADVICE.items():
         if count := statistics["counts"].get(name):
-            yield f"    {count:,} of {_count(statistics['read']['documents'], 'document')} {advice}"
+            yield f"    {count:,} of {counted(statistics['read']['documents'], 'document')} {advice}"
 
 
 _TELLING = ("exact", "minhash", "substring", "semantic", "decontaminate", "hold_out", "repeat", "augment")
@@ -87,8 +87,4 @@ def _largest(counts: Mapping[str, int], places: Mapping[str, str] | None = None)
         for reason in ordered[:_NAMED_REASONS]
     ]
     others = len(ordered) - len(named)
-    return ", ".join(named) + (f", and {_count(others, 'more reason')}" if others else "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return ", ".join(named) + (f", and {counted(others, 'more reason')}" if others else "")

@@ -1,4 +1,4 @@
-"""`glmforge data train-quality|train-toxicity`: a classifier from documents one wants and documents one does not."""
+"""`glmforge data train-quality|train-toxicity`: classifiers trained on wanted and unwanted documents."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -31,33 +31,31 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
     (wanted, wanted_help), (unwanted, unwanted_help) = positives, negatives
 
     def train(
-        positive: Annotated[
-            list[Path], typer.Option(f"--{wanted}", help=f"{wanted_help}; may be given several times.")
-        ],
+        positive: Annotated[list[Path], typer.Option(f"--{wanted}", help=f"{wanted_help}. Repeatable.")],
         negative: Annotated[list[Path], typer.Option(f"--{unwanted}", help=f"{unwanted_help}.")],
         out: Annotated[Path, typer.Option(help="Model file to write (.npz).")],
         held_out: Annotated[
-            float, typer.Option(min=0.01, max=0.4, help="Share to measure on; an equal share calibrates.")
+            float, typer.Option(min=0.01, max=0.4, help="Share held out for evaluation; an equal share calibrates.")
         ] = 0.1,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the hash and the training order.")] = 0,
         high_precision: Annotated[
-            float, typer.Option(min=0, max=1, help="Precision on held-out documents from bucket 'high' on.")
+            float, typer.Option(min=0, max=1, help="Precision on held-out documents at which bucket 'high' starts.")
         ] = 0.95,
         low_recall: Annotated[
             float, typer.Option(min=0.01, max=1, help="Share of held-out positives that must lie above bucket 'low'.")
         ] = 0.95,
         passes: Annotated[int, typer.Option(min=1, help="Passes over the documents.")] = 5,
         bits: Annotated[int, typer.Option(min=10, max=26, help="The model has 2^BITS weights.")] = 20,
-        max_ngram: Annotated[int, typer.Option(min=1, max=3, help="Words in a row that make a feature, at most.")] = 2,
+        max_ngram: Annotated[int, typer.Option(min=1, max=3, help="Longest word n-gram used as a feature.")] = 2,
         char_ngram: Annotated[
-            int, typer.Option(min=0, max=8, help="Characters in a row that make one, too; 0: none.")
+            int, typer.Option(min=0, max=8, help="Length of character n-grams used as features; 0: none.")
         ] = 0,
         text_field: TextFieldOption = "text",
         positive_text_field: Annotated[
-            str | None, typer.Option(f"--{wanted}-text-field", help=f"The same, of --{wanted} only.")
+            str | None, typer.Option(f"--{wanted}-text-field", help=f"Text field of --{wanted}, if another.")
         ] = None,
         negative_text_field: Annotated[
-            str | None, typer.Option(f"--{unwanted}-text-field", help=f"The same, of --{unwanted} only.")
+            str | None, typer.Option(f"--{unwanted}-text-field", help=f"Text field of --{unwanted}, if another.")
         ] = None,
         on_error: OnErrorOption = OnError.stop,
         force: ForceOption = False,
@@ -88,8 +86,8 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
 
 train_quality = _trainer(
     "quality",
-    positives=("positive", "Documents one wants"),
-    negatives=("negative", "Documents one does not want"),
+    positives=("positive", "Wanted documents"),
+    negatives=("negative", "Unwanted documents"),
     about="""Train a quality classifier, and choose the bounds of the buckets high, medium and low.
 
     Examples:
@@ -104,8 +102,8 @@ train_quality = _trainer(
 train_toxicity = _trainer(
     "toxicity",
     positives=("toxic", "Toxic documents"),
-    negatives=("harmless", "Harmless ones, best of the same kind and topics"),
-    about="""Train a toxicity classifier; the probability it gives is that of the toxic label.
+    negatives=("harmless", "Harmless documents, preferably of the same kind and topics"),
+    about="""Train a toxicity classifier; its score is the probability of the toxic label.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`glmforge data problems|generate`: problems that carry their verified solution, and replies of a served model."""
+"""`glmforge data problems|generate`: problems with verified solutions, and replies of a served model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,29 +6,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from glmforge.cli.data.options import split_names
 from glmforge.errors import ConfigError, DataError
 from glmforge.observe.units import counted
 from glmforge.observe.work_progress import Show, work_progress
-from glmforge_corpus.cli.corpus import RedoOption
+from glmforge_corpus.cli.options import RedoOption, option_groups
 from glmforge_corpus.cli.step_progress import step_progress
 
 if TYPE_CHECKING:
-    from glmforge_corpus.synthesise.endpoint.ask import OnProgress
+    from glmforge_corpus.synthesise.endpoint.ask import OnProgress, Server
+    from glmforge_corpus.synthesise.endpoint.generate import Sampling
 
 FAMILIES = "arithmetic,number_theory,word_problems,algebra,logic,programs,tables,tools"
 
 
 def problems(
-    count: Annotated[int, typer.Option(min=1, help="How many problems, over all families and levels.")],
-    out: Annotated[Path, typer.Option(help="Directory to write; a killed run continues there.")],
+    count: Annotated[int, typer.Option(min=1, help="Number of problems, over all families and levels.")],
+    out: Annotated[Path, typer.Option(help="Output directory; an interrupted run continues there.")],
     families: Annotated[str, typer.Option(help="Families, separated by commas.")] = FAMILIES,
     levels: Annotated[str, typer.Option(help="Difficulties: 3, 1-5, or 1,2,5.")] = "1-5",
     languages: Annotated[str, typer.Option(help="en, zh or both.")] = "en,zh",
-    seed: Annotated[int, typer.Option(min=0, help="Another seed gives other problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
     against: Annotated[
-        list[Path] | None, typer.Option(help="Evaluation set whose items must not occur; repeatable.")
+        list[Path] | None, typer.Option(help="Evaluation set whose items must not occur. Repeatable.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes; 0: one per core.")] = 0,
     redo: RedoOption = False,
 ) -> None:
     """Make problems with step-by-step solutions, each verified by an independent checker.
@@ -46,9 +48,9 @@ def problems(
     options = _model(
         Problems,
         count=count,
-        families=_names(families),
+        families=split_names(families),
         levels=_levels(levels),
-        languages=_names(languages),
+        languages=split_names(languages),
         against=[{"name": path.stem, "path": path} for path in against or ()],
     )
     console = Console()
@@ -62,19 +64,15 @@ def problems(
     )
     if report["written"] < count:
         console.print(
-            f"{count - report['written']:,} fewer than wanted: these families and levels have no more different ones "
-            "within the surplus: add families or levels",
+            f"{count - report['written']:,} fewer than asked for: these families and levels do not have enough "
+            "different problems: add families or levels",
             soft_wrap=True,
         )
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _levels(text: str) -> list[int]:
     levels: list[int] = []
-    for part in _names(text):
+    for part in split_names(text):
         first, _, last = part.partition("-")
         span = range(int(first), int(last or first) + 1) if first.isdecimal() and (last or first).isdecimal() else ()
         if not span:
@@ -84,7 +82,7 @@ def _levels(text: str) -> list[int]:
 
 
 def _model(kind: Any, **fields: Any) -> Any:
-    """An options model, its complaints in one line."""
+    """A model of options; the first mistake is an error in one line."""
     from pydantic import ValidationError
 
     try:
@@ -95,61 +93,21 @@ def _model(kind: Any, **fields: Any) -> Any:
         raise ConfigError(f"--{str(where).replace('_', '-')}: {first['msg']}") from None
 
 
-def generate(
+def _server(
     endpoint: Annotated[str, typer.Option(help="Server's URL, up to /chat/completions: http://localhost:8000/v1.")],
-    model: Annotated[str, typer.Option(help="The model's name on the server.")],
-    out: Annotated[Path, typer.Option(help="Directory to write; a stopped run continues there.")],
-    documents: Annotated[list[Path] | None, typer.Option(help="Documents to make questions from.")] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Questions instead (.jsonl: question, and answer or verifier where known).")
-    ] = None,
-    only_questions: Annotated[
-        bool, typer.Option("--only-questions", help="Make questions, do not solve them.")
-    ] = False,
-    trust_answers: Annotated[
-        bool, typer.Option("--trust-answers", help="Judge by the answers made with the questions, not by vote.")
-    ] = False,
-    questions_per_document: Annotated[int, typer.Option(min=1)] = 3,
-    samples: Annotated[int, typer.Option(min=1, help="Solutions per question.")] = 4,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.95,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of one reply, reasoning included.")] = 8192,
-    question_prompt: Annotated[
-        Path | None, typer.Option(help="Jinja file with {{ document }} and {{ count }}.")
-    ] = None,
-    solution_prompt: Annotated[Path | None, typer.Option(help="Jinja file with {{ question }}.")] = None,
-    no_seed: Annotated[bool, typer.Option("--no-seed", help="Send no seed, for servers that refuse one.")] = False,
-    require_thinking: Annotated[
-        bool, typer.Option("--require-thinking", help="Reject replies without thinking.")
-    ] = False,
-    agreement: Annotated[float, typer.Option(help="Share of votes above which an unknown answer is taken.")] = 0.5,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 32,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole reply.")] = 600.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 32,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a complete reply.")] = 600.0,
     attempts: Annotated[int, typer.Option(min=1, help="Attempts per request in this run.")] = 6,
-    prompt_price: Annotated[float, typer.Option(min=0.0, help="Per million prompt tokens.")] = 0.0,
-    completion_price: Annotated[float, typer.Option(min=0.0, help="Per million completion tokens.")] = 0.0,
+    prompt_price: Annotated[float, typer.Option(min=0.0, help="Price of a million prompt tokens.")] = 0.0,
+    completion_price: Annotated[float, typer.Option(min=0.0, help="Price of a million completion tokens.")] = 0.0,
     max_cost: Annotated[
-        float | None, typer.Option(min=0.0, help="Never spend more, over all runs into this directory.")
+        float | None, typer.Option(min=0.0, help="Upper bound on the cost of all runs into this directory.")
     ] = None,
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds the API key.")] = "OPENAI_API_KEY",
-    text_field: Annotated[str, typer.Option(help="Field of the documents that holds the text.")] = "text",
-) -> None:
-    """Ask a served model for questions and solutions, and keep what passes the checks.
-
-    Examples:
-
-        glmforge data generate --endpoint http://localhost:8000/v1 --model glm --questions problems.jsonl --out data/r1
-
-        glmforge data generate --endpoint https://api.example.com/v1 --model glm-4.6 --documents books.jsonl.zst \\
-            --out data/books --prompt-price 0.6 --completion-price 2.2 --max-cost 50
-    """
+) -> "Server":
     from glmforge_corpus.synthesise.endpoint.ask import Server
-    from glmforge_corpus.synthesise.endpoint.generate import Sampling
-    from glmforge_corpus.synthesise.endpoint.generate import generate as run
-    from glmforge_corpus.synthesise.endpoint.inputs import read_inputs
-    from glmforge_corpus.synthesise.endpoint.judge import Judgement
 
-    server = _model(
+    server: Server = _model(
         Server,
         endpoint=endpoint,
         api_key_env=api_key_env,
@@ -159,7 +117,25 @@ def generate(
         prices={"prompt": prompt_price, "completion": completion_price},
         max_cost=max_cost,
     )
-    sampling = _model(
+    return server
+
+
+def _sampling(
+    model: Annotated[str, typer.Option(help="The model's name on the server.")],
+    questions_per_document: Annotated[int, typer.Option(min=1, help="Questions to make from each document.")] = 3,
+    samples: Annotated[int, typer.Option(min=1, help="Solutions per question.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling probability.")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens per reply, reasoning included.")] = 8192,
+    question_prompt: Annotated[
+        Path | None, typer.Option(help="Jinja file with {{ document }} and {{ count }}.")
+    ] = None,
+    solution_prompt: Annotated[Path | None, typer.Option(help="Jinja file with {{ question }}.")] = None,
+    no_seed: Annotated[bool, typer.Option("--no-seed", help="Send no seed, for servers that refuse one.")] = False,
+) -> "Sampling":
+    from glmforge_corpus.synthesise.endpoint.generate import Sampling
+
+    sampling: Sampling = _model(
         Sampling,
         model=model,
         samples=samples,
@@ -171,18 +147,59 @@ def generate(
         question_prompt=question_prompt,
         solution_prompt=solution_prompt,
     )
+    return sampling
+
+
+@option_groups(server=_server, sampling=_sampling)
+def generate(
+    server: Any,
+    sampling: Any,
+    out: Annotated[Path, typer.Option(help="Output directory; an interrupted run continues there.")],
+    documents: Annotated[list[Path] | None, typer.Option(help="Documents to make questions from.")] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Questions instead of documents (.jsonl: question, and answer or verifier if known)."),
+    ] = None,
+    text_field: Annotated[str, typer.Option(help="Field of the documents that holds the text.")] = "text",
+    only_questions: Annotated[
+        bool, typer.Option("--only-questions", help="Make questions, but do not solve them.")
+    ] = False,
+    trust_answers: Annotated[
+        bool,
+        typer.Option("--trust-answers", help="Judge by the answers generated with the questions, not by vote."),
+    ] = False,
+    require_thinking: Annotated[
+        bool, typer.Option("--require-thinking", help="Reject replies without thinking.")
+    ] = False,
+    agreement: Annotated[
+        float, typer.Option(help="Where no answer is known: share of the votes that an answer must exceed.")
+    ] = 0.5,
+) -> None:
+    """Ask a served model for questions and solutions, and keep what passes the checks.
+
+    Examples:
+
+        glmforge data generate --endpoint http://localhost:8000/v1 --model glm --questions problems.jsonl --out data/r1
+
+        glmforge data generate --endpoint https://api.example.com/v1 --model glm-4.6 --documents books.jsonl.zst \\
+            --out data/books --prompt-price 0.6 --completion-price 2.2 --max-cost 50
+    """
+    from glmforge_corpus.synthesise.endpoint.generate import generate as run
+    from glmforge_corpus.synthesise.endpoint.inputs import read_inputs
+    from glmforge_corpus.synthesise.endpoint.judge import Judgement
+
     rules = _model(Judgement, require_thinking=require_thinking, agreement=agreement)
     console = Console()
     items, unreadable = read_inputs(documents or [], questions, text_field)
     for problem in unreadable[:5]:
         console.print(f"left out: {problem}", soft_wrap=True, markup=False)
     with work_progress("asking", 100) as show:
-        progress, how = _told_to(show), (server, sampling, rules)
+        progress, how = _shown_by(show), (server, sampling, rules)
         report = run(items, out, *how, trust_answers=trust_answers, only_questions=only_questions, progress=progress)
-    _tell(console, out, report, len(unreadable))
+    _print_report(console, out, report, len(unreadable))
 
 
-def _told_to(show: Show) -> "OnProgress":
+def _shown_by(show: Show) -> "OnProgress":
     def tell(tally: Any, spent: float) -> None:
         done = tally.reused + tally.asked
         show(done, f"{done:,} of {tally.total:,} replies" + (f", {spent:,.4f} spent" if spent else ""))
@@ -190,7 +207,7 @@ def _told_to(show: Show) -> "OnProgress":
     return tell
 
 
-def _tell(console: Console, out: Path, report: dict[str, Any], num_unreadable: int) -> None:
+def _print_report(console: Console, out: Path, report: dict[str, Any], num_unreadable: int) -> None:
     if "accepted" in report:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in report["rejected"].items() if count)
         console.print(
@@ -209,7 +226,7 @@ def _tell(console: Console, out: Path, report: dict[str, Any], num_unreadable: i
         missing = tally["total"] - tally["reused"] - tally["asked"]
         if missing:
             why = "the cost cap is reached" if tally["capped"] else "; ".join(tally["failed"]) or "stopped"
-            line = f"{name}: {missing:,} requests are open ({why}): run again for them"
+            line = f"{name}: {missing:,} requests are unfinished ({why}): run again to send them"
             if tally["failed"]:
                 raise DataError(f"{out}: {line}")
             console.print(line, soft_wrap=True)

@@ -47,27 +47,29 @@ EXCERPT_CHARACTERS = 300
 class Matching(Strict):
     """When a text is said to hold an item."""
 
-    run_words: int = Field(default=13, ge=2, description="words in a row that are proof; shorter items must be whole")
-    seed_words: int = Field(
-        default=6, ge=2, le=32, description="words of the n-grams by which runs and shares are found"
+    run_words: int = Field(
+        default=13, ge=2, description="consecutive words that prove contamination; shorter items must occur whole"
     )
+    seed_words: int = Field(default=6, ge=2, le=32, description="words per n-gram in the search for runs and shares")
     min_words: int = Field(
-        default=8, ge=1, description="items with fewer words are not searched for: they occur in many texts by chance"
+        default=8, ge=1, description="items with fewer words are not searched for: many texts contain them by chance"
     )
     share: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="share of an item's words, in n-grams it has in common with one stretch of text, that is proof",
+        description="share of an item's words, in n-grams shared with one stretch of text, that proves contamination",
     )
     edited: float = Field(
         default=0.2,
         ge=0,
         le=0.5,
-        description="share of the words of an item of up to 40 that may be edited",
+        description="share of an item's words that may be edited, for items of up to 40 words",
     )
     common_items: int = Field(
-        default=10, ge=1, description="n-grams of more items than this are boilerplate and prove nothing"
+        default=10,
+        ge=1,
+        description="n-grams that occur in more items than this count as boilerplate and prove nothing",
     )
     ignore: Annotated[tuple[YamlPath, ...], Field(strict=False)] = Field(
         default=(), description="text files whose n-grams prove nothing: licences, famous texts that items quote"
@@ -77,7 +79,7 @@ class Matching(Strict):
         """Raises `DataError` for what cannot be."""
         if self.run_words < self.seed_words:
             raise DataError(
-                f"run_words {self.run_words}: a run is found by its n-grams: at least seed_words ({self.seed_words})"
+                f"run_words {self.run_words}: must be at least seed_words ({self.seed_words}): n-grams find runs"
             )
         for path in self.ignore:
             if not path.is_file():
@@ -189,7 +191,7 @@ class Contamination:
         if not any(summary.num_searchable for summary in summaries):
             names = ", ".join(summary.name for summary in summaries)
             raise DataError(
-                f"evaluation sets {names}: no item has {matching.min_words} words that say something: name longer "
+                f"evaluation sets {names}: no item has {matching.min_words} words that are evidence: list longer "
                 "fields under 'fields', or lower min_words"
             )
         named = [(passage.item, passage.field) for passage in passages]

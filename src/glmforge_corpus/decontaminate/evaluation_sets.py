@@ -47,12 +47,12 @@ KINDS = "a file .jsonl[.gz|.zst], .json, .csv, .parquet, or a .zip or directory 
 class EvaluationSet(Strict):
     """One set to keep out of the corpus."""
 
-    name: str = Field(min_length=1, description="what reports call it")
+    name: str = Field(min_length=1, description="its name in reports")
     path: YamlPath = Field(description="file (.jsonl[.gz|.zst], .json, .csv, .parquet, .zip of these) or directory")
     fields: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
         description="fields to search for, each by itself; 'question+choices' joins two, and is used for items whose "
-        "single fields are too short; empty: by what the records have",
+        "single fields are too short; empty: chosen from the fields that the records have",
     )
 
 
@@ -90,7 +90,7 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
             raise
         raise DataError(f"{path}: not readable as an evaluation set ({error}): is the file whole?") from error
     if not items:
-        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: name {KINDS} that has some")
+        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: give {KINDS} that has some")
     return items
 
 
@@ -103,7 +103,7 @@ def _item(evaluation_set: EvaluationSet, where: str, record: Mapping[str, Any]) 
         wanted = ", ".join(fields or (name for names in AUTO_FIELDS for name in names))
         raise DataError(
             f"{evaluation_set.path}: {where} has no field {wanted} (it has: {', '.join(map(str, record))}): rename "
-            f"one, or name its own under 'fields' of evaluation set '{evaluation_set.name}' in a pipeline file"
+            f"one, or list its fields under 'fields' of evaluation set '{evaluation_set.name}' in a pipeline file"
         )
     name = next((str(values[field]) for field in ID_FIELDS if values.get(field) not in (None, "")), where)
     single = tuple((field, _as_text(values[field])) for field in have if "+" not in field)
@@ -171,7 +171,7 @@ def _records(name: str, data: bytes, top: bool = False) -> Iterator[tuple[str, M
     elif name.endswith(".csv"):
         yield from _numbered(name, _csv_records(data.decode("utf-8-sig")))
     elif top:
-        raise DataError(f"{name}: an evaluation set is {KINDS}: convert it, or name another")
+        raise DataError(f"{name}: an evaluation set is {KINDS}: convert it, or give another")
 
 
 def _json_records(name: str, value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -61,16 +61,20 @@ class Decontaminate(Stage):
     kind: ClassVar[str] = "decontaminate"
     revision: ClassVar[int] = 2
     against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
-        min_length=1, description="evaluation sets to keep out"
+        min_length=1, description="evaluation sets whose items are removed"
     )
     action: Action = Field(
         default="remove_document",
-        description="what happens to a document that holds an item: remove_document, remove_passage (with `margin` "
+        description="what happens to a document that contains an item: remove_document, remove_passage (with `margin` "
         "around it), or report only",
     )
-    matching: Matching = Field(default=Matching(), description="what counts as holding an item")
-    margin: int = Field(default=200, ge=0, description="bytes cut on both sides of a removed passage, to a word's edge")
-    min_rest: int = Field(default=200, ge=1, description="bytes; shorter pieces around removed passages go too")
+    matching: Matching = Field(default=Matching(), description="what counts as containing an item")
+    margin: int = Field(
+        default=200, ge=0, description="bytes removed on both sides of a passage, up to a word boundary"
+    )
+    min_rest: int = Field(
+        default=200, ge=1, description="bytes; shorter pieces between removed passages are removed too"
+    )
 
     def steps(self, context: StageContext) -> list[Step]:
         shards = tuple(context.shards)
@@ -84,7 +88,7 @@ class Decontaminate(Stage):
         names = Counter(one.name for one in self.against)
         twice = [name for name, count in names.items() if count > 1]
         if twice:
-            raise DataError(f"against: the name '{twice[0]}' stands twice: give each evaluation set its own")
+            raise DataError(f"against: the name '{twice[0]}' occurs twice: give each evaluation set its own")
         for one in self.against:
             read_items(one)  # a wrong file is told before the corpus is read, not after
         self.matching.check()

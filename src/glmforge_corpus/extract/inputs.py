@@ -43,19 +43,19 @@ class Input(Strict):
     """One source of documents."""
 
     source: str = Field(min_length=1, description="name of the source; documents carry it, ids begin with it")
-    path: YamlPath = Field(description="a file, a directory (all that is in it), or a pattern such as crawl/*.warc.gz")
+    path: YamlPath = Field(description="a file, a directory (read recursively), or a pattern such as crawl/*.warc.gz")
     format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
-    id_field: str | None = Field(default=None, description="jsonl, parquet: the field with the id")
+    id_field: str | None = Field(default=None, description="jsonl, parquet: the field that holds the id")
     metadata: list[str] = Field(
-        default=[], description="jsonl, parquet: fields that are kept as metadata; ['*']: all but text and id"
+        default=[], description="jsonl, parquet: fields to keep as metadata; ['*']: all but text and id"
     )
-    language: str | None = Field(default=None, description="what the documents are written in, if known")
+    language: str | None = Field(default=None, description="language of the documents, if known")
     unit: Literal["file", "repository"] = Field(
-        default="file", description="repositories: a document per file, or one of all files in order of dependency"
+        default="file", description="repositories: one document per file, or one of all files in dependency order"
     )
     licences: list[str] = Field(
-        default=list(PERMISSIVE_LICENCES), description="repositories: SPDX names of what may be used; [] for any"
+        default=list(PERMISSIVE_LICENCES), description="repositories: SPDX names of allowed licences; [] for any"
     )
 
 
@@ -97,7 +97,7 @@ def list_files(source: Input) -> list[SourceFile]:
         found = [_file(path, root, source) for top in paths for path in _walk(top)]
         files = [file for file in found if file is not None]
     if not files:
-        raise DataError(f"{source.path}: no file of a known kind: set its format, or name other files")
+        raise DataError(f"{source.path}: no file of a known format: set 'format', or give other files")
     return sorted(files, key=lambda file: file.name)
 
 

@@ -43,7 +43,7 @@ class Normalise(Block):
     kind: ClassVar[str] = "normalise"
 
     mojibake: bool = Field(default=True, description="repair text that was decoded with the wrong character set")
-    max_blank_lines: int = Field(default=2, ge=0, le=100, description="empty lines in a row that are kept")
+    max_blank_lines: int = Field(default=2, ge=0, le=100, description="maximum number of consecutive empty lines")
 
     def process(self, batch: DocumentBatch) -> Outcome:
         if not len(batch):

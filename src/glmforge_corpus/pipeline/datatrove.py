@@ -118,7 +118,7 @@ def _make(name: str, options: bytes) -> PipelineStep:
     try:
         return getattr(import_module(module), cls)(**orjson.loads(options))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"datatrove.step: '{name}' cannot be made: {error}: write it as module:Class") from error
+        raise ConfigError(f"datatrove.step: '{name}' cannot be created: {error}: write it as module:Class") from error
 
 
 def _numbered(documents: list[Document]) -> Iterator[Document]:
@@ -130,7 +130,9 @@ def _numbered(documents: list[Document]) -> Iterator[Document]:
 def _row_of(document: Document, step: str) -> int:
     row = document.metadata.pop(_ROW, None)
     if not isinstance(row, int):
-        raise DataError(f"datatrove.step: '{step}' makes documents of its own: only filters and formatters are blocks")
+        raise DataError(
+            f"datatrove.step: '{step}' produces documents of its own: only filters and formatters can be blocks"
+        )
     return row
 
 

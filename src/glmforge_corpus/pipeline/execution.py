@@ -85,8 +85,8 @@ def _again(
             _log.warning("%s: %s: put aside", part, lost[part])
         elif alone and not part:
             raise DataError(
-                f"{planned.step.name}: task {task} died twice, the second time by itself ({how}): give it more memory, "
-                f"or look at what it reads: {planned.step.reads(task)}"
+                f"{planned.step.name}: task {task} died twice, the second time run on its own ({how}): give it more "
+                f"memory, or check what it reads: {planned.step.reads(task)}"
             )
         died = attempt(replace(planned, lost={task: lost}), [task])
         if not died:

@@ -46,7 +46,7 @@ class Settings(Strict):
     seed: int = Field(default=0, ge=0, description="of everything random: samples, splits, hashes")
     keep_intermediate: bool = Field(
         default=True,
-        description="keep what each stage wrote, so that a later one can be repeated with other options; otherwise "
+        description="keep the output of each stage, so that later stages can be repeated with other options; otherwise "
         "a run needs disk space for the documents of two stages only",
     )
     executors: ExecutorSettings = Field(
@@ -106,8 +106,8 @@ def _refuse_half_characters(value: object) -> None:
     """A pipeline is kept as a text file: a file name in it must be text. Raises `ConfigError`."""
     if isinstance(value, str) and value != printable(value):
         raise ConfigError(
-            f"{printable(value)}: this name is not UTF-8, and no pipeline file can hold it: name the directory that it "
-            "is in (files in it may have any name), or rename it"
+            f"{printable(value)}: this name is not UTF-8, which a pipeline file cannot contain: give the directory "
+            "that it is in (files in it may have any name), or rename it"
         )
     if isinstance(value, Mapping):
         value = list(value.values())

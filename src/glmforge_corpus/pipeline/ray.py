@@ -50,8 +50,8 @@ class RayExecutor(Executor):
         except ConnectionError as error:
             address = self._settings.address
             raise DataError(
-                f"executors.ray: no Ray cluster answers at address '{address}': give another, or null for one of this "
-                "machine"
+                f"executors.ray: no Ray cluster answers at address '{address}': give another, or null to start one on "
+                "this machine"
             ) from error
         return self
 
@@ -74,8 +74,8 @@ class RayExecutor(Executor):
                 return dict.fromkeys(died, "killed on Ray, as for want of memory")
             cause = f" ({failure[0]})" if failure else ""
             raise DataError(
-                f"{planned.step.name}: {len(waiting):,} of {len(tasks):,} tasks were not done on Ray{cause}, the first "
-                f"of them {min(waiting)}: see {log_dir}"
+                f"{planned.step.name}: {len(waiting):,} of {len(tasks):,} tasks were not finished on Ray{cause}, the "
+                f"first of them {min(waiting)}: see {log_dir}"
             )
         return {}
 

@@ -201,12 +201,14 @@ def _check(planned: Sequence[_PlannedStage], work: Path, redo: bool) -> None:
     known = {stage.steps[0].directory for stage in planned}
     others = [path for path in sorted(work.glob("[0-9][0-9]-*")) if path not in known]
     if others and not redo:
-        raise DataError(f"{others[0]}: is of another pipeline: choose another output, or discard its work with --redo")
+        raise DataError(
+            f"{others[0]}: belongs to another pipeline: choose another output, or discard its work with --redo"
+        )
     foreign = [number for number, stage in enumerate(planned) if any(_is_foreign(step) for step in stage.steps)]
     if foreign and not redo:
         raise DataError(
-            f"{planned[foreign[0]].steps[0].directory}: was made with other options, inputs or an older glmforge: give "
-            "back the old options, choose another output, or do it and all after it again with --redo"
+            f"{planned[foreign[0]].steps[0].directory}: was made with other options, inputs or an older glmforge: "
+            "restore the old options, choose another output, or repeat it and all stages after it with --redo"
         )
     for path in others:
         shutil.rmtree(path)

@@ -8,16 +8,16 @@ from glmforge.config.model import Strict
 class LocalSettings(Strict):
     """Processes of this machine."""
 
-    workers: int = Field(default=0, ge=0, description="tasks at a time; 0: as many as this process may use cores")
+    workers: int = Field(default=0, ge=0, description="tasks run in parallel; 0: one per usable core")
 
 
 class SlurmSettings(Strict):
     """A job array per step, submitted from a machine with sbatch; the output directory is on shared storage."""
 
     partition: str
-    time: str = Field(default="24:00:00", description="limit of one array job, as sbatch takes it")
-    workers: int = Field(default=-1, ge=-1, description="array jobs at a time; -1: no limit")
-    tasks_per_job: int = Field(default=1, ge=1, description="tasks that one array job does one after the other")
+    time: str = Field(default="24:00:00", description="time limit of an array job, as sbatch takes it")
+    workers: int = Field(default=-1, ge=-1, description="array jobs run in parallel; -1: no limit")
+    tasks_per_job: int = Field(default=1, ge=1, description="tasks that an array job runs in sequence")
     cpus_per_task: int = Field(default=1, ge=1)
     mem_per_cpu_gb: int = Field(default=4, ge=1)
     qos: str | None = None
@@ -28,8 +28,10 @@ class SlurmSettings(Strict):
 class RaySettings(Strict):
     """Tasks on a Ray cluster that sees the output directory."""
 
-    address: str | None = Field(default=None, description="of the cluster, or auto; null: one of this machine")
-    workers: int = Field(default=-1, ge=-1, description="tasks at a time; -1: as many as fit on the cluster")
+    address: str | None = Field(
+        default=None, description="address of the cluster, or auto; null: start one on this machine"
+    )
+    workers: int = Field(default=-1, ge=-1, description="tasks run in parallel; -1: as many as fit on the cluster")
     cpus_per_task: int = Field(default=1, ge=1)
     mem_per_cpu_gb: float = Field(default=2.0, gt=0, strict=False)
 

@@ -72,7 +72,7 @@ class SlurmExecutor(Executor):
             return dict.fromkeys(died, f"Slurm job {job}: {', '.join(sorted(states - {'COMPLETED'}))}")
         told = f" ({', '.join(sorted(states - DIED))})" if states - DIED else ""
         raise DataError(
-            f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks not done, the "
+            f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks unfinished, the "
             f"first of them {min(waiting)}{told}: see {log_dir}"
         )
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import xxhash
 
+from glmforge.cluster.durable import fsync_directory, fsync_file
 from glmforge.data.files import disk_errors
 from glmforge.errors import DataError
 from glmforge_corpus.pipeline.stage import WORKING_ON, Step, TaskOutput, task_directory
@@ -121,25 +122,15 @@ def _publish(partial: Path, final: Path, planned: PlannedStep, output: TaskOutpu
             os.fsync(file.fileno())
         files[path.name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     record = {"fingerprint": planned.fingerprint, "files": files, "statistics": output.statistics.to_json()}
-    with (partial / DONE).open("wb") as file:
-        file.write(dump_json(record))
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_directory(partial)
+    (partial / DONE).write_bytes(dump_json(record))
+    fsync_file(partial / DONE)
+    fsync_directory(partial)
     try:
         partial.rename(final)
     except OSError:  # a requeued twin of this task, on a node taken for dead, came first: its files are the same
         if not (final / DONE).is_file():
             raise
-    _sync_directory(final.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync_directory(final.parent)
 
 
 def remove_partial(planned: PlannedStep) -> None:

@@ -26,13 +26,13 @@ class Sample(Stage):
 
     kind: ClassVar[str] = "sample"
     fraction: float | None = Field(default=None, gt=0, le=1, description="share of the documents to keep")
-    documents: int | None = Field(default=None, ge=1, description="number of documents to keep, of each group")
+    documents: int | None = Field(default=None, ge=1, description="number of documents to keep per group")
     by: Literal["all", "language", "source"] = Field(default="all", description="what a group is")
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
         if (self.fraction is None) == (self.documents is None):
-            refuse("fraction", "give a fraction of the documents or a number of them, one of the two")
+            refuse("fraction", "give either a fraction or a number of documents")
         return self
 
     def steps(self, context: StageContext) -> list[Step]:

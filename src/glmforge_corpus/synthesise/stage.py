@@ -40,19 +40,19 @@ class Problems(Stage):
 
     kind: ClassVar[str] = "problems"
 
-    count: int = Field(ge=1, description="how many, over all families and levels")
+    count: int = Field(ge=1, description="number of problems, over all families and levels")
     families: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=tuple(FAMILIES), description=f"of {', '.join(FAMILIES)}"
+        default=tuple(FAMILIES), description=f"any of {', '.join(FAMILIES)}"
     )
     levels: Annotated[tuple[int, ...], Field(strict=False)] = Field(default=LEVELS, description="difficulties, 1 to 5")
     languages: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        default=LANGUAGES, description="en, zh; with both, three in ten are Chinese"
+        default=LANGUAGES, description="en, zh; with both, three in ten problems are Chinese"
     )
     against: Annotated[tuple[EvaluationSet, ...], Field(strict=False)] = Field(
         default=(), description="evaluation sets whose items must not occur"
     )
-    surplus: float = Field(default=0.06, ge=0, description="share of extra problems, to make up for duplicates")
-    block: int = Field(default=1500, ge=1, description="problems that one task makes")
+    surplus: float = Field(default=0.06, ge=0, description="share of extra problems to make, to replace duplicates")
+    block: int = Field(default=1500, ge=1, description="problems per task")
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -67,7 +67,7 @@ class Problems(Stage):
             if not given:
                 refuse(field, f"name at least one of {', '.join(map(str, known))}")
             if len(set(given)) < len(given):
-                refuse(field, "names one twice")
+                refuse(field, "has a name twice: give each once")
         return self
 
     def check(self) -> Self:

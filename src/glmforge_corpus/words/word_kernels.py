@@ -195,23 +195,32 @@ def _next_word(text: Any, position: int, stop: int, code: int, size: int, entry:
     return end, characters, marks, repetitions
 
 
+@compiled(inline="always")
+def _line_break(text: Any, position: int, stop: int, code: int, size: int) -> Any:
+    """(end, characters, line feeds) of the line break at `position`, whose first character has this code and size."""
+    end = position + size
+    if code == _RETURN and end < stop and text[end] == _NEWLINE:
+        return end + 1, 2, 1
+    return end, 1, 1 if code == _NEWLINE else 0
+
+
+@compiled(inline="always")
+def _num_ellipses(code: int, repetitions: Any) -> Any:
+    """Ellipses in a run of one symbol."""
+    return repetitions if code == _ELLIPSIS else repetitions // 3 if code == _DOT else 0
+
+
 @non_allocating
-def _cut(
-    text: Any,
-    position: Any,
-    stop: int,
-    table: Any,
-    follows: Any,
-    word: int,
-    starts: Any,
-    lengths: Any,
-    hashes: Any,
-    row: Any,
-) -> int:
+def _cut(text: Any, position: Any, stop: int, tables: Any, word: int, found: Any, row: Any) -> int:
     """Cut the text `text[position:stop]` into words from number `word` on; the number after them, or -1 without room.
 
-    The arrays are those of `cut_words`, and `row` is the text's row of its counts.
+    Args:
+        tables: `character_table()` and what `_followers` makes of it.
+        found: starts, lengths and hashes, as in `cut_words`.
+        row: the text's row of the counts.
     """
+    table, follows = tables
+    starts, lengths, hashes = found
     first_word = word
     spaces = newlines = lines = bullets = endings = np.int64(0)
     real_words = real_characters = all_characters = alphabetic_words = num_hashes = ellipses = np.int64(0)
@@ -233,13 +242,9 @@ def _cut(
             position += size
             continue
         if kind == BREAK:
-            spaces += 1
-            newlines += code == _NEWLINE
-            position += size
-            if code == _RETURN and position < stop and text[position] == _NEWLINE:
-                spaces += 1
-                newlines += 1
-                position += 1
+            position, characters, line_feeds = _line_break(text, position, stop, code, size)
+            spaces += characters
+            newlines += line_feeds
             lines += 1
             endings += word > line_word and _ends_in_ellipsis(text, line_start, line_end)
             line_start, line_word = position, word
@@ -249,12 +254,8 @@ def _cut(
         bullets += word == line_word and ((code == _HYPHEN) | (code == _BULLET))
         start = position
         position, characters, marks, repetitions = _next_word(text, position, stop, code, size, entry, table, follows)
-        if code == _DOT:
-            ellipses += repetitions // 3
-        elif code == _HASH:
-            num_hashes += repetitions
-        elif code == _ELLIPSIS:
-            ellipses += repetitions
+        num_hashes += repetitions if code == _HASH else 0
+        ellipses += _num_ellipses(code, repetitions)
         starts[word], lengths[word] = start, min(characters, _LONGEST)
         hashes[word] = hash_short(text, start, position)
         all_characters += characters
@@ -291,9 +292,9 @@ def cut_words(
         starts, lengths, hashes: `[capacity]`, out: position in `text`, characters, hash of each word.
         counts: `[n, NUM_COUNTS]`, out.
     """
-    follows = _followers(table)
+    tables, found = (table, _followers(table)), (starts, lengths, hashes)
     for d in range(first, len(offsets) - 1):
-        word = _cut(text, offsets[d], offsets[d + 1], table, follows, borders[d], starts, lengths, hashes, counts[d])
+        word = _cut(text, offsets[d], offsets[d + 1], tables, borders[d], found, counts[d])
         if word < 0:
             return d
         borders[d + 1] = word

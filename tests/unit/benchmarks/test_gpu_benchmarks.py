@@ -11,7 +11,7 @@ import torch
 from gpu.bench import Bench
 from gpu.case import Case, Inputs, Setup
 from gpu.kernels import compare, fastest, measured
-from gpu.results import MissingError, Results
+from gpu.results import MissingError, Results, TooLargeError
 from gpu.runner import PartRun, run_part
 from gpu.summary import status_of
 from torch import Tensor
@@ -72,6 +72,7 @@ def test_a_part_is_ended_when_its_time_is_up_or_a_figure_takes_too_long(tmp_path
     [
         (torch.OutOfMemoryError("40 GiB asked"), "out of memory", "1 failed: figure"),
         (MissingError("triton is not installed"), "missing", "ok"),
+        (TooLargeError("needs 90 GB"), "too large", "ok"),
         (RuntimeError("no"), "failed", "1 failed: figure"),
     ],
 )

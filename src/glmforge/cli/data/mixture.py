@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from glmforge.cli.data.options import split_names
 from glmforge.errors import DataError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def mix(
     from glmforge.data.tokens.tokenizer import Tokenizer
 
     refuse_unwritable(out, force)
-    prefixes, encoder = [Path(name) for name in _words(inputs)], Tokenizer.load(tokenizer)
+    prefixes, encoder = [Path(name) for name in split_names(inputs)], Tokenizer.load(tokenizer)
     if not prefixes:
         raise DataError(f"--inputs '{inputs}': names no shard: give prefixes separated by commas")
     for prefix in prefixes:
@@ -53,7 +54,7 @@ def mix(
         tokens=None if tokens is None else _count(tokens),
         max_epochs=_numbers("max-epochs", max_epochs),
     )
-    write_mixture(sources, tokenizer, out, code=_words(code), overwrite=force)
+    write_mixture(sources, tokenizer, out, code=split_names(code), overwrite=force)
     Console().print(_mixture_table(sources))
     Console().print(f"{out}: use it with 'extends: {out}' in a run's file", soft_wrap=True)
 
@@ -78,13 +79,9 @@ def _mixture_table(sources: list["MixedSource"]) -> Table:
     return table
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _numbers(option: str, text: str | None) -> list[float] | None:
     try:
-        return None if text is None else [float(word) for word in _words(text)]
+        return None if text is None else [float(word) for word in split_names(text)]
     except ValueError:
         raise DataError(f"--{option} {text}: must be numbers separated by commas") from None
 

@@ -22,6 +22,11 @@ OnErrorOption = Annotated[OnError, typer.Option(help="Stop at a record that cann
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 
 
+def split_names(text: str) -> list[str]:
+    """The names in a list separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def print_skipped(console: Console, corpus: Corpus) -> None:
     if corpus.num_skipped:
         console.print(f"left out {counted(corpus.num_skipped, 'record')} that cannot be read, the first of them:")

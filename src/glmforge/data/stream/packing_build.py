@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.cluster.durable import fsync_directory, fsync_file
 from glmforge.data.stream.best_fit import best_fit_decreasing
 from glmforge.data.stream.packing_file import HEADER_BYTES, PackingCounts, make_header, packing_arrays
 from glmforge.data.tokens.shards import TokenShard
@@ -169,9 +170,9 @@ def _appearing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
-        _fsync(partial)
+        fsync_file(partial)
         partial.rename(path)
-        _fsync(path.parent)
+        fsync_directory(path.parent)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror or error}): free space, or set data.packing_dir to a "
@@ -180,11 +181,3 @@ def _appearing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,5 +1,6 @@
-"""The whole life of a small model on one machine, told as it goes."""
+"""The whole life of a small model on one machine, from a corpus to an exported model."""
 
-from glmforge.recipes.demo.story import Demo, DemoOptions, DemoResult
+from glmforge.recipes.demo.options import DemoOptions
+from glmforge.recipes.demo.stages import Demo, DemoResult
 
 __all__ = ["Demo", "DemoOptions", "DemoResult"]

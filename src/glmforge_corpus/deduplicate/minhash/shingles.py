@@ -38,7 +38,7 @@ class Shingling(Strict):
 
     unit: Unit = Field(default="mixed", description="what a shingle is made of: mixed, word or character")
     size: int = Field(default=5, ge=1, le=1000, description="units per shingle")
-    strip_punctuation: bool = Field(default=False, description="punctuation and symbols separate words, too")
+    strip_punctuation: bool = Field(default=False, description="treat punctuation and symbols as word separators")
 
     def table(self) -> NDArray[np.uint32]:
         """What the compiled loops know of characters."""

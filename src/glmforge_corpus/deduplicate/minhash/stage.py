@@ -55,26 +55,32 @@ class MinHash(Stage):
     kind: ClassVar[str] = "minhash"
     revision: ClassVar[int] = 2
 
-    threshold: float = Field(default=0.85, gt=0, le=1, description="Jaccard similarity from which texts are the same")
+    threshold: float = Field(default=0.85, gt=0, le=1, description="Jaccard similarity from which texts are duplicates")
     shingle: Unit = Field(
         default="mixed",
-        description="what shingles are made of: mixed (words, and letters of scripts without spaces), word, character",
+        description="unit of shingles: mixed (words; letters in scripts without spaces), word or character",
     )
     n: int = Field(default=5, ge=1, le=1000, description="words or characters per shingle")
-    strip_punctuation: bool = Field(default=False, description="punctuation and symbols separate words, too")
-    permutations: int = Field(default=128, ge=1, le=4096, description="entries of a signature, at most")
-    bands: PositiveInt | None = Field(default=None, description="given with rows, instead of by the threshold")
+    strip_punctuation: bool = Field(default=False, description="treat punctuation and symbols as word separators")
+    permutations: int = Field(default=128, ge=1, le=4096, description="maximum number of signature entries")
+    bands: PositiveInt | None = Field(
+        default=None, description="number of bands (default: chosen from the threshold); needs rows"
+    )
     rows: PositiveInt | None = Field(default=None, description="signature entries per band")
     verify: Literal["exact", "signature"] = Field(default="exact", description="how candidates are compared")
-    keep: str = Field(default="first", min_length=1, description="first, longest, or a score: the highest is kept")
+    keep: str = Field(default="first", min_length=1, description="first, longest, or the name of a score: the highest")
     check_only: bool = Field(default=False, description="report pairs and clusters, remove nothing")
-    index: tuple[YamlPath, ...] = Field(default=(), strict=False, description="earlier stages to compare with, too")
-    store: Store = Field(default="nothing", description="be an index: keep signatures, or shingles of all texts")
+    index: tuple[YamlPath, ...] = Field(
+        default=(), strict=False, description="also compare with the documents of these earlier stages"
+    )
+    store: Store = Field(
+        default="nothing", description="for later runs: store signatures, or the shingles of all texts"
+    )
 
     @model_validator(mode="after")
     def _check_bands(self) -> Self:
         if (self.bands is None) != (self.rows is None):
-            refuse("bands", "bands and rows belong together: give both or neither")
+            refuse("bands", "bands and rows need each other: give both or neither")
         return self
 
     @model_validator(mode="after")

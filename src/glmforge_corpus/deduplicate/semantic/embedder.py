@@ -35,19 +35,21 @@ class EmbedderOptions(Strict):
     )
     batch_size: int = Field(default=64, ge=1, description="texts per forward pass or request")
     max_tokens: int | None = Field(
-        default=None, ge=1, description="model directory: cut texts after so many tokens (default: what the model says)"
+        default=None,
+        ge=1,
+        description="model directory: truncate texts to this many tokens (default: the model's limit)",
     )
     max_bytes: int = Field(
         default=16_384,
         ge=1,
-        description="endpoint: cut texts after so many bytes; servers refuse long ones",
+        description="endpoint: truncate texts to this many bytes; servers refuse long ones",
     )
-    prefix: str = Field(default="", description="put before every text, for models that want one ('passage: ')")
-    device: str = Field(default="cpu", description="model directory: where torch runs it: cpu, cuda")
-    model: str = Field(default="", description="endpoint: name of the model to ask for")
+    prefix: str = Field(default="", description="prepended to every text, for models that expect one ('passage: ')")
+    device: str = Field(default="cpu", description="model directory: device that it runs on: cpu, cuda")
+    model: str = Field(default="", description="endpoint: name of the model")
     api_key_variable: str = Field(default="", description="endpoint: environment variable that holds its key")
-    timeout: float = Field(default=60, gt=0, description="endpoint: seconds to wait for an answer")
-    retries: int = Field(default=6, ge=0, description="endpoint: how often to ask again after a failure")
+    timeout: float = Field(default=60, gt=0, description="endpoint: seconds to wait for a reply")
+    retries: int = Field(default=6, ge=0, description="endpoint: retries after a failure")
 
     @property
     def is_url(self) -> bool:
@@ -60,7 +62,7 @@ class EmbedderOptions(Strict):
     def check_settings(self) -> None:
         """Raises `DataError` for what cannot work on this machine."""
         if self.is_url and not self.model:
-            raise DataError(f"embedder {self.embedder}: an endpoint needs the name of its model: give 'model'")
+            raise DataError(f"embedder {self.embedder}: an endpoint needs a model name: give 'model'")
         if self.is_directory and not (Path(self.embedder) / "config.json").is_file():
             raise DataError(
                 f"embedder {self.embedder}: no such model (no config.json there): give 'lexical', the directory of a "

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.documents.batch import DocumentBatch
-from glmforge.endpoint import Attempt, Endpoint
+from glmforge.endpoint import Attempt, Endpoint, ask_again
 from glmforge.errors import DataError
 from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions, normalise
 
@@ -63,7 +63,8 @@ class EndpointEmbedder:
 
     async def _attempts(self, payload: Mapping[str, Any]) -> Attempt:
         async with Endpoint(self._options.embedder, self._key(), self._options.timeout) as endpoint:
-            return await endpoint.ask_again(payload, self._options.retries + 1, self._first_wait)
+            num_attempts, url = self._options.retries + 1, self._options.embedder
+            return await ask_again(lambda: endpoint.ask(payload), num_attempts, self._first_wait, url)
 
     def _key(self) -> str:
         variable = self._options.api_key_variable

@@ -64,18 +64,23 @@ class Semantic(Stage, EmbedderOptions):
 
     kind: ClassVar[str] = "semantic"
     threshold: float = Field(
-        default=0.95, gt=0, le=1, description="cosine from which two documents say the same; look with check_only first"
+        default=0.95,
+        gt=0,
+        le=1,
+        description="cosine similarity from which two documents are duplicates; try it with check_only first",
     )
     num_clusters: int | None = Field(
-        default=None, ge=1, description="of k-means (default: of 2,048 documents each, or the square root of all)"
+        default=None,
+        ge=1,
+        description="clusters of k-means (default: 2,048 documents each, or the square root of their number)",
     )
     keep: Keep = Field(
         default="first",
         description="which of a group stays: the first in the corpus's order, the one with the best `score`, or the "
         "farthest from its cluster's centroid (SemDeDup: the least typical)",
     )
-    score: str = Field(default="quality", description="the score that `keep: best` goes by")
-    check_only: bool = Field(default=False, description="find and report copies, and remove none")
+    score: str = Field(default="quality", description="score used by `keep: best`")
+    check_only: bool = Field(default=False, description="report duplicates, remove nothing")
 
     def steps(self, context: StageContext) -> list[Step]:
         place = _Place(self, context.directory, tuple(context.shards), context.seed)

@@ -26,9 +26,6 @@ from resiliparse.parse.html.exception import HTMLParserException
 
 from glmforge_corpus.extract.html.page import Page, read_page
 
-PAGE_SECONDS: Final = 10.0
-"""CPU time that a page may take if nothing else is said."""
-
 PAGE_MEMORY: Final = 4 << 30
 """Bytes of address space that a helper may ask for beyond what it has before its first page."""
 

@@ -42,8 +42,8 @@ class Boilerplate(Block):
     kind: ClassVar[str] = "boilerplate"
 
     rules: tuple[Rule, ...] = Field(default=RULES, strict=False, description="kinds of lines to remove")
-    max_line: int = Field(default=300, ge=1, le=10_000, description="bytes of the longest line that is looked at")
-    menu_lines: int = Field(default=8, ge=2, description="how many short lines in a row make a menu")
+    max_line: int = Field(default=300, ge=1, le=10_000, description="longer lines (in bytes) are not checked")
+    menu_lines: int = Field(default=8, ge=2, description="consecutive short lines that count as a menu")
     min_kept: float = Field(
         default=0.0, ge=0, le=1, description="remove a document that keeps less than this share of its bytes"
     )

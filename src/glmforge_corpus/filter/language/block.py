@@ -44,13 +44,13 @@ class Language(Block):
         strict=False,
         description="ISO 639 codes of the languages to keep, and 'code' for programs; all if absent",
     )
-    min_score: float = Field(default=0.0, ge=0, le=1, description="least probability of the language found")
+    min_score: float = Field(default=0.0, ge=0, le=1, description="minimum probability of the detected language")
     code: bool | Literal["names"] = Field(
         default=True,
-        description="set programs aside as language 'code' before, by file names and text or by file 'names' alone",
+        description="detect programs as language 'code' first, by file name and text, or by file 'names' alone",
     )
-    slices: int = Field(default=6, ge=1, le=64, description="of a longer text, how many slices are read")
-    slice_bytes: int = Field(default=150, ge=16, le=1 << 16, description="how long a slice is")
+    slices: int = Field(default=6, ge=1, le=64, description="number of slices read of a longer text")
+    slice_bytes: int = Field(default=150, ge=16, le=1 << 16, description="bytes per slice")
 
     def check(self) -> Self:
         if self.code is True:

@@ -123,16 +123,18 @@ def split_seeds(
 
 
 def _check_sizes(seeds: Seeds, held_out: float, names: tuple[str, str]) -> None:
-    shared = f"{seeds.conflicting:,} texts stand among the {names[0]} and the {names[1]} seeds and say nothing"
+    shared = f"{seeds.conflicting:,} texts are in both the {names[0]} and the {names[1]} seeds"
     for name, label in zip(names, (True, False), strict=True):
         count = int(np.sum(seeds.labels == label))
         if not count and seeds.conflicting:
-            raise DataError(f"{name} seeds: none is left: {shared}: give other documents, or another text field")
+            raise DataError(
+                f"{name} seeds: no documents are left: {shared}: give other documents, or another text field"
+            )
         smallest = min(int(np.sum((seeds.labels == label) & (seeds.parts == part))) for part in range(3))
         if smallest < MIN_HELD_OUT:
             raise DataError(
                 f"{name} seeds: {count:,} different documents leave {smallest} in the smallest of the three parts "
-                f"(learned from, calibration, held out), which needs {MIN_HELD_OUT}: give more of them, or another "
+                f"(training, calibration, held out), which needs {MIN_HELD_OUT}: give more of them, or another "
                 f"--held-out than {held_out}" + (f" ({shared})" if seeds.conflicting else "")
             )
 

@@ -1,22 +1,22 @@
 """Rules for e-mail, IP and hardware addresses.
 
-What is left alone, because masking it would harm text and protect nobody:
+What is not masked, because masking it would damage text and protect nobody:
 
-* e-mail: the names reserved for examples (RFC 2606: example.com, .test ...), `git@` and the like in URLs of
-  repositories, what has no top-level domain of the Internet behind it (icon@2x.png, getty@tty1.service, and products
-  of matrices: q@k.transpose), and of those that have one by chance what is called like a function: x@w.to(device);
-* IPv4: private, loopback, documentation and multicast ranges; numbers of four parts that a word like "version"
-  introduces, that belong to a file name or number a section, or whose first part is below 10 unless a word like
-  "address" is near: that is one address in 25, and nearly all version numbers; object identifiers, which begin with
-  0, 1 or 2, where a word says so or the number begins as the common ones do (2.5.4, 1.3.6, 1.2.840);
+* e-mail: names reserved for examples (RFC 2606: example.com, .test ...), `git@` and the like in URLs of
+  repositories, anything without a top-level domain of the Internet (icon@2x.png, getty@tty1.service, matrix
+  products: q@k.transpose), and of those that have one by chance what looks like a method call: x@w.to(device);
+* IPv4: private, loopback, documentation and multicast ranges; numbers of four parts after a word like "version",
+  in a file name or as the number of a section; those whose first part is below 10 unless a word like "address" is
+  near: that is one address in 25, and nearly all version numbers; those that begin like common object identifiers
+  (2.5.4, 1.3.6, 2.23): fewer than one address in 10,000;
 * IPv6 outside of 2000::/3, prefixes (2002::), and 2001:db8::/32, 3fff::/20, which are for documentation;
-* hardware addresses that are broadcast, multicast, documentation's (RFC 7042) or plainly made up.
+* hardware addresses that are broadcast, multicast, documentation's (RFC 7042) or obviously invented.
 """
 
 import ipaddress
 import re
 
-from glmforge_corpus.filter.pii.rule import LEAD, TAIL, Window
+from glmforge_corpus.filter.pii.rule import LEAD, Window
 from glmforge_corpus.filter.pii.top_level_domains import TOP_LEVEL_DOMAINS
 
 _EMAIL = re.compile(
@@ -66,6 +66,9 @@ _ADDRESS_WORD = re.compile(
 )
 
 
+_OBJECT_IDENTIFIER = re.compile(rb"2\.5\.(?:[1-9]|1\d|2[0-9]|3[0-9])\.|1\.3\.(?:6|14|36|132)\.|1\.[02]\.\d+\.|2\.23\.")
+
+
 def ipv4_spans(window: Window) -> list[tuple[int, int]]:
     """Public addresses in a window."""
     spans = []
@@ -83,22 +86,10 @@ def ipv4_spans(window: Window) -> list[tuple[int, int]]:
             continue
         if parts[0] < 10 and not _ADDRESS_WORD.search(before):
             continue
-        if parts[0] < 3 and _is_object_identifier(before, window.data[match.end() : match.end() + TAIL], match[0]):
+        if _OBJECT_IDENTIFIER.match(match[0]):
             continue
         spans.append(match.span())
     return spans
-
-
-def _is_object_identifier(before: bytes, behind: bytes, number: bytes) -> bool:
-    """Whether a word nearby says so, or it begins as one and no word right before it says that it is an address."""
-    if _OID_WORD.search(before) or _OID_WORD.search(behind):
-        return True
-    return _OID_ARC.match(number) is not None and not _IP_RIGHT_BEFORE.search(before)
-
-
-_OID_WORD = re.compile(rb"(?i)(?<![a-z])(?:oids?|object identifiers?|asn\.1|snmp\w*|mib|x\.509|rfc ?\d{4})(?![a-z])")
-_OID_ARC = re.compile(rb"2\.5\.(?:[1-9]|1\d|2[0-9]|3[0-9])\.|1\.3\.(?:6|14|36|132)\.|1\.[02]\.\d+\.|2\.(?:16|23)\.|0\.")
-_IP_RIGHT_BEFORE = re.compile(rb"(?i)(?<![a-z])(?:ip|ipv4|ip[- ]address(?:es)?|host|server|ping|from)[^0-9a-z\n]{1,4}$")
 
 
 def _is_heading(before: bytes, behind: bytes, parts: list[int]) -> bool:

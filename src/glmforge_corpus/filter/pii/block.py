@@ -66,9 +66,10 @@ class PII(Block):
     kind: ClassVar[str] = "pii"
     kinds: tuple[Kind, ...] = Field(default=KINDS, strict=False, description="what to mask")
     replacement: Literal["token", "constant"] = Field(
-        default="token", description="<email> and so on, or a value of the same look that belongs to nobody"
+        default="token",
+        description="token: <email> and so on; constant: a value of the same form that belongs to nobody",
     )
-    tokens: dict[Kind, str] = Field(default_factory=dict, description="what to put in place of a kind instead")
+    tokens: dict[Kind, str] = Field(default_factory=dict, description="replacement of a kind, instead of the default")
 
     @field_validator("tokens")
     @classmethod

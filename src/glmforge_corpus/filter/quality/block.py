@@ -56,14 +56,16 @@ class Quality(Block):
     """Scores documents ("quality", "quality_bucket"), removes those below a threshold, sets rates of use ("repeat")."""
 
     kind: ClassVar[str] = "quality"
-    model: YamlPath | None = Field(default=None, description="model file of train-quality; a heuristic without one")
+    model: YamlPath | None = Field(default=None, description="model file of train-quality; by default, a heuristic")
     threshold: float | None = Field(default=None, ge=0, le=1, description="remove documents that score less")
-    buckets: Buckets | None = Field(default=None, description="bounds of high and low; else the model's own")
-    upsample: Upsample | None = Field(default=None, description="rate of use per bucket; stored as score 'repeat'")
-    languages: tuple[str, ...] | None = Field(
-        default=None, strict=False, description="judge documents in these only; without it, all but programs"
+    buckets: Buckets | None = Field(default=None, description="bounds of high and low; by default, the model's own")
+    upsample: Upsample | None = Field(
+        default=None, description="copies per document of each bucket, fractions too; stored as score 'repeat'"
     )
-    seed: int = Field(default=0, ge=0, description="of the choice that fractional rates make")
+    languages: tuple[str, ...] | None = Field(
+        default=None, strict=False, description="score only documents in these languages; by default, all but programs"
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the choice that fractional rates make")
 
     def check(self) -> Self:
         if self.model is not None:

@@ -46,16 +46,22 @@ class C4(ProseBlock):
     """Keeps the lines that are sentences, and the documents that have enough of them."""
 
     kind: ClassVar[str] = "c4"
-    terminal_punctuation: bool = Field(default=True, description="remove lines that do not end as sentences do")
+    terminal_punctuation: bool = Field(
+        default=True, description="remove lines that do not end with sentence punctuation"
+    )
     min_words_per_line: int = Field(default=3, ge=0)
-    max_word_length: int = Field(default=1000, ge=0, description="characters; lines with a longer word go; 0 = any")
-    javascript: bool = Field(default=True, description="remove lines with the word")
+    max_word_length: int = Field(
+        default=1000, ge=0, description="characters; remove lines with a longer word; 0: no limit"
+    )
+    javascript: bool = Field(default=True, description="remove lines that contain the word")
     policy: bool = Field(default=True, description="remove lines about cookies, privacy and terms of use")
     remove_citations: bool = Field(default=True, description="cut out [1], [edit], [citation needed]")
-    lorem_ipsum: bool = Field(default=True, description="remove documents with the phrase")
+    lorem_ipsum: bool = Field(default=True, description="remove documents that contain the phrase")
     curly_bracket: bool = Field(default=True, description="remove documents with { in a line that is kept")
-    min_sentences: int = Field(default=5, ge=0, description="of what is left")
-    chinese_lines: bool = Field(default=False, description="apply the rules of lines, sentences, brackets to Chinese")
+    min_sentences: int = Field(default=5, ge=0, description="minimum number in the remaining text")
+    chinese_lines: bool = Field(
+        default=False, description="apply the rules on lines, sentences and brackets to Chinese"
+    )
 
     def process(self, batch: DocumentBatch) -> Outcome:
         options = np.zeros(kernels.NUM_OPTIONS, np.int64)

@@ -31,10 +31,12 @@ class FineWeb(ProseBlock):
 
     kind: ClassVar[str] = "fineweb"
     min_ended_lines: float = Field(default=0.12, ge=0, le=1, description="share of lines that end a sentence; English")
-    allow_no_ended_lines: bool = Field(default=False, description="let documents pass in which no line ends a sentence")
+    allow_no_ended_lines: bool = Field(default=False, description="keep documents in which no line ends a sentence")
     max_short_lines: float = Field(default=0.67, ge=0, description="share of short lines; English only")
     short_line_length: int = Field(default=SHORT_LINE, ge=0, description="characters of the longest short line")
-    max_duplicate_characters: float = Field(default=0.01, ge=0, description="share in lines that repeat one; English")
+    max_duplicate_characters: float = Field(
+        default=0.01, ge=0, description="share of characters in duplicate lines; English"
+    )
     max_new_lines: float = Field(default=0.3, ge=0, description="line feeds per word; English")
 
     def process(self, batch: DocumentBatch) -> Outcome:

@@ -52,7 +52,7 @@ class GopherQuality(ProseBlock):
     """Lengths, symbols, bullets and stop words. 0 turns a limit off."""
 
     kind: ClassVar[str] = "gopher_quality"
-    min_words: int = Field(default=50, ge=0, description="words that are not punctuation alone")
+    min_words: int = Field(default=50, ge=0, description="words other than punctuation")
     max_words: int = Field(default=100_000, ge=0)
     min_mean_word_length: float = Field(default=3, ge=0, description="characters; English")
     max_mean_word_length: float = Field(default=10, ge=0, description="characters; English")
@@ -60,7 +60,7 @@ class GopherQuality(ProseBlock):
     max_bullet_lines: float = Field(default=0.9, ge=0, description="share of lines that start with - or •")
     max_ellipsis_lines: float = Field(default=0.3, ge=0, description="share of lines that end in an ellipsis")
     min_alphabetic_words: float = Field(default=0.8, ge=0, le=1, description="share of words with a letter; English")
-    min_stop_words: int = Field(default=2, ge=0, le=64, description="different stop words")
+    min_stop_words: int = Field(default=2, ge=0, le=64, description="distinct stop words")
     stop_words: dict[str, list[str]] = Field(default={}, description="language -> words, instead of the built-in ones")
 
     @model_validator(mode="after")
@@ -138,11 +138,11 @@ class GopherRepetition(ProseBlock):
     max_duplicate_paragraph_characters: float = Field(default=0.2, ge=0)
     top_n_grams: dict[int, float] = Field(
         default={2: 0.2, 3: 0.18, 4: 0.16},
-        description="words -> share of characters in the commonest n-gram of so many words; English",
+        description="n -> share of characters in the most frequent n-gram of n words; English",
     )
     repeated_n_grams: dict[int, float] = Field(
         default={5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10},
-        description="words -> share of characters in n-grams that have stood before; English",
+        description="n -> share of characters in repeated n-grams of n words; English",
     )
 
     @model_validator(mode="after")

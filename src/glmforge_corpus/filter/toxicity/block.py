@@ -36,7 +36,7 @@ class Severities(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.mild <= self.moderate <= self.severe:
-            refuse("severe", f"mild <= moderate <= severe is wanted: {self.mild}, {self.moderate}, {self.severe}")
+            refuse("severe", f"must be mild <= moderate <= severe: {self.mild}, {self.moderate}, {self.severe}")
         return self
 
 
@@ -44,24 +44,34 @@ class Toxicity(Block):
     """Scores documents ("toxic_words", "toxicity") and removes the worst of them if told to."""
 
     kind: ClassVar[str] = "toxicity"
-    lists: YamlPath | None = Field(default=None, description="directory of word lists, a file per language; or a file")
-    allow: tuple[str, ...] = Field(default=(), strict=False, description="phrases within which no term is a hit")
+    lists: YamlPath | None = Field(
+        default=None, description="directory of word lists, one file per language; or one file"
+    )
+    allow: tuple[str, ...] = Field(
+        default=(), strict=False, description="phrases that may contain a term without a hit"
+    )
     all_lists: bool = Field(default=False, description="search every document with the lists of all languages")
-    fallback_language: str = Field(default="en", description="the list for documents of unknown language")
+    fallback_language: str = Field(default="en", description="list used for documents of unknown language")
     severities: Severities = Field(default=Severities(), description="hits per 1,000 words of each severity")
-    min_hits: int = Field(default=2, ge=1, description="fewer hits than these have no severity, however short the text")
-    remove: Severity | None = Field(default=None, description="remove documents at least this toxic by word lists")
+    min_hits: int = Field(
+        default=2, ge=1, description="minimum number of hits for any severity, however short the text"
+    )
+    remove: Severity | None = Field(
+        default=None, description="remove documents of at least this severity by word lists"
+    )
     model: YamlPath | None = Field(default=None, description="model file of train-toxicity")
-    threshold: float | None = Field(default=None, ge=0, le=1, description="remove from this probability on")
+    threshold: float | None = Field(
+        default=None, ge=0, le=1, description="remove documents of at least this probability"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.lists is None and self.model is None:
             refuse("lists", "the block needs 'lists' (a directory of word lists), 'model' (train-toxicity), or both")
         if self.threshold is not None and self.model is None:
-            refuse("threshold", "is of the model's probability: give 'model', or use 'remove' for word lists")
+            refuse("threshold", "applies to the model's probability: give 'model', or use 'remove' for word lists")
         if self.remove is not None and self.lists is None:
-            refuse("remove", "is by word lists: give 'lists', or use 'threshold' for the model")
+            refuse("remove", "applies to word lists: give 'lists', or use 'threshold' for the model")
         return self
 
     def check(self) -> Self:

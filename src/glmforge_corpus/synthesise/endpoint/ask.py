@@ -13,7 +13,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from glmforge.config.model import Strict, refuse
-from glmforge.endpoint import Attempt, Endpoint, backoff, url_fault
+from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError
 from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
 from glmforge_corpus.synthesise.endpoint.journal import Journal
@@ -21,16 +21,18 @@ from glmforge_corpus.synthesise.endpoint.prompts import Request
 
 
 class Server(Strict):
-    """Which server, and how hard to try."""
+    """The server, and how requests to it are repeated."""
 
     endpoint: str = Field(description="URL up to /chat/completions, such as http://localhost:8000/v1")
     api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds the API key")
-    concurrency: int = Field(default=32, ge=1, description="requests at the same time")
-    timeout: float = Field(default=600.0, gt=0, description="seconds for a whole reply")
-    attempts: int = Field(default=6, ge=1, description="of one request, before it is left for the next run")
+    concurrency: int = Field(default=32, ge=1, description="concurrent requests")
+    timeout: float = Field(default=600.0, gt=0, description="seconds to wait for a complete reply")
+    attempts: int = Field(default=6, ge=1, description="attempts per request before it is left for the next run")
     first_wait: float = Field(default=1.0, gt=0, description="seconds before the second attempt; doubled each time")
     prices: Prices = Prices()
-    max_cost: float | None = Field(default=None, ge=0, description="cap on the cost of all runs into this directory")
+    max_cost: float | None = Field(
+        default=None, ge=0, description="upper bound on the cost of all runs into this directory"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -87,9 +89,9 @@ async def _ask_all(requests: list[Request], server: Server, journal: Journal, pr
     queue = iter(pending)
     url, key = server.endpoint.rstrip("/") + "/chat/completions", os.environ.get(server.api_key_env, "")
     async with Endpoint(url, key, server.timeout, server.concurrency, _check_completion) as endpoint:
-        crew = _Crew(server, journal, budget, endpoint, tally, progress)
-        workers = [asyncio.create_task(crew.work(queue)) for _ in range(min(server.concurrency, len(pending)))]
-        results = await asyncio.gather(*workers, return_exceptions=True)
+        workers = _Workers(server, journal, budget, endpoint, tally, progress)
+        tasks = [asyncio.create_task(workers.work(queue)) for _ in range(min(server.concurrency, len(pending)))]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -101,8 +103,12 @@ def _check_completion(reply: Any) -> None:
         raise TypeError("message")
 
 
+class _Stopped(Exception):
+    """No further request is sent in this run."""
+
+
 @dataclass
-class _Crew:
+class _Workers:
     server: Server
     journal: Journal
     budget: Budget
@@ -125,30 +131,26 @@ class _Crew:
 
     async def finish(self, request: Request) -> None:
         """Attempt until it is done, refused, or the last attempt has failed."""
-        message = ""
-        for number in range(1, self.server.attempts + 1):
-            attempt = await self.attempt(request)
-            if attempt is None:
-                self.tally.capped = self.stopped = True
-                return
-            self.tally.attempts[attempt.outcome] = self.tally.attempts.get(attempt.outcome, 0) + 1
-            if attempt.outcome in ("done", "refused"):
-                self.tally.asked += 1
-                return
+        server = self.server
+        try:
+            attempt = await ask_again(lambda: self.attempt(request), server.attempts, server.first_wait, request.key)
+        except _Stopped:
+            return
+        if attempt.outcome in ("done", "refused"):
+            self.tally.asked += 1
+        elif not self.stopped:
             message = f"{attempt.status or ''} {attempt.message}".strip()
-            if number < self.server.attempts:
-                pause = backoff(number, request.key, self.server.first_wait)
-                await asyncio.sleep(max(pause, attempt.wait or 0.0))
-            if self.stopped:
-                return
-        self.tally.failed[message] = self.tally.failed.get(message, 0) + 1
+            self.tally.failed[message] = self.tally.failed.get(message, 0) + 1
 
-    async def attempt(self, request: Request) -> Attempt | None:
-        """One attempt, journaled; None if the cap forbids it."""
+    async def attempt(self, request: Request) -> Attempt:
+        """One attempt, journaled and counted. Raises `_Stopped` if the run ends or the cap forbids it."""
+        if self.stopped:
+            raise _Stopped
         prices = self.server.prices
         most = prices.most(request.prompt_bytes, int(request.payload["max_tokens"]))
         if not await self.budget.reserve(most):
-            return None
+            self.tally.capped = self.stopped = True
+            raise _Stopped
         self.journal.append({"type": "sent", "key": request.key, "cost": most})
         attempt = Attempt("lost")
         cost = most
@@ -165,6 +167,7 @@ class _Crew:
         finally:
             self.journal.append(_entry(request.key, attempt, cost))
             await self.budget.settle(most, cost)
+        self.tally.attempts[attempt.outcome] = self.tally.attempts.get(attempt.outcome, 0) + 1
         return attempt
 
 

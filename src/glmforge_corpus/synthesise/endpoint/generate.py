@@ -33,15 +33,17 @@ from glmforge_corpus.synthesise.questions import question_hash
 
 
 class Sampling(Strict):
-    """How the model is asked."""
+    """Which model is asked, and how it samples."""
 
     model: str = Field(min_length=1, description="the model's name on the server")
     samples: int = Field(default=4, ge=1, description="solutions per question")
     questions: int = Field(default=3, ge=1, description="questions per document")
-    temperature: float = Field(default=0.8, ge=0, description="of solutions and questions")
+    temperature: float = Field(default=0.8, ge=0, description="sampling temperature of solutions and questions")
     top_p: float = Field(default=0.95, gt=0, le=1)
-    max_tokens: int = Field(default=8192, ge=1, description="of one reply, reasoning included")
-    max_document_bytes: int = Field(default=16384, ge=100, description="beginning of a document that is shown")
+    max_tokens: int = Field(default=8192, ge=1, description="tokens per reply, reasoning included")
+    max_document_bytes: int = Field(
+        default=16384, ge=100, description="bytes of a document that the model is shown, from its beginning"
+    )
     send_seed: bool = Field(default=True, description="send a seed per request; a few servers refuse it")
     question_prompt: YamlPath | None = Field(default=None, description="Jinja file with {{ document }} and {{ count }}")
     solution_prompt: YamlPath | None = Field(default=None, description="Jinja file with {{ question }}")
@@ -93,25 +95,19 @@ def generate(
         made = Counter[str]()
         documents = [item for item in listed if isinstance(item, Document)]
         if documents:
-            asked = [
-                (
-                    d,
-                    sampling.request(
-                        make.render(document=_shown(d, sampling), count=sampling.questions), "questions", 0
-                    ),
-                )
-                for d in documents
-            ]
-            tallies["questions"] = ask_all([request for _, request in asked], server, journal, progress)
+            prompts = [make.render(document=_shown(d, sampling), count=sampling.questions) for d in documents]
+            requests = [sampling.request(prompt, "questions", 0) for prompt in prompts]
+            asked = list(zip(documents, requests, strict=True))
+            tallies["questions"] = ask_all(requests, server, journal, progress)
             questions += _made_questions(asked, journal, made, trust_answers)
         if not only_questions:
-            requests = [
+            solutions = [
                 [sampling.request(solve.render(question=q.question), "solution", k) for k in range(sampling.samples)]
                 for q in questions
             ]
             if not documents or tallies["questions"].complete:
-                tallies["solutions"] = ask_all([r for group in requests for r in group], server, journal, progress)
-            report = _write_solutions(out, questions, requests, journal, rules, sampling.model)
+                tallies["solutions"] = ask_all([r for group in solutions for r in group], server, journal, progress)
+            report = _write_solutions(out, questions, solutions, journal, rules, sampling.model)
         else:
             report = {}
         if documents:

@@ -39,20 +39,22 @@ _FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|```.*?```|`[^`]*`|\\[a
 
 
 class Judgement(Strict):
-    """Where the line is drawn."""
+    """When a reply is accepted."""
 
     require_thinking: bool = Field(default=False, description="reject replies without <think>...</think>")
     repeated_run: int = Field(
-        default=12, ge=4, description="words (or Chinese characters) of a run whose repetition counts as a loop"
+        default=12,
+        ge=4,
+        description="length of a repeated passage that counts as a loop, in words or Chinese characters",
     )
-    max_repeats: int = Field(default=4, ge=2, description="a run may occur so often without overlap")
+    max_repeats: int = Field(default=4, ge=2, description="how often such a passage may occur without overlap")
     max_foreign: float = Field(
-        default=0.1, ge=0, le=1, description="share of letters in the script that the question is not written in"
+        default=0.1, ge=0, le=1, description="maximum share of letters in a script that the question is not written in"
     )
     agreement: float = Field(
-        default=0.5, ge=0, lt=1, description="more than this share of votes makes an answer that was not known"
+        default=0.5, ge=0, lt=1, description="where no answer is known: share of the votes that an answer must exceed"
     )
-    min_votes: int = Field(default=2, ge=1, description="fewer votes than this do not count as agreement")
+    min_votes: int = Field(default=2, ge=1, description="minimum number of votes for an answer")
 
 
 @dataclass(frozen=True, slots=True)

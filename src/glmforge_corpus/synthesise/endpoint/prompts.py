@@ -47,12 +47,12 @@ def load_template(path: Path | None, default: str, names: tuple[str, ...]) -> Te
     except OSError as error:
         raise ConfigError(f"prompt {path}: cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"prompt {path}: not UTF-8 text: name a Jinja file") from error
+        raise ConfigError(f"prompt {path}: not UTF-8 text: give a Jinja file") from error
     except TemplateError as error:
         raise ConfigError(f"prompt {path}: {error}: it may use {', '.join(names)}") from error
     for name, mark in marks.items():
         if mark not in rendered:
-            raise ConfigError(f"prompt {path}: does not use {{{{ {name} }}}}: put it where it belongs")
+            raise ConfigError(f"prompt {path}: does not use {{{{ {name} }}}}: insert it where the text belongs")
     return template
 
 

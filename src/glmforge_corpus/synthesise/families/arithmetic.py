@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import lcm
 
 from glmforge_corpus.synthesise.draw import Draw
-from glmforge_corpus.synthesise.numerals import decimal, signed, simplest
+from glmforge_corpus.synthesise.numerals import decimal, factor, signed, simplest
 from glmforge_corpus.synthesise.problem import Draft, Template, say
 
 SIZE = (20, 50, 100, 200, 500)
@@ -47,10 +47,10 @@ def _tree(draw: Draw, num_operations: int, level: int, steps: list[str]) -> tupl
     if sign == "/":
         return _quotient(draw, left, a, left_rank, steps)
     if sign == "*":
-        steps.append(f"${_atom(a)} \\times {_atom(b)} = {a * b}$")
+        steps.append(f"${factor(a)} \\times {factor(b)} = {a * b}$")
         return f"{_wrap(left, left_rank, 2)} \\times {_wrap(right, right_rank, 3)}", a * b, 2
     value = a + b if sign == "+" else a - b
-    steps.append(f"${a} {sign} {_atom(b)} = {value}$")
+    steps.append(f"${a} {sign} {factor(b)} = {value}$")
     return f"{left} {sign} {_wrap(right, right_rank, 2)}", value, 1
 
 
@@ -58,19 +58,15 @@ def _quotient(draw: Draw, left: str, a: int, left_rank: int, steps: list[str]) -
     divisors = [d for d in range(2, 13) if a % d == 0]
     if not divisors or a == 0:
         divisor = draw.integer(2, 9)
-        steps.append(f"${_atom(a)} \\times {divisor} = {a * divisor}$")
+        steps.append(f"${factor(a)} \\times {divisor} = {a * divisor}$")
         return f"{_wrap(left, left_rank, 2)} \\times {divisor}", a * divisor, 2
     divisor = draw.pick(divisors)
-    steps.append(f"${_atom(a)} \\div {divisor} = {a // divisor}$")
+    steps.append(f"${factor(a)} \\div {divisor} = {a // divisor}$")
     return f"{_wrap(left, left_rank, 2)} \\div {divisor}", a // divisor, 2
 
 
 def _wrap(text: str, rank: int, least: int) -> str:
     return text if rank >= least else f"({text})"
-
-
-def _atom(value: int) -> str:
-    return f"({value})" if value < 0 else str(value)
 
 
 def fractions(draw: Draw, level: int, zh: bool) -> Draft:
@@ -287,7 +283,7 @@ def signed_sum(draw: Draw, level: int, zh: bool) -> Draft:
     question = say(draw, zh, _BALANCE, _BALANCE_ZH, t=value, c=", ".join(signed(c) for c in changes))
     steps = []
     for change in changes:
-        steps.append(f"${value} + {_atom(change)} = {value + change}$")
+        steps.append(f"${value} + {factor(change)} = {value + change}$")
         value += change
     return Draft(question, steps, str(value))
 

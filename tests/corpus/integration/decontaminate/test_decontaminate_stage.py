@@ -120,7 +120,7 @@ def test_a_clean_corpus_passes_as_it_is(tmp_path: Path, shards: list[Path]) -> N
 
 
 def test_wrong_options_are_refused_before_anything_runs(tmp_path: Path, questions: Path) -> None:
-    with pytest.raises(DataError, match="'quiz' stands twice"):
+    with pytest.raises(DataError, match="'quiz' occurs twice"):
         Decontaminate.model_validate({"against": against(questions) * 2}).check()
     with pytest.raises(DataError, match="does not exist"):
         Decontaminate.model_validate({"against": against(tmp_path / "none.jsonl")}).check()

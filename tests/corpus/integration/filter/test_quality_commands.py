@@ -118,8 +118,14 @@ def test_records_that_cannot_be_read_stop_the_training_or_are_left_out(seeds: Pa
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["--toxic", "good", "--harmless", "good"], "toxic seeds: none is left: 600 texts stand among the toxic and "),
-        (["--toxic", "bad", "--harmless", "bad", "--harmless", "good"], "toxic seeds: none is left: 600 texts stand"),
+        (
+            ["--toxic", "good", "--harmless", "good"],
+            "toxic seeds: no documents are left: 600 texts are in both the toxic and ",
+        ),
+        (
+            ["--toxic", "bad", "--harmless", "bad", "--harmless", "good"],
+            "toxic seeds: no documents are left: 600 texts are in both",
+        ),
         (["--toxic", "bad", "--harmless", "few"], "harmless seeds: 3 different documents leave 0 in the smallest"),
     ],
 )

@@ -56,7 +56,7 @@ def test_on_slurm(tmp_path, local, cluster):
     broken = tmp_path / "broken"
     broken.touch()
     failing = _pipeline(tmp_path / "out", fail_task=1, fail_while=str(broken))
-    with pytest.raises(DataError, match=r"Slurm job \d+ ended with 1 of 4 tasks not done, the first of them 1: see"):
+    with pytest.raises(DataError, match=r"Slurm job \d+ ended with 1 of 4 tasks unfinished, the first of them 1: see"):
         run_pipeline(failing, "slurm")
     broken.unlink()
     run_pipeline(failing, "slurm")

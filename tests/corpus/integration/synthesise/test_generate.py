@@ -431,6 +431,6 @@ def test_requests_that_fail_make_the_command_fail_and_a_cap_does_not(tmp_path):
         prices = ["--prompt-price", "1e9", "--max-cost", "1e-9"]
         capped = CliRunner().invoke(app, [*options, "--out", f"{tmp_path}/b", *prices])
     assert isinstance(failed.exception, DataError)
-    assert "solutions: 20 requests are open (503 down): run again" in str(failed.exception)
+    assert "solutions: 20 requests are unfinished (503 down): run again" in str(failed.exception)
     assert capped.exit_code == 0
-    assert "20 requests are open (the cost cap is reached)" in capped.output
+    assert "20 requests are unfinished (the cost cap is reached)" in capped.output

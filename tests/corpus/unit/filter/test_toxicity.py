@@ -127,7 +127,7 @@ def test_documents_are_judged_each_for_itself(tmp_path) -> None:
     [
         ({}, "needs 'lists'"),
         ({"lists": "x", "threshold": 0.5}, "give 'model'"),
-        ({"model": "x", "remove": "mild"}, "by word lists"),
+        ({"model": "x", "remove": "mild"}, "applies to word lists"),
     ],
 )
 def test_options_that_do_nothing_are_refused(options: dict[str, object], message: str) -> None:

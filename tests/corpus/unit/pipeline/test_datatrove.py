@@ -44,14 +44,14 @@ def test_a_formatter_of_theirs():
     [("nowhere:Filter", {}), (f"{FILTERS}:NoFilter", {}), (f"{FILTERS}:RegexFilter", {"wrong": 1}), ("words", {})],
 )
 def test_a_step_that_cannot_be_made(step, options):
-    with pytest.raises(ConfigError, match=r"^datatrove.step: '.*' cannot be made: .*: write it as module:Class"):
+    with pytest.raises(ConfigError, match=r"^datatrove.step: '.*' cannot be created: .*: write it as module:Class"):
         DatatroveBlock(step=step, options=options).process(batch_of(["a"]))
 
 
 def test_a_step_that_makes_documents_of_its_own(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"text": "new", "id": "n"}\n')
     block = DatatroveBlock(step="datatrove.pipeline.readers:JsonlReader", options={"data_folder": str(tmp_path)})
-    with pytest.raises(DataError, match="makes documents of its own"):
+    with pytest.raises(DataError, match="produces documents of its own"):
         block.process(batch_of(["a"]))
 
 

@@ -1,0 +1,31 @@
+"""What the demo prints: a numbered heading with the elapsed time for each stage, and lines below it."""
+
+import time
+
+from rich.console import Console
+
+from glmforge.observe.units import format_duration
+
+
+class Screen:
+    """The console, and when the demo began."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started = time.monotonic()
+        self._num_stages = 0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the demo began."""
+        return time.monotonic() - self.started
+
+    def heading(self, title: str) -> None:
+        self._num_stages += 1
+        self.console.print()
+        self.console.rule(
+            f"[bold]{self._num_stages}. {title}[/bold]  [dim]{format_duration(self.elapsed)}[/dim]", align="left"
+        )
+
+    def say(self, line: str) -> None:
+        self.console.print(f"  {line}", highlight=False)

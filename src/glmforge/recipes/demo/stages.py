@@ -1,0 +1,256 @@
+"""The whole life of a small model on this machine: what `glmforge demo` does, one stage after the other.
+
+Every stage is what a real run does, through the same functions: nothing here knows how to train, save or export.
+The training itself is a `glmforge train` process of its own, so that it can be killed with SIGKILL and started again.
+"""
+
+import lzma
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.panel import Panel
+
+from glmforge.cluster.lease import LOCK, Lease
+from glmforge.config import RunConfig
+from glmforge.data.chat.shard import tokenize_conversations
+from glmforge.data.documents.document import Document, split_held_out
+from glmforge.data.documents.read import read_documents
+from glmforge.data.tokens.bpe import train_tokenizer
+from glmforge.data.tokens.shards import ShardInfo, TokenShard
+from glmforge.data.tokens.tokenize import tokenize_corpus
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.chat import ChatModel, Conversation
+from glmforge.deploy.export import compare_with_transformers, export_run
+from glmforge.errors import GlmforgeError
+from glmforge.observe.record_files import read_jsonl
+from glmforge.observe.run import RunDirectory
+from glmforge.observe.units import counted, format_bytes, format_count, format_duration
+from glmforge.recipes.demo.docstrings import docstring_conversations
+from glmforge.recipes.demo.options import DemoOptions
+from glmforge.recipes.demo.screen import Screen
+from glmforge.recipes.demo.standard_library import standard_library_documents
+from glmforge.recipes.demo.timed_training import TimedTraining
+from glmforge.report.report import Sample, write_report
+
+MARKER = ".glmforge-demo"
+DEMO_LOCK = ".lock-demo"
+"""Held by the whole demo; `LOCK` is held by the training, a process of its own."""
+HELD_OUT_FRACTION = 0.02
+PROMPTS = ("def main():\n", "class Server:\n    def __init__(self", "import os\n\ndef read_file(path")
+QUESTIONS = ("What does os.path.join do?", "What is json.dumps for?")
+
+
+Documents = Iterable[Document]
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What came out, for tests and for the last panel."""
+
+    config: RunConfig
+    killed_at_step: int
+    resumed_from_step: int
+    first_loss: float
+    last_loss: float
+    bits_per_byte: float
+    logits_difference: float
+    report: Path
+    export: Path
+
+
+class Demo:
+    """The stages in order; each prints what it does and what came out."""
+
+    def __init__(self, options: DemoOptions, console: Console | None = None) -> None:
+        self.options = options
+        self.directory, self.data = options.output_dir, options.data
+        self._screen = Screen(console or Console())
+
+    def run(self) -> DemoResult:
+        """Run all stages. Raises `GlmforgeError` if the directory holds something else or a stage fails."""
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo", name=DEMO_LOCK):
+            self._clear_directory()
+            return self._run_stages()
+
+    def _run_stages(self) -> DemoResult:
+        train_documents, held_out_documents = self.gather_corpus()
+        tokenizer_dir = self.train_tokenizer(train_documents)
+        self.write_shards(train_documents, held_out_documents, tokenizer_dir)
+        training = TimedTraining(self.options, self._screen)
+        config = training.plan()
+        config, killed_at, resumed_from = training.run(config)
+        bits_per_byte = self.evaluate(config, held_out_documents)
+        export = self.export(config)
+        difference = self.check_with_transformers(export)
+        samples = self.generate_samples(export)
+        report = self.report(config, samples)
+        losses = [record["loss"] for record in read_jsonl(RunDirectory(config.output_dir).metrics)]
+        self._print_next_commands(config, export, report)
+        return DemoResult(
+            config, killed_at, resumed_from, losses[0], losses[-1], bits_per_byte, difference, report, export
+        )
+
+    def gather_corpus(self) -> tuple[Documents, Documents]:
+        """Training and held-out documents."""
+        self._screen.heading("Gather a corpus")
+        documents: Documents
+        if self.options.corpus is None:
+            documents = library = standard_library_documents()
+            self._screen.say(f"the sources of this Python's own standard library: [b]{library.root}[/b]")
+        else:
+            documents = read_documents(self.options.corpus)
+            self._screen.say(f"[b]{self.options.corpus}[/b]")
+        train, held_out = split_held_out(documents, HELD_OUT_FRACTION)
+        sizes = [_size(part) for part in (train, held_out)]
+        for (count, size), what in zip(sizes, ("to train on", "held out, never trained on"), strict=True):
+            self._screen.say(f"{counted(count, 'document')}, {format_bytes(size)} {what}")
+        if not all(count for count, _ in sizes):
+            raise GlmforgeError(
+                f"{self.options.corpus}: too few documents to hold some out; give a corpus of a hundred files or more"
+            )
+        return train, held_out
+
+    def train_tokenizer(self, documents: Documents) -> Path:
+        """A byte-level BPE tokenizer of the size that the model embeds."""
+        self._screen.heading("Train a tokenizer")
+        out = self.data / "tokenizer"
+        vocab_size = self.options.load_config().model.vocab_size
+        train_tokenizer((document.text for document in documents), vocab_size, out)
+        self._screen.say(f"{vocab_size:,} tokens: byte-level BPE and GLM's 36 control tokens, with the chat template")
+        self._screen.say(f"[b]{out}[/b] loads with transformers' AutoTokenizer")
+        return out
+
+    def write_shards(self, train: Documents, held_out: Documents, tokenizer_dir: Path) -> None:
+        """Token shards of the text, of held-out text, and of dialogues made from docstrings."""
+        self._screen.heading("Turn text into token shards")
+        workers = min(2, os.cpu_count() or 1)
+        for name, documents in (("train", train), ("held_out", held_out)):
+            info = tokenize_corpus(documents, tokenizer_dir, self.data / name, num_workers=workers, source=name)
+            self._say_shard(name, info)
+        conversations = docstring_conversations(_docstring_sources(self.options.corpus, train))
+        info = tokenize_conversations(conversations, tokenizer_dir, self.data / "dialogue", source="docstrings")
+        self._say_shard("dialogue", info)
+        self._screen.say(f"Megatron's .bin/.idx format, in [b]{self.data}[/b]; dialogues ask for docstrings by name")
+
+    def evaluate(self, config: RunConfig, held_out: Documents) -> float:
+        """Held-out bits per byte beside what a general compressor needs for the same files."""
+        self._screen.heading("Evaluate on held-out files")
+        evaluations = read_jsonl(RunDirectory(config.output_dir).evaluation)
+        for record in evaluations:
+            self._screen.say(f"step {record['step']:>5}: {record['bits_per_byte']:.3f} bits per byte")
+        text = b"".join(document.text.encode() for document in held_out)
+        compressed = 8 * len(lzma.compress(text, preset=9)) / len(text)
+        self._screen.say(f"for comparison: xz -9 needs {compressed:.3f} bits per byte for the same files")
+        return float(evaluations[-1]["bits_per_byte"])
+
+    def export(self, config: RunConfig) -> Path:
+        """The trained model in Hugging Face format."""
+        self._screen.heading("Export")
+        exported = export_run(config.output_dir, self.directory / "export", dtype="fp32", with_mtp=True)
+        size = sum(file.stat().st_size for file in exported.directory.iterdir())
+        self._screen.say(f"[b]{exported.directory}[/b], {format_bytes(size)}: safetensors, config and tokenizer")
+        return exported.directory
+
+    def check_with_transformers(self, export: Path) -> float:
+        """The export's logits in transformers against ours."""
+        ids = TokenShard(self.data / "held_out").tokens(0, 128).astype("int64")
+        parity = compare_with_transformers(export, torch.from_numpy(ids)[None])
+        if not parity.agrees:
+            raise GlmforgeError(
+                f"{export}: transformers' logits differ by {parity.max_difference:.1e}: a defect, please report it"
+            )
+        self._screen.say(f"transformers loads it; its logits differ from ours by at most {parity.max_difference:.1e}")
+        return parity.max_difference
+
+    def generate_samples(self, export: Path) -> list[Sample]:
+        """Completions and answers, for the screen and the report."""
+        self._screen.heading("Generate text")
+        chat = ChatModel.load(export)
+        samples: list[Sample] = []
+        for prompt in PROMPTS if self.options.corpus is None else _openings(self.data / "held_out", chat.tokenizer):
+            completion = chat.continue_text(prompt, max_new_tokens=48, temperature=0.6, seed=0)
+            samples.append({"prompt": prompt, "completion": completion})
+        for question in QUESTIONS:
+            answer = Conversation(chat).reply(question, max_new_tokens=48, temperature=0.6, seed=0)
+            samples.append({"prompt": f"{question}\n", "completion": answer})
+        for sample in samples:
+            self._screen.console.print(sample["prompt"], style="bold", end="", markup=False, highlight=False)
+            self._screen.console.print(sample["completion"], markup=False, highlight=False)
+            self._screen.console.print("─" * 20, style="dim")
+        self._screen.say("(a few minutes of training teach form, not knowledge)")
+        return samples
+
+    def report(self, config: RunConfig, samples: list[Sample]) -> Path:
+        """The HTML page."""
+        self._screen.heading("Write the report")
+        path = write_report(config.output_dir, extra={"samples": samples})
+        self._screen.say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
+        return path
+
+    def _refuse_foreign_directory(self) -> None:
+        if self._contents() and not (self.directory / MARKER).exists():
+            raise GlmforgeError(f"{self.directory}: exists and is not an earlier demo; choose another --out")
+
+    def _clear_directory(self) -> None:
+        """Replace an earlier demo, and nothing else: not one whose training still runs."""
+        self._refuse_foreign_directory()
+        with Lease(self.directory, "glmforge demo"):
+            (self.directory / MARKER).write_text("made by 'glmforge demo', which may replace this directory\n")
+            for path in self._contents():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            self.data.mkdir()
+
+    def _contents(self) -> list[Path]:
+        """What lies in the directory but what says whose it is."""
+        own = {MARKER, DEMO_LOCK, LOCK}
+        return [path for path in self.directory.iterdir() if path.name not in own] if self.directory.exists() else []
+
+    def _say_shard(self, name: str, info: ShardInfo) -> None:
+        self._screen.say(
+            f"{name}: {counted(info.num_documents, 'document')}, {format_count(info.num_tokens)} tokens, "
+            f"{info.bytes_per_token:.2f} bytes per token"
+        )
+
+    def _print_next_commands(self, config: RunConfig, export: Path, report: Path) -> None:
+        command = _command()
+        lines = [
+            f"talk to it       {command} chat {export}",
+            f"let it continue  {command} chat {export} --complete -p 'def main():'",
+            f"read the report  {report}",
+            f"look inside      {command} checkpoint show {config.output_dir}",
+            f"train a variant  {command} train {self.options.config_file} output_dir=runs/variant optim.lr=5e-3",
+        ]
+        elapsed = format_duration(self._screen.elapsed)
+        self._screen.console.print()
+        panel = Panel("\n".join(lines), title=f"Done in {elapsed}", title_align="left", expand=False)
+        self._screen.console.print(panel)
+
+
+def _command() -> str:
+    """How this user can call glmforge: by name, or by path where the environment is not activated."""
+    return "glmforge" if shutil.which("glmforge") else os.path.relpath(Path(sys.executable).with_name("glmforge"))
+
+
+def _size(documents: Documents) -> tuple[int, int]:
+    """Number of documents and of UTF-8 bytes."""
+    sizes = [len(document.text.encode()) for document in documents]
+    return len(sizes), sum(sizes)
+
+
+def _docstring_sources(corpus: Path | None, train: Documents) -> Documents:
+    """Where the docstrings come from: the training documents, which another corpus may not have."""
+    return train if corpus is None else standard_library_documents()
+
+
+def _openings(held_out: Path, tokenizer: Tokenizer) -> list[str]:
+    """The first words of some held-out documents, to be continued."""
+    shard = TokenShard(held_out)
+    documents = [shard.document(i) for i in range(min(len(PROMPTS), shard.num_documents))]
+    return [tokenizer.decode(ids[: min(12, len(ids) - 1)].tolist()) for ids in documents]

@@ -1,0 +1,153 @@
+"""The training of the demo, of as many steps as the user's minutes have room for, killed and resumed on the way."""
+
+import math
+import time
+from typing import NamedTuple
+
+import torch
+
+from glmforge.checkpoint import latest_checkpoint, read_meta
+from glmforge.cluster.cores import busy_cores, usable_cores
+from glmforge.config import RunConfig, dump_config
+from glmforge.errors import GlmforgeError
+from glmforge.observe.metrics import Record
+from glmforge.observe.record_files import read_jsonl
+from glmforge.observe.run import RunDirectory, record_event, write_text
+from glmforge.observe.units import format_count, format_duration
+from glmforge.plan.parameters import count_parameters
+from glmforge.recipes.demo import pace
+from glmforge.recipes.demo.options import DemoOptions
+from glmforge.recipes.demo.screen import Screen
+from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
+from glmforge.recipes.pretrain import measure_step_seconds
+
+PRECISIONS = ("fp32", "bf16")
+MEASURED_STEPS = 3
+SECONDS_PER_MEASUREMENT = 5.0
+"""At which a measurement ends with the step it is at, and one step more."""
+MAX_STOPS = 2
+"""How often a run that is late is stopped and planned anew: each time a start is paid for."""
+
+
+class Setting(NamedTuple):
+    """Arithmetic and threads, in the order of the speed they gave."""
+
+    step_seconds: float
+    precision: str
+    num_threads: int
+
+
+class TimedTraining:
+    """Plans the steps for the time that is left, and trains them."""
+
+    def __init__(self, options: DemoOptions, screen: Screen) -> None:
+        self._options, self._screen = options, screen
+        self._precision, self._num_threads = PRECISIONS[0], 1
+        self._deadline = math.inf
+        self._intervals: list[str] = []
+
+    def plan(self) -> RunConfig:
+        """Measure steps on this machine and fill the time that is left with steps."""
+        before = self._screen.elapsed
+        self._screen.heading("Plan the training")
+        config = self._options.load_config()
+        counts = f"{format_count(count_parameters(config.model).with_mtp.total)} parameters"
+        self._screen.say(f"GLM-4.6 in small: {counts}, {config.model.n_routed_experts} experts per layer, MTP, Muon")
+        setting = self._fastest_setting()
+        self._precision, self._num_threads = setting.precision, setting.num_threads
+        total = self._options.minutes * 60
+        seconds = pace.training_seconds(total, before, self._screen.elapsed)
+        self._deadline = time.monotonic() + seconds
+        num_steps = pace.steps_within(seconds, setting.step_seconds)
+        self._intervals = pace.intervals(num_steps)
+        config = self._write_config(pace.first_plan(num_steps))
+        speed = format_count(config.num_tokens / config.num_steps / setting.step_seconds)
+        expected = config.num_steps * setting.step_seconds / pace.SHARE_OF_STEPS
+        self._screen.say(f"[b]{config.precision.compute}, {self._num_threads} thread(s)[/b]: {speed} tokens/s")
+        self._screen.say(
+            f"{config.num_steps} steps, {format_count(config.num_tokens)} tokens, about {format_duration(expected)}, "
+            "in two phases: text, then text and dialogues"
+        )
+        if config.num_steps < pace.USEFUL_STEPS:
+            enough = total - seconds + pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
+            self._screen.say(
+                f"[yellow]too few to learn much: this machine is slow, or busy (load {busy_cores():.1f} on "
+                f"{usable_cores():g} cores); --minutes {math.ceil(enough / 60)} would give {pace.USEFUL_STEPS}[/yellow]"
+            )
+        self._screen.say(f"the configuration is [b]{self._options.config_file}[/b]")
+        return config
+
+    def run(self, config: RunConfig) -> tuple[RunConfig, int, int]:
+        """Train in a process of its own; kill it part-way; start it again, planned again from the pace it had.
+
+        Returns the configuration that it ended with, and the steps it was killed at and resumed from.
+        """
+        self._screen.heading("Pre-train; kill and resume it on the way")
+        run = RunDirectory(config.output_dir)
+        kill_at = max((config.checkpoint.every_steps or 1) + 1, int(config.num_steps * pace.KILL_AT_SHARE))
+        watched = Watched(config, self._options.config_file, self._num_threads)
+        train_and_kill(watched, kill_at, (self._deadline - time.monotonic()) * pace.KILL_AT_SHARE)
+        killed_at = watched.step
+        record_event(run.root, "killed", step=killed_at, detail="SIGKILL by the demo")
+        checkpoint = latest_checkpoint(run.checkpoints)
+        if checkpoint is None:
+            raise GlmforgeError(f"{run.checkpoints}: the killed run left no checkpoint; give it more --minutes")
+        resumed_from = read_meta(checkpoint).step
+        self._screen.say(f"[red]killed with SIGKILL after step {killed_at}[/red]; the same command again resumes from")
+        self._screen.say(f"[b]{checkpoint}[/b] and trains the steps after {resumed_from} again, exactly as before")
+        config = self._plan_anew(watched, resumed_from)
+        for may_stop in (not self._options.steps_are_given,) * MAX_STOPS + (False,):
+            watched = Watched(config, self._options.config_file, self._num_threads)
+            if train_to_the_end(watched, self._deadline, may_stop=may_stop):
+                break
+            self._screen.say(f"[yellow]slower than planned: told to stop after step {watched.step}[/yellow]")
+            config = self._plan_anew(watched, watched.step)
+        self._print_result(read_jsonl(run.metrics))
+        return config, killed_at, resumed_from
+
+    def _fastest_setting(self) -> Setting:
+        """The fastest arithmetic with all threads, then also with one: on busy cores that may be faster."""
+        all_threads = torch.get_num_threads()
+        found = [self._measure(precision, all_threads) for precision in PRECISIONS]
+        best = min(found)
+        if all_threads > 1:
+            best = min(best, self._measure(best.precision, 1))
+        torch.set_num_threads(all_threads)
+        return best
+
+    def _measure(self, precision: str, num_threads: int) -> Setting:
+        torch.set_num_threads(num_threads)
+        config = self._options.load_config([f"precision.compute={precision}"])
+        seconds = measure_step_seconds(config, MEASURED_STEPS, max_seconds=SECONDS_PER_MEASUREMENT)
+        self._screen.say(f"{precision} with {num_threads} thread(s): {seconds:.2f} s a step")
+        return Setting(seconds, precision, num_threads)
+
+    def _plan_anew(self, watched: Watched, done: int) -> RunConfig:
+        """What is left of the time, at the pace the run had, in steps."""
+        config = watched.config
+        if watched.step_seconds is None or self._options.steps_are_given:
+            return config
+        left = self._deadline - time.monotonic()
+        phases = pace.next_plan(done, left, watched.step_seconds, pace.Phases(*(p.num_steps for p in config.phases)))
+        planned = self._write_config(phases)
+        speed = format_count(config.num_tokens / config.num_steps / watched.step_seconds)
+        self._screen.say(
+            f"at {speed} tokens/s there is time for {planned.num_steps} steps in all (planned: {config.num_steps}), "
+            f"{format_duration((planned.num_steps - done) * watched.step_seconds)} more"
+        )
+        return planned
+
+    def _write_config(self, phases: pace.Phases) -> RunConfig:
+        precision = f"precision.compute={self._precision}"
+        config = self._options.load_config([precision, *phases.overrides, *self._intervals])
+        write_text(self._options.config_file, dump_config(config))
+        return config
+
+    def _print_result(self, records: list[Record]) -> None:
+        self._screen.say(f"loss {records[0]['loss']:.2f} -> [b]{records[-1]['loss']:.2f}[/b] nats per token")
+        speed = sorted(record["tokens_per_second"] for record in records)[len(records) // 2]
+        violation = records[-1].get("max_violation_mean", math.nan)
+        self._screen.say(
+            f"{format_count(speed)} tokens/s; at the end the busiest expert of a layer has {violation:.0%} more"
+        )
+        self._screen.say("than an even share of the tokens (mean of the layers)")

@@ -1,0 +1,113 @@
+"""Commands that each run a pipeline for a single purpose.
+
+Such a command is written as a function of its own options that returns the stages after `extract`. `pipeline_command`
+adds what all of these commands take (inputs, output, how inputs are read, workers) and runs the pipeline.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from glmforge.cli.data.options import TextFieldOption, split_names
+from glmforge.errors import DataError
+from glmforge_corpus.cli.options import RedoOption, parameters_of, typer_command
+from glmforge_corpus.cli.step_progress import step_progress
+
+if TYPE_CHECKING:
+    from glmforge_corpus.pipeline.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a command makes of its options.
+
+    Attributes:
+        stages: the stages after `extract`, as a pipeline file has them.
+        options: key of a stage or block -> the option that sets it, for error messages:
+            {"minhash.threshold": "--threshold"}.
+        reading: further options of `extract`.
+        seed: of the pipeline.
+    """
+
+    stages: Sequence[dict[str, Any]]
+    options: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
+def pipeline_command(stages_of: Callable[..., Stages]) -> Callable[..., None]:
+    """The command that runs the stages `stages_of` returns; typer sees the parameters of both."""
+
+    def command(
+        inputs: Annotated[
+            list[Path],
+            typer.Argument(
+                help="Files and directories of text, JSONL, Parquet, HTML, WARC or PDF, recognised by suffix, "
+                "compressed (.gz, .zst) or not. Repositories and issues need a pipeline file."
+            ),
+        ],
+        out: Annotated[
+            Path,
+            typer.Option(
+                help="Output directory: documents/, report.html, quarantine.jsonl. The same command continues "
+                "an interrupted run."
+            ),
+        ],
+        text_field: TextFieldOption = "text",
+        id_field: Annotated[
+            str | None,
+            typer.Option(help="JSON field or Parquet column that holds the id; by default, made of file and line."),
+        ] = None,
+        metadata: Annotated[
+            str,
+            typer.Option(
+                metavar="url,date,...",
+                help="JSON fields or Parquet columns to keep as metadata; '*': all but text and id.",
+            ),
+        ] = "",
+        workers: Annotated[int, typer.Option(min=0, help="Tasks run in parallel; 0: one per core.")] = 0,
+        redo: RedoOption = False,
+        **own: Any,
+    ) -> None:
+        fields = {"text_field": text_field, "id_field": id_field, "metadata": split_names(metadata)}
+        run_and_report(_pipeline(inputs, fields, out, workers, stages_of(**own)), redo=redo)
+
+    inputs, out, *reading, _ = parameters_of(command).values()
+    return typer_command(command, stages_of, [inputs, out, *parameters_of(stages_of).values(), *reading])
+
+
+def _pipeline(inputs: Sequence[Path], fields: Mapping[str, Any], out: Path, workers: int, given: Stages) -> "Pipeline":
+    from glmforge_corpus.pipeline.pipeline import pipeline_of
+
+    names = names_of(inputs)
+    sources = [{"source": name, "path": str(path), **fields} for name, path in zip(names, inputs, strict=True)]
+    value = {
+        "output": str(out),
+        "name": out.name,
+        "seed": given.seed,
+        "stages": [{"extract": {"inputs": sources, **given.reading}}, *given.stages],
+        "executors": {"local": {"workers": workers}},
+    }
+    return pipeline_of(value, "command line", given.options)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """What files are called in reports and ids: by stem if that is unique, otherwise by path."""
+    short = [path.name.split(".")[0] or "input" for path in paths]
+    return [name if short.count(name) == 1 else path.as_posix() for name, path in zip(short, paths, strict=True)]
+
+
+def run_and_report(pipeline: "Pipeline", executor: str = "local", *, redo: bool = False) -> None:
+    """Run a pipeline, show its progress and print what came out."""
+    from glmforge_corpus.cli.outcome import outcome
+    from glmforge_corpus.make import make_corpus, page_of
+
+    with step_progress() as show:
+        report = make_corpus(pipeline, executor, redo=redo, progress=show)
+    for line in outcome(report, pipeline.output, page_of(pipeline.output)):
+        typer.echo(line)
+    if not report["stages"][-1]["statistics"]["written"]["documents"]:
+        raise DataError(f"{pipeline.output}: no documents are left: {page_of(pipeline.output)} shows what removed them")
