@@ -64,36 +64,36 @@ def symmetric_products() -> None:
 def routes() -> None:
     from glmforge.kernels.triton import router
 
-    for num_experts, groups in ((128, 1), (160, 1), (256, 8)):
-        logits, bias = torch.ones(T, num_experts), torch.ones(num_experts)
-        kept = max(1, groups // 2)
-        weights, experts, scores = router.route(logits, bias, None, 8, groups, kept, True, 2.5)
-        router.route_backward(weights, experts, scores, num_experts, True, 2.5)
+    for num_experts, num_groups, num_kept_groups in ((128, 1, 1), (160, 1, 1), (160, 8, 4)):
+        logits, bias, experts = (
+            torch.randn(T, num_experts),
+            torch.ones(num_experts),
+            torch.zeros(T, 8, dtype=torch.int64),
+        )
+        for choice in (None, logits):  # Sinkhorn's choice
+            router.route(logits, bias, choice, 8, num_groups, num_kept_groups, True, 2.5)
+        router.route_backward(torch.ones(T, 8), experts, torch.ones(T, 8), num_experts, True, 2.5)
 
 
-def rows_of_experts() -> None:
+def orders() -> None:
     from glmforge.kernels.triton import permute
 
-    num_rows = T * 8
-    inverse, weights = torch.arange(num_rows), torch.ones(T, 8)
-    for num_experts in (128, 160):
-        permute.sort_slots(inverse, num_experts, 8)
-    for hidden_size in (4096, 5120):
-        x, y = (torch.ones(n, hidden_size, dtype=torch.bfloat16) for n in (T, num_rows))
-        permute.copy_rows(x, inverse, 8, num_rows)
-        permute.sum_rows(y, None, inverse, 8)
-        permute.sum_rows(y, weights, inverse, 8)
-        permute.sum_rows_backward(x, y, weights, inverse)
+    slots, x = torch.zeros(8 * T, dtype=torch.int64), torch.ones(T, 4096, dtype=torch.bfloat16)
+    rows, weights = torch.ones(8 * T, 4096, dtype=torch.bfloat16), torch.ones(T, 8)
+    permute.sort_slots(slots, 128, 8)
+    permute.copy_rows(x, slots, 8, 8 * T)
+    for each in (None, weights):
+        permute.sum_rows(rows, each, slots, 8)
+    permute.sum_rows_backward(x, rows, weights, slots)
 
 
-def expert_products() -> None:
+def swiglus() -> None:
     from glmforge.kernels.triton import swiglu
 
-    for width in (1408, 1536):
-        gate_up = torch.ones(T, 2 * width, dtype=torch.bfloat16)
-        for weights in (None, torch.ones(T)):
-            swiglu.swiglu(gate_up, weights)
-            swiglu.swiglu_backward(gate_up, weights, gate_up[:, :width])
+    gate_up, grad = torch.ones(T, 2 * 1408, dtype=torch.bfloat16), torch.ones(T, 1408, dtype=torch.bfloat16)
+    for weights in (None, torch.ones(T)):
+        swiglu.swiglu(gate_up, weights)
+        swiglu.swiglu_backward(gate_up, weights, grad)
 
 
 LAUNCHES: dict[str, Callable[[], None]] = {
@@ -102,8 +102,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "cross_entropy": logits,
     "symmetric_matmul": symmetric_products,
     "router": routes,
-    "permute": rows_of_experts,
-    "swiglu": expert_products,
+    "permute": orders,
+    "swiglu": swiglus,
 }
 
 
