@@ -25,7 +25,7 @@ def check_cuda_widths(model: ModelConfig, compute: Literal["bf16", "fp32"], kern
         multiple = _ROW_BYTES // _BYTES[compute]
         for field in ("hidden_size", "moe_intermediate_size"):
             _check(model, field, multiple, f"the grouped matrix product of the experts wants in {compute} on a GPU")
-    if kernels.attention == "varlen":
+    if kernels.attention in ("varlen", "flash3"):
         _check(model, "head_dim", _HEAD_MULTIPLE, "FlashAttention wants on a GPU")
 
 

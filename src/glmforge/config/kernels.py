@@ -24,8 +24,9 @@ class KernelsConfig(Strict):
     qk_rope: Choice = Field(default="auto", description="norm of queries and keys per head, and rotary embedding")
     cross_entropy: Choice = Field(default="auto", description="cross-entropy from hidden states")
     symmetric_matmul: Choice = Field(default="auto", description="x @ x.T in Muon's Newton-Schulz iteration")
-    attention: Literal["auto", "dense", "documents", "flex", "varlen"] = Field(
-        default="auto", description="auto: documents on a CPU, on a GPU varlen in bf16 and flex in fp32"
+    attention: Literal["auto", "dense", "documents", "flex", "varlen", "flash3"] = Field(
+        default="auto",
+        description="auto: documents on a CPU, on a GPU varlen in bf16 and flex in fp32",
     )
     experts: Literal["auto", "loop", "sliced", "grouped"] = Field(
         default="auto", description="the experts' matmuls; auto: sliced on a CPU, grouped on a GPU"

@@ -9,6 +9,7 @@ One function, several implementations that compute the same thing:
   bfloat16 19 for 54 ms) but saves the probabilities, so long ones take the flash kernel.
 - `flex`: FlexAttention under a block mask of document ids, compiled. For CUDA; on a CPU it runs but has no backward.
 - `varlen`: FlashAttention's variable-length kernel (`torch.nn.attention.varlen`). For CUDA with 16-bit types.
+- `flash3`: FlashAttention 3's, from a package of its own, for Hopper. Where a configuration names it.
 
 Query head h reads key/value head h // (H / G). The scale is P ** -0.5.
 
@@ -28,6 +29,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from glmforge.kernels.documents import Documents
+from glmforge.kernels.flash3 import causal_flash3
 from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 from glmforge.kernels.varlen import causal_varlen_attention
 
@@ -242,9 +244,15 @@ def _varlen(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -
     return causal_varlen_attention()(q_THP, k_TGP, v_TGP, borders, borders, longest, longest)
 
 
+def _flash3(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
+    borders, longest = documents.cu_seqlens, documents.max_length
+    return causal_flash3()(q_THP, k_TGP, v_TGP, borders, borders, longest, longest)
+
+
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Documents], Tensor]] = {
     "dense": _dense,
     "documents": _documents,
     "flex": _flex,
     "varlen": _varlen,
+    "flash3": _flash3,
 }

@@ -20,6 +20,7 @@ import torch
 
 from glmforge.config.kernels import KernelsConfig
 from glmforge.errors import ConfigError
+from glmforge.kernels import flash3
 from glmforge.kernels.target import automatic, kernel_device
 
 UNMEASURED = KernelsConfig(
@@ -33,7 +34,7 @@ UNMEASURED = KernelsConfig(
 )
 """What modules begin with: plain implementations; attention and experts go by the tensors they meet."""
 
-_CUDA_ONLY = frozenset({"triton", "flex", "varlen"})
+_CUDA_ONLY = frozenset({"triton", "flex", "varlen", "flash3"})
 
 
 class ChoosesKernels:
@@ -77,8 +78,13 @@ def _check(operation: str, name: str, device_type: str, dtype: torch.dtype) -> N
         raise ConfigError(
             f"kernels.{operation}: '{name}' needs a CUDA device, and this run's is {device_type}; set it to auto"
         )
-    if name == "varlen" and dtype.itemsize != 2:
-        raise ConfigError(f"kernels.{operation}: 'varlen' needs precision.compute: bf16; set it to auto")
+    if name in ("varlen", "flash3") and dtype.itemsize != 2:
+        raise ConfigError(f"kernels.{operation}: '{name}' needs precision.compute: bf16; set it to auto")
+    if name == "flash3" and not flash3.is_installed():
+        raise ConfigError(
+            f"kernels.{operation}: 'flash3' needs FlashAttention 3 (the package '{flash3.PACKAGE}', built from "
+            "flash-attention's folder hopper), which is not installed; set it to varlen"
+        )
 
 
 def interpreted() -> bool:

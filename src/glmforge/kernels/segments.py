@@ -35,6 +35,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from glmforge.kernels.attention import equal_segments, flex_under_mask
 from glmforge.kernels.block_mask import interval_block_mask
 from glmforge.kernels.documents import Documents
+from glmforge.kernels.flash3 import causal_flash3
 from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 from glmforge.kernels.transfer import on_device
 from glmforge.kernels.varlen import causal_varlen_attention
@@ -177,7 +178,7 @@ def chosen_implementation(q_QHP: Tensor, implementation: str) -> str:
 
 def key_order(segments: Segments, implementation: str) -> Tensor | None:
     """int64: the places of the keys in the order in which the implementation wants them; None is the natural one."""
-    return segments.key_places_K if implementation == "varlen" else None
+    return segments.key_places_K if implementation in ("varlen", "flash3") else None
 
 
 def attention_of_ordered_keys(
@@ -234,10 +235,15 @@ def _varlen(q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments) -> 
     return causal_varlen_attention()(q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest)
 
 
+def _flash3(q_QHP: Tensor, k_KGP: Tensor, v_KGP: Tensor, segments: Segments) -> Tensor:
+    return causal_flash3()(q_QHP, k_KGP, v_KGP, *segments.borders, *segments.longest)
+
+
 IMPLEMENTATIONS: dict[str, Callable[[Tensor, Tensor, Tensor, Segments], Tensor]] = {
     "dense": _dense,
     "documents": _segments,
     "flex": _flex,
     "varlen": _varlen,
+    "flash3": _flash3,
 }
 """Each takes keys and values ordered by its `key_order`."""

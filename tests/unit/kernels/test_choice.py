@@ -73,6 +73,16 @@ def test_attention_that_the_device_or_type_lacks_is_refused():
         choose(KernelsConfig(attention="varlen"), CPU, torch.float32)
 
 
+def test_flash_attention_3_is_refused_where_it_is_not_installed(monkeypatch):
+    with kernels_of("cuda"), pytest.raises(ConfigError, match=r"'flash3' needs FlashAttention 3 .* not installed; set"):
+        choose(KernelsConfig(attention="flash3"), CPU, torch.bfloat16)
+    monkeypatch.setattr(choice.flash3, "is_installed", lambda: True)
+    with kernels_of("cuda"):
+        assert choose(KernelsConfig(attention="flash3"), CPU, torch.bfloat16).attention == "flash3"
+        with pytest.raises(ConfigError, match=r"'flash3' needs precision\.compute: bf16"):
+            choose(KernelsConfig(attention="flash3"), CPU, torch.float32)
+
+
 def test_unknown_implementation_names_the_nearest():
     small = "name: x\nmodel: tiny\ndata: {tokenizer: t, sources: [{name: a, path: b}]}\n"
     small += "phases: [{name: main, steps: 1, seq_len: 8, batch_size: 1}]\n"
