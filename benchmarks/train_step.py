@@ -40,6 +40,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.compile import compile_parts
 
 CODE = ("src/glmforge/model", "src/glmforge/kernels", "src/glmforge/config/model.py")
 BATCH_SIZE, SEQ_LEN, NUM_BATCHES = 8, 256, 16
@@ -266,8 +267,7 @@ def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
     model.compute_dtype = torch_dtype(dtype)
     documents = Documents.from_lengths([SEQ_LEN] * BATCH_SIZE)
     if compiled:
-        for module in (*model.trunk_layers, model.model.norm):
-            module.compile()
+        compile_parts(model)
 
     def loss_of(ids_BS: Tensor) -> Tensor:
         labels_BS = nn.functional.pad(ids_BS[:, 1:], (0, 1), value=-100)

@@ -60,6 +60,7 @@ if [ "${arguments[0]:-}" = wheels ]; then
 fi
 
 python=$(find_python)
+[ -z "$dry" ] || export TRITON_INTERPRET=1 # without a GPU, Triton's kernels are run by its interpreter
 carried=$(mktemp -d)
 trap 'rm -rf "$carried"' EXIT
 path=$PWD/src:$PWD/benchmarks:$PWD/tests

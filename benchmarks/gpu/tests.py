@@ -1,10 +1,11 @@
 """Part `tests`: every test that can run on a GPU, each one a figure, so that a run that is cut tells what has passed.
 
-They are `tests/gpu` and the tests of Triton kernels, which run compiled where there is a GPU and under Triton's
-interpreter where there is none. In a dry run, one file of `tests/gpu` on the CPU.
+They are the test files that ask `tests/helpers` for their device, those of `tests/gpu` first: Triton kernels run
+compiled where there is a GPU, and under Triton's interpreter where there is none. In a dry run, one file on the CPU.
 """
 
 import importlib.util
+import re
 import time
 from pathlib import Path
 
@@ -15,8 +16,14 @@ from gpu.bench import Bench
 from gpu.results import LostContextError, not_installed
 from gpu.source import ROOT
 
-FOLDERS = ("tests/gpu", "tests/unit/kernels/triton")
-DRY = ("tests/gpu/test_cross_entropy.py",)
+DRY = ROOT / "tests" / "gpu" / "test_cross_entropy.py"
+_ASKS_FOR_DEVICE = re.compile(r"^from helpers\.(devices|triton_device) import", re.MULTILINE)
+
+
+def test_files() -> list[Path]:
+    """Those that run on a GPU where there is one."""
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if _ASKS_FOR_DEVICE.search(file.read_text("utf-8"))]
+    return sorted(files, key=lambda file: (file.parent.name != "gpu", file))
 
 
 def run(bench: Bench) -> None:
@@ -25,11 +32,11 @@ def run(bench: Bench) -> None:
             bench.results.set("all tests", status="missing", reason=not_installed(name))
             return
     recorder = _Recorder(bench)
-    paths = [path for path in (DRY if bench.dry else FOLDERS) if (ROOT / path).exists()]
+    paths = [DRY] if bench.dry else test_files()
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout-method=thread", "--tb=short"]
     if importlib.util.find_spec("pytest_timeout") is None:
         options.remove("--timeout-method=thread")
-    pytest.main([*options, f"--rootdir={ROOT}", *(str(ROOT / path) for path in paths)], plugins=[recorder])
+    pytest.main([*options, f"--rootdir={ROOT}", *map(str, paths)], plugins=[recorder])
     if recorder.lost_context:
         raise LostContextError(recorder.lost_context)
 

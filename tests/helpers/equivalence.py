@@ -34,7 +34,10 @@ NUM_ROWS, SEQ_LEN = 8, 32
 
 @dataclass(frozen=True)
 class Case:
-    """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run."""
+    """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run.
+
+    `kernels` are those of the layout; the single process has the plain ones.
+    """
 
     parallel: dict[str, Any]
     world_size: int
@@ -42,10 +45,11 @@ class Case:
     model: dict[str, Any] = field(default_factory=dict)
     optim: dict[str, Any] = field(default_factory=dict)
     regularization: dict[str, Any] = field(default_factory=dict)
+    kernels: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        changes = self.parallel | self.phase | self.model | self.optim | self.regularization
+        changes = self.parallel | self.phase | self.model | self.optim | self.regularization | self.kernels
         return ",".join(f"{key}={value}" for key, value in changes.items())
 
     def config(self, *, single: bool) -> RunConfig:
@@ -62,6 +66,7 @@ class Case:
             # the dims that do not rotate (it moves all of a query's scores alike): a large eps keeps them small.
             optim={"lr": LR, "eps": 1e-3} | self.optim,
             regularization=self.regularization,
+            kernels={} if single else self.kernels,
         )
 
 

@@ -29,10 +29,10 @@ def cases(setup: Setup) -> Iterator[Case]:
             make=partial(_inputs, model=model, tokens=tokens),
             check=partial(_inputs, model=model, tokens=min(tokens, 515)),
             implementations={
-                "all logits": all_logits,
-                "all logits, compiled": setup.compile(all_logits),
                 "plain": linear_cross_entropy_sum,
                 "triton": partial(linear_cross_entropy_sum, implementation="triton"),
+                "all logits": all_logits,
+                "all logits, compiled": setup.compile(all_logits),
                 **_of_others(setup),
             },
             flops=product,

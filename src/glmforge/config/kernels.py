@@ -19,7 +19,7 @@ class KernelsConfig(Strict):
 
     router: Choice = Field(default="auto", description="sigmoid, bias, top-k, normalise and scale of the MoE router")
     permute: Choice = Field(default="auto", description="rows into the order of the experts, and their weighted sum")
-    swiglu: Choice = Field(default="auto", description="silu(gate) * up")
+    swiglu: Choice = Field(default="auto", description="silu(gate) * up of the routed experts")
     rms_norm: Choice = Field(default="auto", description="root-mean-square norm")
     qk_rope: Choice = Field(default="auto", description="norm of queries and keys per head, and rotary embedding")
     cross_entropy: Choice = Field(default="auto", description="cross-entropy from hidden states")

@@ -38,6 +38,8 @@ class DocumentAttention:
         self.documents, self.part = documents, part
         self.noise = noise if noise is not None and noise.step.attention_dropout else None
 
+    # For whoever compiles a whole model: its kernels are chosen by the documents' lengths.
+    @torch.compiler.disable
     def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         if self.noise is None or not module.training:
             return attention(q_THP, k_TGP, v_TGP, self.documents, implementation=module.kernels.attention)

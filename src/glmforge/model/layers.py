@@ -100,7 +100,7 @@ class RMSNorm(ChoosesKernels, nn.Module):
         return f"{self.weight.shape[0]}, eps={self.eps}"
 
 
-class SwiGLU(ChoosesKernels, nn.Module):
+class SwiGLU(nn.Module):
     """`down(silu(gate(x)) * up(x))` without bias: the dense layers' MLP and the shared expert."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:

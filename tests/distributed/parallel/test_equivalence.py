@@ -126,6 +126,9 @@ REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
 Z_LOSS = {"phase": {"z_loss_weight": 0.01}}
 WITH_Z_LOSS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(4, {"cp": 2, "tp": 2}, Z_LOSS)]
 
+TRITON = dict.fromkeys(("rms_norm", "qk_rope", "cross_entropy", "symmetric_matmul"), "triton")
+BY_TRITON: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(2, {"tp": 2}, {"kernels": TRITON} | Z_LOSS)]
+
 TIED = {"model": {"tie_word_embeddings": True}}
 TIED_EMBEDDINGS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"dp_shard": 2, "micro_batch_size": 2}, TIED),
@@ -172,6 +175,8 @@ def test_three_steps_equal_one_process(case: Case) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX, *TIED_MATRIX]))
+@pytest.mark.parametrize(
+    "case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX, *TIED_MATRIX, *BY_TRITON])
+)
 def test_three_steps_equal_one_process_on_every_layout(case: Case) -> None:
     check(case)

@@ -1,6 +1,8 @@
 """Training with Triton's kernels is training with plain ones: steps of the whole model, by the interpreter."""
 
 import functools
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +10,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
-from glmforge.kernels.choice import UNMEASURED, ChoosesKernels
+from glmforge.kernels.choice import UNMEASURED, ChoosesKernels, choose
 from glmforge.model.moe import MoE
 from glmforge.parallel.world import World
+from glmforge.recipes.pretrain import train
 from helpers import equivalence
 from helpers.equivalence import Case, run_case
 from helpers.models import randomize_, tiny_config
+from helpers.tiny_data import TinyData
 from helpers.triton_device import TRITON_DEVICE
 
 pytest.importorskip("triton")
@@ -74,6 +79,22 @@ def test_recomputation_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in expected.items():
         assert torch.equal(results[key], value), key
     assert len(launches) == 1 + NUM_STEPS, "the router's choice is kept"
+
+
+def test_the_run_stores_and_shows_what_it_computes_with(
+    tiny_data: TinyData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny_data.run_config(
+        tmp_path / "run",
+        phases=[{"name": "main", "steps": 2, "seq_len": 16, "batch_size": 2}],
+        kernels={"experts": "loop"},
+    )
+    with caplog.at_level(logging.INFO):
+        train(config)
+    stored = load_config(config.output_dir / "config.yaml").kernels
+    assert stored == choose(config.kernels, torch.device("cpu"), torch.float32)
+    assert (stored.router, stored.attention, stored.experts) == ("plain", "documents", "loop")
+    assert "kernels: router plain, permute plain" in caplog.text
 
 
 def test_a_layer_with_kernels_is_one_graph() -> None:

@@ -33,7 +33,7 @@ def logit_statistics(logits_CV: Tensor, labels_C: Tensor, first: int) -> tuple[T
     max_C, sum_C, label_C = (logits_CV.new_empty(num_tokens, dtype=torch.float32) for _ in range(3))
     _statistics_kernel[(num_tokens,)](
         logits_CV,
-        labels_C,
+        labels_C.contiguous(),
         max_C,
         sum_C,
         label_C,
@@ -52,7 +52,7 @@ def logits_to_gradient_(logits_CV: Tensor, labels_C: Tensor, first: int, log_z_C
     num_tokens, num_logits = logits_CV.shape
     _gradient_kernel[(num_tokens, triton.cdiv(num_logits, _COLUMNS))](
         logits_CV,
-        labels_C,
+        labels_C.contiguous(),
         log_z_C,
         factor_C,
         first,

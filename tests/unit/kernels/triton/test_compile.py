@@ -61,11 +61,49 @@ def symmetric_products() -> None:
     launch(torch.ones(1, 4096, 1408, dtype=torch.bfloat16).mT, None, 1.0, 0.0)
 
 
+def routes() -> None:
+    from glmforge.kernels.triton import router
+
+    for num_experts, num_groups, num_kept_groups in ((128, 1, 1), (160, 1, 1), (160, 8, 4)):
+        logits, bias, experts = (
+            torch.randn(T, num_experts),
+            torch.ones(num_experts),
+            torch.zeros(T, 8, dtype=torch.int64),
+        )
+        for choice in (None, logits):  # Sinkhorn's choice
+            router.route(logits, bias, choice, 8, num_groups, num_kept_groups, True, 2.5)
+        router.route_backward(torch.ones(T, 8), experts, torch.ones(T, 8), num_experts, True, 2.5)
+
+
+def orders() -> None:
+    from glmforge.kernels.triton import permute
+
+    slots, x = torch.zeros(8 * T, dtype=torch.int64), torch.ones(T, 4096, dtype=torch.bfloat16)
+    rows, weights = torch.ones(8 * T, 4096, dtype=torch.bfloat16), torch.ones(T, 8)
+    permute.sort_slots(slots, 128, 8)
+    permute.copy_rows(x, slots, 8, 8 * T)
+    for each in (None, weights):
+        permute.sum_rows(rows, each, slots, 8)
+    permute.sum_rows_backward(x, rows, weights, slots)
+
+
+def swiglus() -> None:
+    from glmforge.kernels.triton import swiglu
+
+    gate_up, grad = torch.ones(T, 2 * 1408, dtype=torch.bfloat16), torch.ones(T, 1408, dtype=torch.bfloat16)
+    for weights in (None, torch.ones(T)):
+        swiglu.swiglu(gate_up, weights)
+        swiglu.swiglu_backward(gate_up, weights, grad)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "rms_norm": norms,
     "qk_rope": queries_and_keys,
     "cross_entropy": logits,
     "symmetric_matmul": symmetric_products,
+    "router": routes,
+    "permute": orders,
+    "swiglu": swiglus,
 }
 
 
