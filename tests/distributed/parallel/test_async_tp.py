@@ -78,7 +78,7 @@ class Fusing:
         assert options == OPTIONS
         owner = type(function.__self__).__name__  # type: ignore[attr-defined]
         compilers = {
-            f"{way[:2]}_compiler": functools.partial(self._fuse, f"{owner}.{function.__name__}", way)
+            f"{way}_compiler": functools.partial(self._fuse, f"{owner}.{function.__name__}", way)
             for way in ("fw", "bw")
         }
         backend = aot_autograd(
