@@ -125,10 +125,9 @@ class Buffer:
         assert all((topk_idx.is_contiguous(), topk_weights.is_contiguous(), topk_weights.dtype == torch.float32))
         assert all((topk_idx.shape == topk_weights.shape, len(topk_idx) == len(x) == len(is_token_in_rank)))
         Buffer.num_layouts += 1
-        to_rank: list[int] = num_tokens_per_rank.tolist()
-        from_rank: list[int] = self._exchanged(
-            num_tokens_per_rank, [1] * self.group_size, [1] * self.group_size
-        ).tolist()
+        each_one = [1] * self.group_size
+        to_rank = [int(count) for count in num_tokens_per_rank]
+        from_rank = [int(count) for count in self._exchanged(num_tokens_per_rank, each_one, each_one)]
         made: Handle = (is_token_in_rank, to_rank, from_rank)
         num_local = len(num_tokens_per_expert) // self.group_size
         experts = self._sent(topk_idx, made) - self.rank * num_local
