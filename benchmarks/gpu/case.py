@@ -91,7 +91,7 @@ class Setup:
     def of(cls, device: torch.device, *, dry: bool) -> "Setup":
         if dry:
             tiny = Widths("tiny", 64, 32, 4, 2, 16, 8, 2, 512, 4)
-            return cls(device, dry, 96, (tiny,))
+            return cls(device, dry, 40, (tiny,))
         return cls(device, dry, 16384, (widths("Air", "glm45_air_106b", 8), widths("355B", "glm45_355b", 16)))
 
     def compile(self, function: Callable[..., Outputs]) -> Callable[..., Outputs]:

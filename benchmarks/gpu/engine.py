@@ -30,12 +30,16 @@ NEW_TOKENS = 64
 
 def run(bench: Bench) -> None:
     for words, (num_rows, length) in SHAPES.items():
-        name = f"generate | {words}, {NEW_TOKENS} tokens more"
-        bench.figure(name, partial(generate_figure, bench, num_rows, length), expected_s=30)
+        for how, cuda_graph in {"": False, ", CUDA graph": True}.items():
+            name = f"generate | {words}, {NEW_TOKENS} tokens more{how}"
+            bench.figure(name, partial(generate_figure, bench, num_rows, length, cuda_graph), expected_s=30)
 
 
-def generate_figure(bench: Bench, num_rows: int, length: int) -> Figure:
-    """Seconds of the prompts alone and of each token after them, from runs of one token and of many."""
+def generate_figure(bench: Bench, num_rows: int, length: int, cuda_graph: bool) -> Figure:
+    """Seconds of the prompts alone and of each token after them, from runs of one token and of many.
+
+    With `cuda_graph` a run of many includes the recording; a CPU has none, and runs as without.
+    """
     config = load("air-4k", dry=bench.dry).model
     num_new = NEW_TOKENS
     if bench.dry:
@@ -47,7 +51,7 @@ def generate_figure(bench: Bench, num_rows: int, length: int) -> Figure:
     def seconds(count: int) -> float:
         synchronize(bench)
         start = time.perf_counter()
-        new = model.generate(ids_BS, max_new_tokens=count)
+        new = model.generate(ids_BS, max_new_tokens=count, cuda_graph=cuda_graph and bench.device.type == "cuda")
         synchronize(bench)
         if any(len(tokens) != count for tokens in new):
             raise ValueError(f"generate gave {[len(tokens) for tokens in new]} tokens of {count}")

@@ -41,16 +41,21 @@ def measure(function: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], *, 
     """Time `function(*inputs[i])`, i going round. What it returns is dropped at once."""
     turns = itertools.cycle(inputs)
     device = _device(inputs)
-    for _ in range(1 if dry else max(WARM_UP_CALLS, len(inputs))):
-        function(*next(turns))
-    (once,) = _seconds(function, turns, device, 1, 1)
-    bunch = 1 if dry or once > _SHORT else min(50, int(_SHORT * 5 / max(once, 1e-7)))
-    wanted = 2 if dry else max(FEWEST_CALLS, min(MOST_CALLS, int(ENOUGH_SECONDS / max(once * bunch, 1e-7))))
+    bunch, wanted = (1, 2) if dry else _warm_up(function, turns, device, max(WARM_UP_CALLS, len(inputs)))
     seconds = _seconds(function, turns, device, wanted, bunch)
     median = statistics.median(seconds)
     half = len(seconds) // 2
     noise = abs(statistics.median(seconds[:half]) - statistics.median(seconds[half:])) / median
     return Timing(median, min(seconds), noise, wanted * bunch)
+
+
+def _warm_up(function: Callable[..., Any], turns: Iterator[Any], device: torch.device, number: int) -> tuple[int, int]:
+    """Call it so often; then how many calls to time together, and how many times."""
+    for _ in range(number):
+        function(*next(turns))
+    (once,) = _seconds(function, turns, device, 1, 1)
+    bunch = 1 if once > _SHORT else min(50, int(_SHORT * 5 / max(once, 1e-7)))
+    return bunch, max(FEWEST_CALLS, min(MOST_CALLS, int(ENOUGH_SECONDS / max(once * bunch, 1e-7))))
 
 
 def _seconds(

@@ -68,6 +68,9 @@ class ParallelConfig(Strict):
         default=False, description="keep what layers save for the backward pass in host memory; not with compile"
     )
     compile: bool = Field(default=False, description="torch.compile each decoder layer")
+    async_tp: bool = Field(
+        default=False, description="tp ranks multiply while they gather and scatter, over NVLink; needs compile"
+    )
     process_group_timeout_s: PositiveInt = 600
 
     @property
@@ -100,6 +103,12 @@ class ParallelConfig(Strict):
             )
         if self.activation_offload and self.compile:
             refuse("activation_offload", "compiled layers save for themselves: set compile or this to false")
+        return self
+
+    @model_validator(mode="after")
+    def _check_async_tp(self) -> Self:
+        if self.async_tp and not (self.compile and self.tp > 1 and self.sequence_parallel):
+            refuse("async_tp", "torch.compile does it to gathers: needs compile: true, tp > 1, sequence_parallel: true")
         return self
 
 

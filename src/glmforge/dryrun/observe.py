@@ -102,8 +102,10 @@ def observe_step(
         model.train()
         seen.mark("prepare")
         batch = make_batch()
-        seen.mark("share")
         micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
+        for micro_batch in micro_batches:
+            micro_batch.documents()  # kept with it; otherwise made when the denominators are asked for
+        seen.mark("share")
         train_step(
             NativeBackend(model, optimizer),
             objective,

@@ -15,7 +15,11 @@ from glmforge.model.attention import Attention
 
 
 class KVCache:
-    """Keys and values of all trunk layers; an `Attend` for the tokens that start at `lengths_B` in each row."""
+    """Keys and values of all trunk layers; an `Attend` for the tokens that start at `lengths_B` in each row.
+
+    With `reads_all_slots` the unused slots are read as well, under the mask: then a step of S tokens does the same to
+    the same tensors however long the rows are, and can be recorded (`kernels.cuda_graph`).
+    """
 
     def __init__(
         self, config: ModelConfig, num_rows: int, capacity: int, dtype: torch.dtype, device: torch.device
@@ -31,6 +35,7 @@ class KVCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths_B = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_slots = 0  # slots in use by the longest row, on the host
+        self.reads_all_slots = False
 
     def positions_BS(self, num_new: int) -> Tensor:
         """Positions of the next `num_new` tokens of every row."""
@@ -38,7 +43,7 @@ class KVCache:
 
     def advance(self, num_tokens_B: Tensor, num_new: int) -> None:
         """Count `num_tokens_B` of the `num_new` tokens just attended to as part of each row (the rest was padding)."""
-        self.lengths_B = self.lengths_B + num_tokens_B
+        self.lengths_B += num_tokens_B
         self.num_slots += num_new
 
     def __call__(self, module: Attention, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
@@ -49,6 +54,6 @@ class KVCache:
         keys_BCGP, values_BCGP = self.keys[module.layer], self.values[module.layer]
         keys_BCGP[rows_B1, slots_BS] = k_BSGP.to(keys_BCGP.dtype)
         values_BCGP[rows_B1, slots_BS] = v_BSGP.to(values_BCGP.dtype)
-        used = self.num_slots + q_BSHP.shape[1]
+        used = keys_BCGP.shape[1] if self.reads_all_slots else self.num_slots + q_BSHP.shape[1]
         o_BSHP = cached_attention(q_BSHP, keys_BCGP[:, :used], values_BCGP[:, :used], self.lengths_B)
         return o_BSHP.flatten(0, 1)

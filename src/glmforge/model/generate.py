@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
+from glmforge.kernels.cuda_graph import Recorded
 from glmforge.model.cache import KVCache
 
 
@@ -77,13 +78,19 @@ def generate(
     stop_ids: Sequence[int] = (),
     seed: int | None = None,
     on_token: Callable[[list[int | None]], None] | None = None,
+    cuda_graph: bool = False,
 ) -> list[list[int]]:
     """New tokens of every prompt, without the prompt; a stop token that ended a row is its last one.
 
-    `on_token` is called after every step with the new token of each row (None for finished rows), for streaming.
+    Args:
+        on_token: called after every step with the new token of each row (None for finished rows), for streaming.
+        cuda_graph: replay the steps after the prompt from a CUDA graph, which attends to the cache's whole capacity in
+            each. For bf16 on Hopper and Blackwell, and models whose experts take all tokens (no capacity factor).
     """
     _check_prompts(model, prompts, max_new_tokens)
     device = next(model.parameters()).device
+    if cuda_graph:
+        check_recordable(device, model.compute_dtype)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     lengths = [len(prompt) for prompt in prompts]
     ids_BS = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
@@ -96,6 +103,12 @@ def generate(
     rows: list[list[int]] = [[] for _ in prompts]
     stopped = [False] * len(prompts)
     ones_B = torch.ones_like(lengths_B)
+
+    def decode(ids_B: Tensor) -> Tensor:
+        return model.decode(ids_B[:, None], ones_B, cache)
+
+    cache.reads_all_slots = cuda_graph
+    next_logits = Recorded(decode) if cuda_graph else decode
     for step in range(max_new_tokens):
         fresh = [None if done else token for token, done in zip(next_B.tolist(), stopped, strict=True)]
         for row, token in enumerate(fresh):
@@ -106,8 +119,18 @@ def generate(
             on_token(fresh)
         if all(stopped) or step == max_new_tokens - 1:
             break
-        next_B = sampling.choose(model.decode(next_B[:, None], ones_B, cache), generator)
+        next_B = sampling.choose(next_logits(next_B), generator)
     return rows
+
+
+def check_recordable(device: torch.device, compute_dtype: torch.dtype) -> None:
+    """Raise `ValueError` where `F.grouped_mm` reads the experts' numbers of rows on the host, or there is no GPU."""
+    if device.type != "cuda":
+        raise ValueError(f"cuda_graph: the model is on {device.type}; move it to a GPU, or leave this out")
+    if compute_dtype != torch.bfloat16:
+        raise ValueError(f"cuda_graph: the model computes in {compute_dtype}; set compute_dtype to torch.bfloat16")
+    if torch.cuda.get_device_capability(device)[0] not in (9, 10):
+        raise ValueError("cuda_graph: needs a GPU of compute capability 9 or 10; leave this out")
 
 
 def _check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -18,6 +18,7 @@ from glmforge.kernels.choice import choose
 from glmforge.model.init import initial_chunk
 from glmforge.model.low_precision import check_device, lower_precision
 from glmforge.model.transformer import GlmMoe, Section
+from glmforge.parallel.async_tp import async_tp_options
 from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
 from glmforge.parallel.expert import Splits, SplitsFromDevice, expert_dispatcher, parallelize_experts
@@ -91,7 +92,7 @@ def lay_out_model(
         if parallel.activation_offload:
             apply_offload(part, world.device)
         if parallel.compile:
-            compile_parts(part)
+            compile_parts(part, tensor_parallel=async_tp_options(world) if parallel.async_tp else None)
         parts.append(part)
     pipeline, roots = _connect(config, world, parts)
     if needs_fsdp(world):

@@ -25,35 +25,41 @@ from glmforge.model.block import DecoderLayer, MTPLayer
 from glmforge.model.moe import Experts, MoE
 from glmforge.model.transformer import GlmMoe
 
+Options = dict[str, Any]
+"""Of inductor (`torch.compile(options=...)`)."""
 
-def compile_parts(model: GlmMoe) -> None:
-    """Compile the parts of every layer of `model`, in place; to be called before FSDP shards it."""
+
+def compile_parts(model: GlmMoe, *, tensor_parallel: Options | None = None) -> None:
+    """Compile the parts of every layer of `model`, in place; to be called before FSDP shards it.
+
+    `tensor_parallel` are options for the parts in which the ranks of the tp axis gather and scatter.
+    """
     for layer in model.layers:
-        _compile(layer, "before_attention")
-        _compile(layer, "after_attention")
+        _compile(layer, "before_attention", tensor_parallel)
+        _compile(layer, "after_attention", tensor_parallel)
         if isinstance(layer, MTPLayer):
             _compile(layer, "combine")
-        _compile_mlp(layer)
+        _compile_mlp(layer, tensor_parallel)
     if model.model.norm is not None:
         _compile(model.model.norm, "forward")
 
 
-def _compile_mlp(layer: DecoderLayer) -> None:
+def _compile_mlp(layer: DecoderLayer, tensor_parallel: Options | None) -> None:
     if not isinstance(layer.mlp, MoE):
-        _compile(layer.mlp, "forward")
+        _compile(layer.mlp, "forward", tensor_parallel)
         return
     # Of modules that are FSDP units the method is compiled, not the call: hooks stay outside.
     _compile(layer.mlp.gate, "forward")
-    _compile(layer.mlp.shared_experts, "forward")
+    _compile(layer.mlp.shared_experts, "forward", tensor_parallel)
     _compile_experts(layer.mlp.experts)
 
 
-def _compile(module: nn.Module, method: str) -> None:
-    setattr(module, method, _compiled(getattr(module, method)))
+def _compile(module: nn.Module, method: str, options: Options | None = None) -> None:
+    setattr(module, method, _compiled(getattr(module, method), options=options))
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True)
+def _compiled(function: Callable[..., Any], *, options: Options | None = None) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, options=options)
     return compiled
 
 

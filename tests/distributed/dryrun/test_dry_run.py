@@ -79,7 +79,12 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK = ("one process", "hsdp", "pp + tp + cp + ep")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
+)
 def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
     parallel, world_size = LAYOUTS[name]
     config = config_of(parallel)
@@ -105,7 +110,6 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
 
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
-    ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
     ("zbv", {}, 9),
 ]
 """Schedule, other settings, micro-batches."""
@@ -115,6 +119,7 @@ MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("1f1b", {}, 4),
     ("gpipe", {}, 7),
     ("gpipe", {"reshard_after_forward": True}, 5),
+    ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
     ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
     ("looped_bfs", {}, 6),
@@ -150,7 +155,7 @@ def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
                 assert composed[place].at_peak[purpose] == whole.at_peak[purpose]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.full), 2])
 @pytest.mark.parametrize("reduce_gradients", ["every_micro_batch", "last_micro_batch"])
 def test_the_step_prolonged_is_the_whole_step(reduce_gradients: str, world_size: int) -> None:
     parallel = {"micro_batch_size": 1, "reduce_gradients": reduce_gradients}
@@ -161,7 +166,7 @@ def test_the_step_prolonged_is_the_whole_step(reduce_gradients: str, world_size:
     assert 0 <= excerpt.steps[0].peak - whole.steps[0].peak <= 4
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", [pytest.param("interleaved_1f1b", marks=pytest.mark.full), "zbv"])
 def test_schedules_of_several_stages_take_what_real_ranks_take(schedule: str) -> None:
     config = config_of({"pp": 2, "micro_batch_size": 1, "pipeline_schedule": schedule})
     (findings,) = dry((config, 4, 0, (), True))

@@ -23,9 +23,7 @@ TOLERANCE = 1e-5
 ALONE: list[tuple[int, dict[str, Any]]] = [
     (2, {"dp_shard": 2}),
     (2, {"dp_replicate": 2}),
-    (4, {"dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 1}),
     (2, {"tp": 2}),
-    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}),  # tp ranks share single rows
     (2, {"ep": 2, "recompute": "full"}),
     (2, {"cp": 2}),
     (2, {"cp": 2, "context_method": "ulysses"}),
@@ -37,12 +35,14 @@ ALONE: list[tuple[int, dict[str, Any]]] = [
 
 COMBINED: list[tuple[int, dict[str, Any]]] = [
     (4, {"dp_shard": 2, "tp": 2, "ep": 2}),
-    (4, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 1}),
     (4, {"cp": 2, "dp_shard": 2, "ep": 2, "recompute": "selective", "micro_batch_size": 2}),
     (8, {"pp": 2, "tp": 2, "cp": 2, "ep": 4, "micro_batch_size": 2}),
 ]
 
 MATRIX: list[tuple[int, dict[str, Any]]] = [
+    (4, {"dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 1}),
+    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}),
+    (4, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 1}),
     (4, {"dp_shard": 4}),
     (4, {"dp_shard": 4, "micro_batch_size": 1, "reduce_gradients": "last_micro_batch"}),
     (4, {"dp_shard": 4, "reshard_after_forward": False, "prefetch_layers": 0}),
@@ -117,7 +117,7 @@ SINKHORN = {"phase": {"balance": "sinkhorn"}}
 
 REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"dp_shard": 2, "ep": 2, "micro_batch_size": 2}, DROPOUT | SINKHORN),
-    (2, {"tp": 2}, DROPOUT | SINKHORN),
+    # tp ranks share single rows
     (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, DROPOUT | SINKHORN),
     (2, {"cp": 2, "recompute": "full"}, OF_RESIDUALS | SINKHORN),
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "interleaved_1f1b"}, DROPOUT | SINKHORN),
@@ -131,11 +131,11 @@ BY_TRITON: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(2, {"tp": 2}, {"
 
 TIED = {"model": {"tie_word_embeddings": True}}
 TIED_EMBEDDINGS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
-    (2, {"dp_shard": 2, "micro_batch_size": 2}, TIED),
     (2, {"tp": 2}, TIED),
 ]
 
 TIED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"dp_shard": 2, "micro_batch_size": 2}, TIED),
     (4, {"dp_shard": 2, "tp": 2, "ep": 2, "recompute": "full"}, TIED),
     (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, TIED),
     (4, {"cp": 2, "dp_replicate": 2, "reduce_gradients": "last_micro_batch", "micro_batch_size": 1}, TIED),
@@ -145,6 +145,7 @@ TIED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
 ]
 
 REGULARISED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"tp": 2}, DROPOUT | SINKHORN),
     (4, {"dp_replicate": 2, "tp": 2, "recompute": "selective"}, DROPOUT | SINKHORN),
     (4, {"cp": 2, "tp": 2, "ep": 4}, OF_RESIDUALS | SINKHORN),
     (4, {"cp": 2, "tp": 2, "sequence_parallel": False}, OF_RESIDUALS | SINKHORN),

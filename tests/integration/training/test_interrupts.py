@@ -19,7 +19,7 @@ def config_in(tiny_data: TinyData, tmp_path: Path, steps: int, batch_size: int =
     return write_config(tiny_data.run_config(tmp_path / "run", phases=phases))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_an_interrupted_run_goes_on_where_it_stopped(
     tiny_data: TinyData, tmp_path: Path, commands: Commands, ranks: int
 ) -> None:

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from glmforge.cluster import lease
 from glmforge.cluster.lease import Claim
@@ -61,6 +62,7 @@ def test_of_starts_at_the_same_time_one_runs(tiny_data: TinyData, tmp_path: Path
     interrupt_and_check(winner, run)
 
 
+@pytest.mark.chaos
 def test_the_same_job_started_again_by_torchrun_is_not_locked_out(
     tiny_data: TinyData, tmp_path: Path, commands: Commands
 ) -> None:

@@ -1,11 +1,16 @@
 """Generation from the KV cache against generation by running the whole text again for every token."""
 
+import sys
+
 import pytest
 import torch
 
+from glmforge.kernels import cuda_graph
 from glmforge.model import GlmMoe, Sampling
 from glmforge.model.cache import KVCache
+from glmforge.model.generate import check_recordable
 from helpers.models import randomize_, tiny_config
+from helpers.recording import record_operations
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +51,28 @@ def test_cached_logits_equal_uncached(model: GlmMoe) -> None:
         full = model.logits(torch.tensor([prompt + next_BS[row].tolist()]))[0]
         torch.testing.assert_close(logits_BV[row], full[-2], rtol=1e-5, atol=2e-5)
         torch.testing.assert_close(following_BV[row], full[-1], rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9)], ids=["greedy", "sampled"])
+def test_replayed_steps_generate_the_same(model: GlmMoe, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_new_tokens": 12, "sampling": sampling, "seed": 0}
+    expected = model.generate(prompts_of(3, 11, 1), **options)
+    monkeypatch.setattr(cuda_graph, "record", record_operations)
+    # Not by its path: in `glmforge.model` the function `generate` hides the module.
+    monkeypatch.setattr(sys.modules[check_recordable.__module__], "check_recordable", lambda device, dtype: None)
+    decoded = []
+    decode = GlmMoe.decode
+    monkeypatch.setattr(GlmMoe, "decode", lambda *args: decoded.append(args) or decode(*args))
+    assert model.generate(prompts_of(3, 11, 1), **options, cuda_graph=True) == expected
+    assert len(decoded) == 3, "the prompts, the first step, the recording"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "message"), [("cpu", torch.bfloat16, "is on cpu"), ("cuda", torch.float32, "compute_dtype")]
+)
+def test_what_cannot_be_recorded_is_refused(device: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_recordable(torch.device(device), dtype)
 
 
 def test_stop_tokens_end_each_row_by_itself(model: GlmMoe) -> None:
@@ -89,6 +116,7 @@ def test_padded_vocabulary_is_never_chosen(model: GlmMoe) -> None:
         ([[-1]], {}, "outside the vocabulary"),
         ([[1] * 250], {"max_new_tokens": 7}, "max_position_embeddings"),
         ([[1]], {"max_new_tokens": 0}, "at least 1"),
+        ([[1]], {"cuda_graph": True}, "is on cpu"),
     ],
 )
 def test_bad_input_is_named(model: GlmMoe, prompts: list, options: dict, message: str) -> None:
