@@ -198,8 +198,12 @@ DEEPEP = {"ep_dispatch": "deepep"}
     [
         (2, {"ep": 2, "recompute": "full"}),
         (2, {"ep": 2, "tp": 2, "recompute": "selective", "micro_batch_size": 4}),
-        (4, {"ep": 4, "micro_batch_size": 1}),
-        (4, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 1, "pipeline_schedule": "zbv"}),
+        pytest.param(4, {"ep": 4, "micro_batch_size": 1}, marks=pytest.mark.full),
+        pytest.param(
+            4,
+            {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 1, "pipeline_schedule": "zbv"},
+            marks=pytest.mark.full,
+        ),
     ],
     ids=str,
 )
