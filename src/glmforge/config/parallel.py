@@ -26,6 +26,9 @@ class ParallelConfig(Strict):
     cp: PositiveInt = Field(default=1, description="ranks that share each sequence (context parallelism)")
     tp: PositiveInt = Field(default=1, description="ranks that share each matrix (tensor parallelism)")
     ep: PositiveInt = Field(default=1, description="ranks that share a layer's experts; laid over dp_shard x cp x tp")
+    ep_dispatch: Literal["all_to_all", "deepep"] = Field(
+        default="all_to_all", description="what sends tokens to their experts; deepep is a library for NVLink and RDMA"
+    )
     sequence_parallel: bool = Field(
         default=True, description="between matrices, tp ranks share the tokens instead of repeating norms and residuals"
     )
@@ -83,6 +86,12 @@ class ParallelConfig(Strict):
                 "reshard_after_forward",
                 f"{self.pipeline_schedule} needs the weights until their gradients are computed: leave it out",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_dispatch(self) -> Self:
+        if self.ep_dispatch == "deepep" and self.ep == 1:
+            refuse("ep_dispatch", "'deepep' sends tokens between ep ranks, and ep is 1: raise ep, or set all_to_all")
         return self
 
     @model_validator(mode="after")

@@ -82,12 +82,18 @@ def limit_to_capacity(experts_TK: Tensor, weights_TK: Tensor, num_experts: int, 
     return limited_N.view_as(experts_TK)
 
 
-def permute(x_TD: Tensor, routing: Routing) -> Tensor:
-    """x_ND: each token's features once per chosen expert, in expert order (dropped choices last)."""
+def permute(x_TD: Tensor, routing: Routing, num_rows: int | None = None) -> Tensor:
+    """x_ND: each token's features once per chosen expert, in expert order (dropped choices last).
+
+    With `num_rows` only so many: those of dropped choices are never made. Gradients are then summed in float32.
+    """
     if routing.implementation == "triton":
         from glmforge.kernels.triton.permute import copy_rows
 
-        return copy_rows(x_TD, routing.inverse_N, routing.num_choices, len(routing.order_N))
+        num_rows = len(routing.order_N) if num_rows is None else num_rows
+        return copy_rows(x_TD, routing.inverse_N, routing.num_choices, num_rows)
+    if num_rows is not None:
+        return _PermuteKept.apply(x_TD, routing.tokens_N[:num_rows], routing.inverse_N, routing.num_choices)
     return _Permute.apply(x_TD, routing.tokens_N, routing.inverse_N, routing.num_choices)
 
 
@@ -109,12 +115,17 @@ def combine(y_MD: Tensor, weights_TK: Tensor | None, routing: Routing) -> Tensor
         from glmforge.kernels.triton.permute import sum_rows
 
         return sum_rows(y_MD, weights_TK, routing.inverse_N, routing.num_choices)
-    num_dropped = len(routing.order_N) - len(y_MD)
-    if num_dropped:
-        y_MD = F.pad(y_MD, (0, 0, 0, num_dropped))
+    return _add_up(y_MD, weights_TK, routing.inverse_N, routing.num_choices)
+
+
+def _add_up(y_MD: Tensor, weights_TK: Tensor | None, inverse_N: Tensor, num_choices: int) -> Tensor:
+    num_rows = len(y_MD)
+    if num_rows < len(inverse_N):
+        # One row of zeros for all dropped choices.
+        y_MD, inverse_N = F.pad(y_MD, (0, 0, 0, 1)), inverse_N.clamp(max=num_rows)
     if weights_TK is None:
-        weights_TK = y_MD.new_ones(len(y_MD) // routing.num_choices, routing.num_choices)
-    return _Combine.apply(y_MD, weights_TK, routing.inverse_N)
+        weights_TK = y_MD.new_ones(len(inverse_N) // num_choices, num_choices)
+    return _Combine.apply(y_MD, weights_TK, inverse_N)
 
 
 class _Permute(torch.autograd.Function):
@@ -132,6 +143,22 @@ class _Permute(torch.autograd.Function):
         (inverse_N,) = ctx.saved_tensors
         grad_TKD = grad_ND.index_select(0, inverse_N).view(-1, ctx.num_choices, grad_ND.shape[-1])
         return grad_TKD.sum(1), None, None, None
+
+
+class _PermuteKept(torch.autograd.Function):
+    """The first rows only; backward is the sum of `combine`, which does without the others too."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, tokens_M: Tensor, inverse_N: Tensor, num_choices: int) -> Tensor:
+        ctx.save_for_backward(inverse_N)
+        ctx.num_choices = num_choices
+        return x_TD.index_select(0, tokens_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, ...]:
+        (inverse_N,) = ctx.saved_tensors
+        return _add_up(grad_MD, None, inverse_N, ctx.num_choices), None, None, None
 
 
 class _Combine(torch.autograd.Function):

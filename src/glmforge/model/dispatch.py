@@ -2,8 +2,8 @@
 
 The MoE layer hands tokens to a dispatcher and takes rows in expert order from it; where the experts are is the
 dispatcher's matter. `LocalDispatcher` serves experts that are all on this device. Expert parallelism sends the rows to
-the ranks that hold the experts (`glmforge.parallel.expert`); a fused library (DeepEP and the like) would be one more
-class with these two methods.
+the ranks that hold the experts (`glmforge.parallel.expert`), or gives tokens to the library DeepEP
+(`glmforge.parallel.deepep`).
 
 Shapes: T tokens, D hidden_size, E experts, K experts per token, N routed rows, e experts on this rank.
 """
@@ -23,20 +23,25 @@ class ExpertRows:
     """Rows on their way to the experts of this rank.
 
     Attributes:
-        arrive: gives `x_ND`, the rows sorted by expert; waits until all are there.
-        counts_e: int64, rows per expert of this rank.
+        arrive: waits until all rows are there; gives `x_ND`, the rows sorted by expert, `counts_e`, int64, rows per
+            expert of this rank, and `weights_N`, what the experts are to multiply their rows by, if `weighted`.
         handle: what the dispatcher needs to bring the results back.
-        weights_N: what the experts are to multiply their rows by; None leaves that to `combine`.
+        weighted: whether the experts apply the weights; otherwise `combine` does.
     """
 
-    arrive: Callable[[], Tensor]
-    counts_e: Tensor
+    arrive: Callable[[], tuple[Tensor, Tensor, Tensor | None]]
     handle: Any
-    weights_N: Tensor | None = None
+    weighted: bool
 
 
 class Dispatcher(Protocol):
-    """Brings tokens to experts and back; both directions are differentiable."""
+    """Brings tokens to experts and back; both directions are differentiable.
+
+    Attributes:
+        needs_weights: `combine` only adds, so `dispatch` has to be given the weights.
+    """
+
+    needs_weights: bool
 
     def dispatch(
         self,
@@ -52,7 +57,7 @@ class Dispatcher(Protocol):
 
         Args:
             may_drop: a choice of `num_experts` goes nowhere.
-            weights_TK: may be sent along, for the experts to apply: `ExpertRows.weights_N` says so.
+            weights_TK: may be sent along, for the experts to apply: `ExpertRows.weighted` says so.
             implementation: `kernels.permute`.
         """
         ...
@@ -65,6 +70,8 @@ class Dispatcher(Protocol):
 
 class LocalDispatcher:
     """All experts are here: sort the rows, and sum them back."""
+
+    needs_weights = False
 
     def dispatch(
         self,
@@ -82,7 +89,7 @@ class LocalDispatcher:
         if may_drop:
             num_kept = int(routing.counts_E.sum())
             x_ND, weights_N = x_ND[:num_kept], None if weights_N is None else weights_N[:num_kept]
-        return ExpertRows(lambda: x_ND, routing.counts_E, routing, weights_N)
+        return ExpertRows(lambda: (x_ND, routing.counts_E, weights_N), routing, weighted=weights_N is not None)
 
     def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
         return combine(y_ND, weights_TK, rows.handle)

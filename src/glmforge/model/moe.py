@@ -53,18 +53,18 @@ class Experts(ChoosesKernels, nn.Module):
         experts_TK = self._within_capacity(routes)
         may_drop = self.capacity_factor is not None
         # In the fused SwiGLU a weight costs nothing; the plain one would read and write its rows once more.
-        weights_TK = routes.weights_TK if self.kernels.swiglu == "triton" else None
+        applies_weights = self.dispatcher.needs_weights or self.kernels.swiglu == "triton"
         rows = self.dispatcher.dispatch(
             x_TD,
             experts_TK,
             self.num_experts,
             may_drop=may_drop,
-            weights_TK=weights_TK,
+            weights_TK=routes.weights_TK if applies_weights else None,
             implementation=self.kernels.permute,
         )
         overlapped_TD = overlap(x_TD)
-        y_ND = self.swiglu(rows.arrive(), rows.counts_e, rows.weights_N)
-        y_TD = self.dispatcher.combine(y_ND, routes.weights_TK if rows.weights_N is None else None, rows)
+        y_ND = self.swiglu(*rows.arrive())
+        y_TD = self.dispatcher.combine(y_ND, None if rows.weighted else routes.weights_TK, rows)
         return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
 
     def matmul(

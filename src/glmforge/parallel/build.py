@@ -21,7 +21,7 @@ from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.async_tp import async_tp_options
 from glmforge.parallel.compile import compile_parts
 from glmforge.parallel.declared import check_declared
-from glmforge.parallel.expert import Splits, SplitsFromDevice, parallelize_experts
+from glmforge.parallel.expert import Splits, SplitsFromDevice, expert_dispatcher, parallelize_experts
 from glmforge.parallel.fsdp import apply_fsdp, needs_fsdp
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.offload import apply_offload
@@ -63,7 +63,8 @@ def lay_out_model(
     """The sharded model still on the meta device; `splits` stands in for row counts where there are no real numbers.
 
     Raises `UndeclaredParameterError` or `WrongRowError` if the model is not what the table declares, and `ConfigError`
-    for an implementation (`config.kernels`) that cannot be used here, or widths that it cannot work on.
+    for an implementation (`config.kernels`, `parallel.ep_dispatch`) that cannot be used here, or widths that it cannot
+    work on.
     """
     parallel = config.parallel
     table = table or parameter_table(config.model)
@@ -72,6 +73,7 @@ def lay_out_model(
     kernels = choose(config.kernels, world.device, dtype)
     if world.device.type == "cuda":
         check_cuda_widths(config.model, config.precision.compute, kernels)
+    dispatcher = expert_dispatcher(config, world, splits)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
         with torch.device("meta"):
@@ -84,7 +86,8 @@ def lay_out_model(
         part.set_kernels(kernels)
         check_declared(part, table)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
-        parallelize_experts(part, world, table, splits)
+        if dispatcher is not None:
+            parallelize_experts(part, world, table, dispatcher)
         apply_recompute(part, parallel.recompute, parallel.recompute_budget)
         if parallel.activation_offload:
             apply_offload(part, world.device)

@@ -13,6 +13,8 @@ Gradients need no factor: a rank's experts see the rows of all ep ranks, so the 
 over them, and FSDP sums the rest (efsdp). Dividing by ep, or averaging over data ranks of which ep are already in,
 is the well-known bug.
 
+With `parallel.ep_dispatch: deepep` the library DeepEP sends the tokens, see `glmforge.parallel.deepep`.
+
 Shapes: T tokens, D hidden_size, E experts, e = E / ep experts of this rank, R ranks of the ep axis, K experts per
 token, N rows sent, M rows received.
 """
@@ -25,10 +27,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.config.parameters import ParameterTable
+from glmforge.config.schema import RunConfig
 from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
-from glmforge.model.dispatch import ExpertRows
+from glmforge.model.dispatch import Dispatcher, ExpertRows
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.collectives import Exchange
+from glmforge.parallel.deepep import deepep_dispatcher
 from glmforge.parallel.placement import shard_parameters
 from glmforge.parallel.recompute import remembered
 from glmforge.parallel.world import World
@@ -68,6 +72,8 @@ class _Handle:
 class AllToAllDispatcher:
     """Sends rows to the ranks of `group`, R of them with `num_local` experts each."""
 
+    needs_weights = False
+
     def __init__(self, group: dist.ProcessGroup, splits: Splits = SplitsFromDevice) -> None:
         self.group = group
         self.splits = splits
@@ -96,11 +102,11 @@ class AllToAllDispatcher:
         inverse_M = torch.empty_like(order_M)
         inverse_M[order_M] = torch.arange(len(order_M), device=order_M.device)
 
-        def arrive() -> Tensor:
-            return _Reorder.apply(exchange.finish(on_the_way_MD), order_M, inverse_M)
+        def arrive() -> tuple[Tensor, Tensor, None]:
+            return _Reorder.apply(exchange.finish(on_the_way_MD), order_M, inverse_M), received_Re.sum(0), None
 
         handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
-        return ExpertRows(arrive, received_Re.sum(0), handle)
+        return ExpertRows(arrive, handle, weighted=False)
 
     def _exchanged_counts(self, sent_Re: Tensor) -> tuple[Tensor, Callable[[], list[list[int]]]]:
         """[R, e]: the rows that each rank sends to each expert of this one; and all counts by rank, for the host."""
@@ -115,14 +121,23 @@ class AllToAllDispatcher:
         return combine(y_back_ND, weights_TK, handle.routing)
 
 
-def parallelize_experts(model: GlmMoe, world: World, table: ParameterTable, splits: Splits = SplitsFromDevice) -> None:
-    """Give each rank of the ep axis its share of every layer's experts, in place (on the meta device)."""
+def expert_dispatcher(config: RunConfig, world: World, splits: Splits = SplitsFromDevice) -> Dispatcher | None:
+    """What all layers bring tokens to the ranks of the ep axis and back with; None without expert parallelism.
+
+    Raises `ConfigError` where `parallel.ep_dispatch` cannot be used.
+    """
     if world.axis_size("ep") == 1:
-        return
-    mesh = world.meshes["expert"]["ep"]
-    shard_parameters(model, mesh, lambda name: 0 if table[name].expert else None)
+        return None
+    if config.parallel.ep_dispatch == "deepep":
+        return deepep_dispatcher(config, world)
+    return AllToAllDispatcher(world.meshes["expert"]["ep"].get_group(), splits)
+
+
+def parallelize_experts(model: GlmMoe, world: World, table: ParameterTable, dispatcher: Dispatcher) -> None:
+    """Give each rank of the ep axis its share of every layer's experts, in place (on the meta device)."""
+    shard_parameters(model, world.meshes["expert"]["ep"], lambda name: 0 if table[name].expert else None)
     for moe in model.moe_layers.values():
-        moe.experts.dispatcher = AllToAllDispatcher(mesh.get_group(), splits)
+        moe.experts.dispatcher = dispatcher
 
 
 def _order_by_expert(received_Re: Tensor, num_rows: int) -> Tensor:

@@ -82,6 +82,7 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             ["parallel.activation_offload=true", "parallel.compile=true"],
             "parallel.activation_offload: compiled layers save for themselves: set compile or this to false",
         ),
+        (["parallel.ep_dispatch=deepep"], "parallel.ep_dispatch: 'deepep' sends tokens between ep ranks, and ep is 1"),
         (["parallel.async_tp=true", "parallel.tp=2"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.async_tp=true", "parallel.compile=true"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),

@@ -121,3 +121,17 @@ def test_an_expert_that_nobody_chose_has_no_say_in_capacity():
     experts_TK = torch.tensor([[3], [3], [3]])
     limited_TK = limit_to_capacity(experts_TK, torch.tensor([[0.1], [0.3], [0.2]]), 4, 1)
     assert limited_TK.tolist() == [[4], [3], [4]]
+
+
+def test_rows_of_dropped_choices_need_not_be_made():
+    experts_TK = torch.tensor([[2, 3], [0, 3], [3, 3], [1, 2]])
+    routing = sort_by_expert(experts_TK, 3)
+    x_TD = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    factors_MD = torch.randn(4, 5, dtype=torch.float64)
+    kept_MD, all_ND = permute(x_TD, routing, 4), permute(x_TD, routing)
+    assert torch.equal(kept_MD, all_ND[:4])
+    (grad_TD,) = torch.autograd.grad((kept_MD * factors_MD).sum(), x_TD)
+    (expected_TD,) = torch.autograd.grad((all_ND[:4] * factors_MD).sum(), x_TD)
+    assert torch.equal(grad_TD, expected_TD)
+    assert torch.equal(combine(kept_MD, None, routing), combine(kept_MD, torch.ones(4, 2), routing))
+    torch.testing.assert_close(combine(kept_MD, None, routing), x_TD * torch.tensor([[1], [1], [0], [2]]))
