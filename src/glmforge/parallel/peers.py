@@ -29,6 +29,8 @@ from glmforge.errors import GlmforgeError
 
 GRACE_S = 10.0
 """How long a rank that has met an error waits to hear who was lost."""
+_ENDING_S = 2.0
+"""How long the kernel may take to say that a process has ended whose connections it has closed."""
 _WATCH_EVERY_S = 1.0
 _ROLL_CALL_RANKS = 512
 """In larger jobs asking after every rank would be too much for the store."""
@@ -152,9 +154,12 @@ class Peers:
         return f"{peer} failed first: {said['words']}{peer.see_log}" if said["words"] else _was_killed(peer)
 
     def _without_store(self) -> str | None:
-        for peer in self._neighbours:
-            if is_alive(peer.process) is False:
-                return _was_killed(peer)
+        for _ in range(int(_ENDING_S / 0.1)):
+            for peer in self._neighbours:
+                if is_alive(peer.process) is False:
+                    return _was_killed(peer)
+            if all(peer.rank != 0 for peer in self._neighbours) or self._stop.wait(0.1):
+                break
         if self._kept_by_rank_zero and self.rank != 0:
             return f"{self._main} was lost: it cannot be reached any more"
         return None

@@ -59,6 +59,7 @@ def pipeline(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.chaos
 def test_killed_at_random_moments(pipeline, tmp_path):
     run_to_its_end(pipeline, ["executors.local.workers=1"], tmp_path / "whole")
     total = finished_tasks(tmp_path / "whole")

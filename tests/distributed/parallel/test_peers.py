@@ -65,3 +65,24 @@ def test_the_first_words_stand_and_an_own_defect_is_an_own_defect() -> None:
     assert told.startswith(f"rank 0 on {socket.gethostname()} (process ")
     assert "failed first: shard.bin: is damaged; restore it (its log: " in told
     assert told.count("\n") == 0
+
+
+def rank_whose_store_breaks_first() -> str:
+    """What rank 1 says when the store of rank 0 has gone and the kernel does not yet call rank 0 dead."""
+    peers, store = make_peers(2)
+    store.wait(["who/0", "who/1"], PATIENCE)
+    if peers.rank == 0:
+        store.wait(["met"], PATIENCE)
+        return ""
+    peers._kept_by_rank_zero = True
+    peers.meet()
+    looks = iter([True, True, False])
+    room.is_alive = lambda process: next(looks, False)
+    said = str(peers._without_store())
+    store.set("met", "1")
+    return said
+
+
+def test_a_rank_that_is_about_to_end_is_not_called_unreachable() -> None:
+    said = run_ranks(rank_whose_store_breaks_first, 2, init_group=False)[1]
+    assert "it ended without a word" in said

@@ -165,6 +165,7 @@ def kill_at_stages(directory: Path, ssh: str, local_root: Path, disks: Path, tem
     return list(STAGES)
 
 
+@pytest.mark.chaos
 def test_killed_at_any_stage_it_can_be_run_again(tmp_path: Path, ready, template: Path) -> None:
     (done,) = run_ranks(kill_at_stages, 1, tmp_path, *ready, template, init_group=False)
     assert done == list(STAGES)

@@ -74,6 +74,7 @@ def test_an_interrupt_while_the_ranks_gather_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.chaos
 def test_the_demo_passes_it_on_and_waits(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
     run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
     script = tmp_path / "script.py"
