@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -99,18 +99,32 @@ def plan(
     if not dry_run:
         _print_layout(loaded, layout, console, as_json=as_json)
         return
-    from glmforge.dryrun.run import dry_run as take
-
     errors = Console(stderr=True)
-    found = take(
-        loaded, world_size, rank=rank, imbalance=imbalance, progress=lambda line: errors.print(line, highlight=False)
+    _take_dry_run(
+        loaded,
+        layout,
+        console,
+        gpu_memory,
+        as_json=as_json,
+        world_size=world_size,
+        rank=rank,
+        imbalance=imbalance,
+        progress=lambda line: errors.print(line, highlight=False),
     )
-    if as_json:
-        from glmforge.dryrun.report import as_json as found_as_json
 
+
+def _take_dry_run(
+    config: "RunConfig", layout: "Layout", console: Console, gpu_memory: float, *, as_json: bool, **options: Any
+) -> None:
+    """`options` are those of `dryrun.run.dry_run`."""
+    from glmforge.dryrun.report import as_json as found_as_json
+    from glmforge.dryrun.run import dry_run
+
+    found = dry_run(config, **options)
+    if as_json:
         typer.echo(json.dumps(found_as_json(found), indent=2))
         return
-    _print_layout(loaded, layout, console, as_json=False)
+    _print_layout(config, layout, console, as_json=False)
     _print_dry_run(found, gpu_memory, console)
 
 

@@ -145,14 +145,8 @@ class _Permute(torch.autograd.Function):
         return grad_TKD.sum(1), None, None, None
 
 
-class _PermuteKept(torch.autograd.Function):
+class _PermuteKept(_Permute):
     """The first rows only; backward is the sum of `combine`, which does without the others too."""
-
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, tokens_M: Tensor, inverse_N: Tensor, num_choices: int) -> Tensor:
-        ctx.save_for_backward(inverse_N)
-        ctx.num_choices = num_choices
-        return x_TD.index_select(0, tokens_M)
 
     @staticmethod
     @once_differentiable

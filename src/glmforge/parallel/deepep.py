@@ -49,7 +49,7 @@ def deepep_dispatcher(config: RunConfig, world: World) -> "DeepEPDispatcher":
     deep_ep = importlib.import_module(PACKAGE)
     group = world.meshes["expert"]["ep"].get_group()
     try:
-        ways = deep_ep.Buffer.get_dispatch_config(group.size()), deep_ep.Buffer.get_combine_config(group.size())
+        configs = deep_ep.Buffer.get_dispatch_config(group.size()), deep_ep.Buffer.get_combine_config(group.size())
     except AssertionError:  # its table has no such size
         raise ConfigError(
             f"parallel.ep: {group.size()} is no number of ranks that DeepEP knows (2, 4, 8, 16, 24, 32, ...); "
@@ -58,8 +58,8 @@ def deepep_dispatcher(config: RunConfig, world: World) -> "DeepEPDispatcher":
     row = config.model.hidden_size * _BYTES
     buffer = deep_ep.Buffer(
         group,
-        num_nvl_bytes=max(way.get_nvl_buffer_size_hint(row, group.size()) for way in ways),
-        num_rdma_bytes=max(way.get_rdma_buffer_size_hint(row, group.size()) for way in ways),
+        num_nvl_bytes=max(config_of_one.get_nvl_buffer_size_hint(row, group.size()) for config_of_one in configs),
+        num_rdma_bytes=max(config_of_one.get_rdma_buffer_size_hint(row, group.size()) for config_of_one in configs),
     )
     return DeepEPDispatcher(buffer, getattr(deep_ep, "topk_idx_t", torch.int64))
 
@@ -97,7 +97,7 @@ class _Layout:
     num_rows: int = 0
 
 
-class _Journey:
+class _Transfer:
     """The tokens of one call, to their experts and back: what both exchanges and their gradients share."""
 
     def __init__(self, buffer: Any, layout: _Layout) -> None:
@@ -106,7 +106,7 @@ class _Journey:
         self.routing: Routing | None = None
         self.gradients: tuple[Tensor, Tensor, Any] | None = None
 
-    def depart(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    def send(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         """Send the tokens; what it gives is not to be read before `arrival`."""
         layout, x_TD = self.layout, x_TD.contiguous()
         if layout.handle is not None:
@@ -154,79 +154,79 @@ class DeepEPDispatcher:
         if may_drop:
             experts_TK = experts_TK.masked_fill(experts_TK == num_experts, -1)
         experts_TK = experts_TK.to(self.index_type).contiguous()
-        journey = _Journey(self.buffer, remembered(_Layout))
-        on_the_way = _Depart.apply(x_TD, weights_TK, experts_TK, num_experts, journey)
+        transfer = _Transfer(self.buffer, remembered(_Layout))
+        on_the_way = _Send.apply(x_TD, weights_TK, experts_TK, num_experts, transfer)
         num_local = num_experts // self.buffer.group_size
 
         def arrive() -> tuple[Tensor, Tensor, Tensor]:
-            x_MD, weights_MK = _Arrive.apply(*on_the_way, journey)
-            here_MK = journey.layout.experts_MK
-            assert here_MK is not None, "set by the departure"
+            x_MD, weights_MK = _Receive.apply(*on_the_way, transfer)
+            here_MK = transfer.layout.experts_MK
+            assert here_MK is not None, "set when tokens are sent"
             # -1 are choices that other ranks hold
             here_MK = here_MK.long().masked_fill(here_MK < 0, num_local)
             routing = sort_by_expert(here_MK, num_local, implementation=implementation)
-            journey.routing, num_rows = routing, journey.layout.num_rows
+            transfer.routing, num_rows = routing, transfer.layout.num_rows
             weights_N = row_weights(weights_MK, routing)[:num_rows]
             return permute(x_MD, routing, num_rows), routing.counts_E, weights_N
 
-        return ExpertRows(arrive, journey, weighted=True)
+        return ExpertRows(arrive, transfer, weighted=True)
 
     def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
-        journey: _Journey = rows.handle
-        # The journey lives until the backward pass, which does not ask for it.
-        routing, journey.routing = journey.routing, None
+        transfer: _Transfer = rows.handle
+        # The transfer lives until the backward pass, which does not ask for it.
+        routing, transfer.routing = transfer.routing, None
         assert weights_TK is None, "the experts have applied them"
         assert routing is not None, "rows have arrived"
-        return _Return.apply(combine(y_ND, None, routing), journey)
+        return _SendBack.apply(combine(y_ND, None, routing), transfer)
 
 
-class _Depart(torch.autograd.Function):
-    """`_Arrive` has begun to send the gradients back; here they are waited for."""
+class _Send(torch.autograd.Function):
+    """`_Receive` has begun to send the gradients back; here they are waited for."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_experts: int, journey: _Journey
+        ctx: Any, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_experts: int, transfer: _Transfer
     ) -> tuple[Tensor, Tensor]:
-        ctx.journey, ctx.weights_dtype = journey, weights_TK.dtype
-        return journey.depart(x_TD, weights_TK, experts_TK, num_experts)
+        ctx.transfer, ctx.weights_dtype = transfer, weights_TK.dtype
+        return transfer.send(x_TD, weights_TK, experts_TK, num_experts)
 
     @staticmethod
     def backward(ctx: Any, x_grad_MD: Tensor, weights_grad_MK: Tensor) -> tuple[Tensor | None, ...]:
-        # What is given are the shapes that autograd demands, see _Arrive.
-        x_grad_TD, weights_grad_TK, arrival = ctx.journey.gradients
-        ctx.journey.gradients = None
+        # What is given are the shapes that autograd demands, see _Receive.
+        x_grad_TD, weights_grad_TK, arrival = ctx.transfer.gradients
+        ctx.transfer.gradients = None
         arrival.current_stream_wait()
         return x_grad_TD, weights_grad_TK.to(ctx.weights_dtype), None, None, None
 
 
-class _Arrive(torch.autograd.Function):
+class _Receive(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_MD: Tensor, weights_MK: Tensor, journey: _Journey) -> tuple[Tensor, Tensor]:
-        ctx.journey = journey
-        journey.arrival.current_stream_wait()
+    def forward(ctx: Any, x_MD: Tensor, weights_MK: Tensor, transfer: _Transfer) -> tuple[Tensor, Tensor]:
+        ctx.transfer = transfer
+        transfer.arrival.current_stream_wait()
         return x_MD.view_as(x_MD), weights_MK.view_as(weights_MK)
 
     @staticmethod
     def backward(ctx: Any, x_grad_MD: Tensor, weights_grad_MK: Tensor) -> tuple[Tensor, Tensor, None]:
-        journey: _Journey = ctx.journey
-        journey.gradients = journey.buffer.combine(
+        transfer: _Transfer = ctx.transfer
+        transfer.gradients = transfer.buffer.combine(
             x_grad_MD.contiguous(),
-            journey.layout.handle,
+            transfer.layout.handle,
             topk_weights=weights_grad_MK.contiguous(),
             async_finish=True,
         )
         return x_grad_MD, weights_grad_MK, None
 
 
-class _Return(torch.autograd.Function):
+class _SendBack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y_MD: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        y_TD: Tensor = journey.buffer.combine(y_MD.contiguous(), journey.layout.handle)[0]
+    def forward(ctx: Any, y_MD: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        y_TD: Tensor = transfer.buffer.combine(y_MD.contiguous(), transfer.layout.handle)[0]
         return y_TD
 
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
-        journey: _Journey = ctx.journey
-        grad_MD: Tensor = journey.buffer.dispatch(grad_TD.contiguous(), handle=journey.layout.handle)[0]
+        transfer: _Transfer = ctx.transfer
+        grad_MD: Tensor = transfer.buffer.dispatch(grad_TD.contiguous(), handle=transfer.layout.handle)[0]
         return grad_MD, None

@@ -148,17 +148,17 @@ def shift_experts() -> None:
 
 
 def read_early() -> None:
-    def forward(ctx: Any, x_MD: Tensor, weights_MK: Tensor, journey: Any) -> tuple[Tensor, Tensor]:
-        ctx.journey = journey
-        journey.layout.experts_MK = journey.layout.experts_MK.clamp(max=0)
+    def forward(ctx: Any, x_MD: Tensor, weights_MK: Tensor, transfer: Any) -> tuple[Tensor, Tensor]:
+        ctx.transfer = transfer
+        transfer.layout.experts_MK = transfer.layout.experts_MK.clamp(max=0)
         return x_MD.view_as(x_MD), weights_MK.view_as(weights_MK)
 
-    deepep._Arrive.forward = staticmethod(forward)  # type: ignore[method-assign]
+    deepep._Receive.forward = staticmethod(forward)  # type: ignore[method-assign]
 
 
 def forget_weights_gradient() -> None:
-    original = deepep._Arrive.backward
-    deepep._Arrive.backward = staticmethod(  # type: ignore[method-assign]
+    original = deepep._Receive.backward
+    deepep._Receive.backward = staticmethod(  # type: ignore[method-assign]
         lambda ctx, x_grad_MD, weights_grad_MK: original(ctx, x_grad_MD, torch.zeros_like(weights_grad_MK))
     )
 
