@@ -15,12 +15,12 @@ from record import RESULTS, ROOT
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
-from glmforge.plan import expected
-from glmforge.plan.expected import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
-from glmforge.plan.hardware import ACCELERATORS, Accelerator, find_accelerator
 from glmforge.plan.layout import select_phase
-from glmforge.plan.ledger import Ledger, Row, make_ledger, total
-from glmforge.plan.roofline import MEASURED_CEILINGS
+from glmforge.plan.machine.ceilings import MEASURED_CEILINGS
+from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, find_accelerator
+from glmforge.plan.time import expected
+from glmforge.plan.time.expected import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
+from glmforge.plan.time.ledger import Ledger, Row, make_ledger, total
 
 DEVICES = {row.name: row for row in ACCELERATORS if row.name in ("H200 SXM", "H100 SXM")}
 LAYOUTS = (("pretrain_glm45_air_106b", 1024, 128), ("pretrain_glm45_355b", 8192, 512))

@@ -12,8 +12,8 @@ import torch
 
 from glmforge.config.parameters import parameter_table
 from glmforge.model import GlmMoe
-from glmforge.plan.memory import kv_cache_bytes_per_token
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.memory import kv_cache_bytes_per_token
+from glmforge.plan.counts.parameters import count_parameters
 from gpu.bench import Bench
 from gpu.results import Figure
 from gpu.slice_runs import fill_, load

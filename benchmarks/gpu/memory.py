@@ -13,7 +13,7 @@ from glmforge.checkpoint.policy.staging import Staging
 from glmforge.config.optim import OptimConfig
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
-from glmforge.plan.memory import training_state
+from glmforge.plan.counts.memory import training_state
 from gpu.bench import Bench
 from gpu.results import Figure
 from gpu.slice_runs import OwnStep, check_memory, load

@@ -23,7 +23,7 @@ from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.optimizer import build_optimizer
 from glmforge.parallel.build import DTYPES, allocate, lay_out_model
 from glmforge.parallel.world import World
-from glmforge.plan.flops import train_flops_per_token
+from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.training.step import StepResult, train_step
 from gpu.composition import Composition
 from gpu.results import TooLargeError

@@ -16,7 +16,7 @@ import torch
 
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.schema import RunConfig
-from glmforge.plan.hardware import find_accelerator
+from glmforge.plan.machine.hardware import find_accelerator
 from gpu.bench import Bench
 from gpu.composition import Composition
 from gpu.kernel_times import kernel_times

@@ -7,7 +7,7 @@ from fuzz.format import Format
 from fuzz.suite import check
 from fuzz.trees import json_mutator
 from glmforge.config import load_model_config
-from glmforge.plan.summary import summarise
+from glmforge.plan.counts.summary import summarise
 
 CONFIG = {
     "architectures": ["Glm4MoeForCausalLM"],

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, control, demo, export, init, model, plan, report, train
+from glmforge.cli import chat, checkpoint, control, demo, export, init, model, report, train
 from glmforge.cli.data import app as data
+from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
@@ -28,7 +29,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train")(train.train)
-app.command("plan")(plan.plan)
+app.command("plan")(plan)
 app.command("chat")(chat.chat)
 app.command("export")(export.export)
 app.command("report")(report.report)

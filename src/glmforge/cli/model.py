@@ -33,7 +33,7 @@ def show(
         glmforge model show runs/demo --json
     """
     from glmforge.config import load_model_config
-    from glmforge.plan.summary import architecture_rows, flop_rows, memory_rows, parameter_rows, summarise
+    from glmforge.plan.counts.summary import architecture_rows, flop_rows, memory_rows, parameter_rows, summarise
 
     config = load_model_config(model)
     if as_json:

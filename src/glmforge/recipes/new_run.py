@@ -26,7 +26,7 @@ from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import ConfigError
 from glmforge.observe.units import format_count
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 from glmforge.recipes.pretrain import measure_step_seconds
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what `name` in a configuration may be

@@ -14,7 +14,7 @@ from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.plan.memory import training_state
+from glmforge.plan.counts.memory import training_state
 from glmforge.recipes.pretrain import train
 from helpers.distributed import run_ranks
 from helpers.sgd import SGD

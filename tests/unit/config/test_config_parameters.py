@@ -6,7 +6,7 @@ import torch
 from glmforge.config.parameters import COMPLETE, OWN_SHARE, Parameter, UndeclaredParameterError, parameter_table
 from glmforge.errors import GlmforgeError
 from glmforge.model import GlmMoe
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 from helpers.models import tiny_config
 
 SHAPES = {

@@ -8,8 +8,8 @@ from glmforge.config import RunConfig, load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_model_config
 from glmforge.config.presets import preset_names
+from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.layout import stages_of
-from glmforge.plan.parameters import count_parameters
 
 DIRECTORY = Path(__file__).parents[3] / "configs"
 CONFIGS = sorted(DIRECTORY.rglob("*.yaml"))

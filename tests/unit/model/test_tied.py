@@ -8,7 +8,7 @@ from glmforge.config.parameters import parameter_table
 from glmforge.errors import ConfigError
 from glmforge.model import GlmMoe
 from glmforge.model.transformer import Section
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 from helpers.models import run_config, tiny_config
 
 EMBEDDING = "model.embed_tokens.weight"

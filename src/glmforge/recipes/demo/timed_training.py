@@ -14,7 +14,7 @@ from glmforge.observe.metrics import Record
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, record_event, write_text
 from glmforge.observe.units import format_count, format_duration
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 from glmforge.recipes.demo import pace
 from glmforge.recipes.demo.options import DemoOptions
 from glmforge.recipes.demo.screen import Screen

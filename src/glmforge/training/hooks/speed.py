@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from glmforge.observe.environment import process_rss_bytes
-from glmforge.plan.flops import train_flops_per_token
-from glmforge.plan.hardware import find_accelerator
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.machine.hardware import find_accelerator
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -12,7 +12,7 @@ import torch
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
 from glmforge.observe.record_files import read_jsonl
-from glmforge.plan.flops import train_flops_per_token
+from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.training.hooks import MetricsHook, RoutersHook, SourcesHook, SpeedHook, speed
 from glmforge.training.order import in_order
 from glmforge.training.source import Total

@@ -4,7 +4,7 @@ import torch
 from glmforge.config import OptimConfig, load_model_config
 from glmforge.config.optim import ParameterRule
 from glmforge.model import GlmMoe
-from glmforge.plan.memory import kv_cache_bytes_per_token, training_state, weight_bytes
+from glmforge.plan.counts.memory import kv_cache_bytes_per_token, training_state, weight_bytes
 
 
 @pytest.mark.parametrize(("model", "size"), [("glm46_355b", 376_832), ("glm45_air_106b", 188_416)])

@@ -2,10 +2,11 @@
 
 An operation is a part of the step that could be one kernel: a matmul, a norm with the residual before it, attention.
 Its least bytes are each input read once and each output written once; today's implementations move more
-(`glmforge.plan.expected`), and fusing two operations would move less. Matmuls have the shapes in which they are run.
+(`glmforge.plan.time.expected`), and fusing two operations would move less. Matmuls have the shapes in which they are
+run.
 
 FLOPs are those done: attention's backward pass multiplies five times where the model's count has four, because no
-kernel keeps the scores. `model_flops` are `glmforge.plan.flops`'s, against which utilisation is measured.
+kernel keeps the scores. `model_flops` are `glmforge.plan.counts.flops`'s, against which utilisation is measured.
 
 Shapes: T tokens of a micro-batch on this rank, t its own ones where tp ranks share them, D hidden_size, H query and G
 key/value heads of P, E experts on this rank, K experts per token, N rows of its experts, I moe_intermediate_size, V

@@ -12,10 +12,10 @@ from glmforge.config.layout import Layout
 from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
-from glmforge.plan import operations
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
-from glmforge.plan.operations import Operation, Share
-from glmforge.plan.update_operations import update_operations
+from glmforge.plan.work import operations
+from glmforge.plan.work.operations import Operation, Share
+from glmforge.plan.work.update_operations import update_operations
 
 
 def micro_batch_share(config: RunConfig, layout: Layout, mean_attended: int | None = None) -> Share:

@@ -2,9 +2,9 @@
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
-from glmforge.plan.flops import train_flops_per_token
-from glmforge.plan.memory import kv_cache_bytes_per_token, training_state, weight_bytes
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.counts.memory import kv_cache_bytes_per_token, training_state, weight_bytes
+from glmforge.plan.counts.parameters import count_parameters
 
 _SEQUENCE_LENGTHS = (4096, 8192, 32768, 131072)
 

@@ -14,7 +14,7 @@ from glmforge.config.layout import Layout
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
-from glmforge.plan.operations import BF16, FP32, Matmul, Operation, Work
+from glmforge.plan.work.operations import BF16, FP32, Matmul, Operation, Work
 
 
 def update_operations(

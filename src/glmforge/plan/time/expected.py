@@ -15,9 +15,10 @@ operation's time should remain then.
 import math
 from typing import Literal, NamedTuple, get_args
 
-from glmforge.plan.hardware import Accelerator
-from glmforge.plan.operations import FP32, Direction, Matmul, Operation, Work
-from glmforge.plan.roofline import ceilings, work_limit
+from glmforge.plan.machine.ceilings import ceilings
+from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.time.roofline import work_limit
+from glmforge.plan.work.operations import FP32, Direction, Matmul, Operation, Work
 
 Implementation = Literal["eager", "compiled", "triton"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)

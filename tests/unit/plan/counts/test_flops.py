@@ -1,7 +1,7 @@
 import pytest
 
 from glmforge.config import load_model_config
-from glmforge.plan.flops import mean_attended_length, train_flops_per_token
+from glmforge.plan.counts.flops import mean_attended_length, train_flops_per_token
 
 LENGTHS = (4096, 8192, 32768, 131072)
 

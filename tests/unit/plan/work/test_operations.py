@@ -18,9 +18,9 @@ from glmforge.dryrun.observe import StandIns, observe_step
 from glmforge.errors import ConfigError
 from glmforge.kernels.target import kernels_of
 from glmforge.parallel.world import World
-from glmforge.plan.flops import train_flops_per_token
-from glmforge.plan.operations import Operation, Share, layer
-from glmforge.plan.step import step_operations
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.work.operations import Operation, Share, layer
+from glmforge.plan.work.step import step_operations
 
 Shapes = Counter[tuple[tuple[int, ...], int, int]]
 """(m, n, k) in order of size, groups, bytes of an element -> how often. A batch counts as its single matrices: how

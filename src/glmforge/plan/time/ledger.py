@@ -6,12 +6,12 @@ from typing import Any
 
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
-from glmforge.plan.expected import IMPLEMENTATIONS, LEVERS, Implementation, expected_seconds
-from glmforge.plan.hardware import Accelerator
-from glmforge.plan.operations import Direction, Kind, Operation
-from glmforge.plan.roofline import work_limit
-from glmforge.plan.step import model_flops, step_operations
-from glmforge.plan.traffic import Traffic, step_traffic
+from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.time.expected import IMPLEMENTATIONS, LEVERS, Implementation, expected_seconds
+from glmforge.plan.time.roofline import work_limit
+from glmforge.plan.work.operations import Direction, Kind, Operation
+from glmforge.plan.work.step import model_flops, step_operations
+from glmforge.plan.work.traffic import Traffic, step_traffic
 
 
 @dataclass

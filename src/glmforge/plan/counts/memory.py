@@ -12,7 +12,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import parameter_table
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 
 _BYTES = {"bf16": 2, "fp32": 4}
 _FP32 = _BYTES["fp32"]

@@ -5,7 +5,7 @@ import torch
 
 from glmforge.config import ModelConfig, load_model_config
 from glmforge.model import GlmMoe
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 
 PUBLISHED = {
     "glm46_355b": {

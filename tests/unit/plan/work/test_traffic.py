@@ -5,8 +5,8 @@ import pytest
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.dryrun.run import dry_run
-from glmforge.plan.hardware import find_accelerator
-from glmforge.plan.traffic import Traffic, step_traffic
+from glmforge.plan.machine.hardware import find_accelerator
+from glmforge.plan.work.traffic import Traffic, step_traffic
 
 RUN = """
 name: run

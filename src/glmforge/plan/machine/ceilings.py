@@ -1,13 +1,8 @@
-"""The physical limit of an operation: no kernel is faster than its FLOPs at the peak rate, or its bytes at bandwidth.
-
-Limits are those of data sheets (`glmforge.plan.hardware`). Real devices reach less even where nothing is left to be
-improved; what a large matmul and a large copy were once measured to reach is `MEASURED_CEILINGS`.
-"""
+"""What devices were measured to reach, which is less than their data sheets even where nothing is left to improve."""
 
 from typing import NamedTuple
 
-from glmforge.plan.hardware import Accelerator
-from glmforge.plan.operations import FP32, Work
+from glmforge.plan.machine.hardware import Accelerator
 
 
 class Ceilings(NamedTuple):
@@ -29,10 +24,3 @@ def ceilings(accelerator: Accelerator) -> Ceilings:
     """The measured ones, or the same shares of the data sheet as those reach."""
     usual = Ceilings(_USUAL.bf16_flops * accelerator.bf16_flops, _USUAL.bandwidth * accelerator.memory_bandwidth)
     return MEASURED_CEILINGS.get(accelerator.name, usual)
-
-
-def work_limit(work: Work, accelerator: Accelerator) -> float:
-    """Seconds of one pass at the least."""
-    in_fp32 = sum(matmul.flops for matmul in work.matmuls if matmul.itemsize == FP32)
-    compute = in_fp32 / accelerator.fp32_flops + (work.flops - in_fp32) / accelerator.bf16_flops
-    return max(compute, work.bytes / accelerator.memory_bandwidth)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from glmforge.config.layout import Layout
 from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
-from glmforge.plan.hardware import Accelerator
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
-from glmforge.plan.operations import BF16, FP32, Share
-from glmforge.plan.step import micro_batch_share, used_parameters
-from glmforge.plan.update_operations import shard_elements, used_elements
+from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.work.operations import BF16, FP32, Share
+from glmforge.plan.work.step import micro_batch_share, used_parameters
+from glmforge.plan.work.update_operations import shard_elements, used_elements
 
 NODE_RANKS = 8
 NETWORK_BYTES = 50e9

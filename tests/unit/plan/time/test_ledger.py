@@ -22,11 +22,12 @@ from glmforge.kernels.dispatch import combine, permute, sort_by_expert
 from glmforge.kernels.qk_rope import rotate
 from glmforge.model.layers import RMSNorm
 from glmforge.model.rope import Rope
-from glmforge.plan.expected import FACTORS, IMPLEMENTATIONS, LEVERS, matmul_seconds
-from glmforge.plan.hardware import Accelerator, find_accelerator
-from glmforge.plan.ledger import make_ledger
-from glmforge.plan.operations import Matmul, Work
-from glmforge.plan.roofline import MEASURED_CEILINGS, work_limit
+from glmforge.plan.machine.ceilings import MEASURED_CEILINGS
+from glmforge.plan.machine.hardware import Accelerator, find_accelerator
+from glmforge.plan.time.expected import FACTORS, IMPLEMENTATIONS, LEVERS, matmul_seconds
+from glmforge.plan.time.ledger import make_ledger
+from glmforge.plan.time.roofline import work_limit
+from glmforge.plan.work.operations import Matmul, Work
 
 RUN = """
 name: run
@@ -224,5 +225,5 @@ def test_an_unknown_gpu_has_no_times() -> None:
 
 
 def test_no_torch() -> None:
-    program = "import sys, glmforge.plan.ledger; sys.exit('torch' in sys.modules)"
+    program = "import sys, glmforge.plan.time.ledger; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -14,7 +14,7 @@ with N the matrix elements that multiply each token and s the mean attended leng
 from collections.abc import Iterable
 
 from glmforge.config.model import ModelConfig
-from glmforge.plan.parameters import count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 
 
 def train_flops_per_token(config: ModelConfig, mean_attended: float, with_mtp: bool = True) -> float:

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from glmforge.plan.hardware import ACCELERATORS, find_accelerator
+from glmforge.plan.machine.hardware import ACCELERATORS, find_accelerator
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_names_of_rows_are_different() -> None:
 
 
 def test_no_torch() -> None:
-    program = "import sys, glmforge.plan.hardware; sys.exit('torch' in sys.modules)"
+    program = "import sys, glmforge.plan.machine.hardware; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

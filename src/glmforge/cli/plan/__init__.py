@@ -1,0 +1,1 @@
+"""`glmforge plan`: one file per view; `command.py` has the options."""

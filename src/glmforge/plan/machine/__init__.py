@@ -1,0 +1,1 @@
+"""What devices and the links between them can do."""

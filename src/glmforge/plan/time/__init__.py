@@ -1,0 +1,1 @@
+"""How long the work of a step takes on a device."""
