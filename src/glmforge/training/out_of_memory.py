@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glmforge.backend.base import Backend
 from glmforge.cluster.memory import usable_memory
+from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import GlmforgeError
 from glmforge.observe.record_files import RunFileError
@@ -97,10 +98,10 @@ class MemoryWatch:
         step = trainer.state.step if trainer is not None else 0
         shortage = self._shortage(error)
         planned = select_phase(self._config, shortage.phase)
-        layout = self._world.layout
+        layout = resolve_layout(planned, self._world.size)
         place = estimate_memory(planned, layout).places[self._world.rank // layout.stage_ranks]
         changes = helpful_changes(planned, layout.world_size, offload=self._world.device.type == "cuda")
-        told = f"{shortage.words}; the plan has {gigabytes(place.peak)}; {words_of(changes)}"
+        told = f"{shortage.words}; planned are {gigabytes(place.peak)} for this rank; {words_of(changes)}"
         facts = {
             **asdict(shortage),
             "planned": {str(purpose): size for purpose, size in place.at_peak.items()},
@@ -146,9 +147,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def moment_of(error: BaseException) -> str:
+def moment_of(error: BaseException | None) -> str:
     """What was going on when an error was raised."""
-    running = set()
+    running: set[str] = set()
     while error is not None:
         running |= {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
         error = error.__cause__

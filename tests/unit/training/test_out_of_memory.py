@@ -124,5 +124,5 @@ def test_a_run_that_ran_out_leaves_an_event_and_says_what_would_help(tmp_path: P
     assert event["planned"]["weights"] == event["weights"]
     # 65,536 tokens in one micro-batch: smaller ones help most.
     assert next(iter(event["changes"])) == "parallel.micro_batch_size=1"
-    assert "parallel.micro_batch_size=1 saves" in words
+    assert "GB with parallel.micro_batch_size=1" in words
     assert words == f"{EVENT}: {event['detail']}"

@@ -20,12 +20,11 @@ _WORTH_SAYING = 0.02
 
 
 class Change(NamedTuple):
-    """A setting of `parallel`, what the fullest rank needs with it, and how much less that is, in bytes."""
+    """A setting of `parallel`, and the bytes that the fullest rank needs with it."""
 
     key: str
     value: object
     peak: int
-    saves: int
 
     @property
     def setting(self) -> str:
@@ -35,7 +34,7 @@ class Change(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{self.setting} saves {gigabytes(self.saves)}"
+        return f"{gigabytes(self.peak)} with {self.setting}"
 
 
 def helpful_changes(config: RunConfig, world_size: int, *, offload: bool = True, number: int = 3) -> list[Change]:
@@ -50,14 +49,14 @@ def helpful_changes(config: RunConfig, world_size: int, *, offload: bool = True,
     for key, value in _candidates(config, layout, offload=offload):
         peak = _peak_with(model, config, world_size, key, value)
         if peak is not None and before - peak > _WORTH_SAYING * before:
-            change = Change(key, value, peak, before - peak)
+            change = Change(key, value, peak)
             best[key] = min(change, best.get(key, change), key=lambda one: one.peak)
     return sorted(best.values(), key=lambda change: change.peak)[:number]
 
 
 def words_of(changes: list[Change]) -> str:
-    """What to do, in words."""
-    return "; ".join(change.words for change in changes) or "no single setting of parallel helps: use more ranks"
+    """What each of them leaves to be needed."""
+    return ", ".join(change.words for change in changes) or "no single setting of parallel helps: use more ranks"
 
 
 def _candidates(config: RunConfig, layout: Layout, *, offload: bool) -> Iterator[tuple[str, object]]:
