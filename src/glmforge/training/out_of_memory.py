@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 EVENT = "out of memory"
 
-_ALLOCATOR = "DefaultCPUAllocator"
-"""How torch's errors begin that are about memory of the host; they are plain `RuntimeError`s."""
+_PHRASES = ("DefaultCPUAllocator", "out of memory", "bad_alloc")
+"""In the words of errors about memory that have no class of their own: torch's CPU allocator, CUDA, NCCL, C++."""
 
 _MOMENTS = {
     "torch.autograd.graph": "backward pass",
@@ -139,9 +139,10 @@ def explaining_out_of_memory(config: RunConfig, world: World) -> Iterator[Memory
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out: a GPU's, the host's for torch, or Python's. Pipelines wrap what a stage raises."""
+    """Whether memory ran out, a GPU's or the host's. (Pipelines wrap what a stage raises.)"""
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _ALLOCATOR in str(error):
+        told = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+        if told or isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
         error = error.__cause__
     return False

@@ -36,6 +36,7 @@ def allocator_error() -> RuntimeError:
     ("error", "expected"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("NCCL error: unhandled cuda error, Cuda failure 2 'out of memory'"), True),
         (MemoryError(), True),
         (allocator_error(), True),
         (RuntimeError("shapes cannot be multiplied"), False),
