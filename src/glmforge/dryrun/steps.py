@@ -11,7 +11,7 @@ in any order. That composed and observed steps agree is tested.
 Does not import torch.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -32,8 +32,9 @@ class Task(NamedTuple):
 class Context(NamedTuple):
     """What the memory of a task depends on.
 
-    `previous` is the kind of the stage's task before, where that matters (see `remembered`), `found` what of those
-    things lies there that the task uses if it is there and otherwise makes (see `found_by`).
+    `previous` is the kind of the stage's task before, where that matters (see `remembered`), of SEND_B that of the pass
+    whose result is sent; `found` is what lies there of those things that the task uses and otherwise makes (see
+    `found_by`).
     """
 
     task: Task
@@ -89,11 +90,14 @@ def contexts(order: Sequence[Task], *, with_previous: bool) -> Iterator[Context]
     """The context of each task. `with_previous`: a stage's weights are not always gathered between its tasks."""
     last: dict[int, str] = {}
     there: dict[int, frozenset[str]] = {}
+    differentiated: dict[int, deque[str]] = defaultdict(deque)
     for task in order:
         kind, slot = task
         if kind in TRANSFERS:
-            yield Context(task, "", frozenset())
+            yield Context(task, differentiated[slot].popleft() if kind == "SEND_B" else "", frozenset())
             continue
+        if kind in ("FULL_BACKWARD", "BACKWARD_INPUT"):
+            differentiated[slot].append(kind)
         here = there.get(slot, frozenset())
         yield Context(task, last.get(slot, ""), found_by(kind, here))
         last[slot], there[slot] = remembered(kind, with_previous=with_previous), left_by(kind, here)
