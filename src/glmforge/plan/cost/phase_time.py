@@ -1,0 +1,83 @@
+"""How long each phase of a run takes if nothing fails: by the predicted step, or by a utilisation that is given."""
+
+from dataclasses import dataclass
+
+from glmforge.config.layout import Layout, resolve_layout
+from glmforge.config.phase import PhaseConfig
+from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.layout import select_phase
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.time.step_time import predict_step
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """A phase of training, undisturbed.
+
+    Attributes:
+        model_flops: of all its tokens, as utilisation counts them.
+        seconds: None if the layout does not serve the phase; `problem` then says why.
+    """
+
+    name: str
+    tokens: int
+    steps: int
+    model_flops: float
+    seconds: float | None
+    problem: str | None = None
+
+
+def predicted_phases(config: RunConfig, world_size: int, machine: Machine) -> list[PhaseTime]:
+    """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
+    return [_predicted(select_phase(config, phase.name), world_size, machine) for phase in config.phases]
+
+
+def phases_at(config: RunConfig, world_size: int, machine: Machine, utilisation: float) -> list[PhaseTime]:
+    """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
+    if not 0 < utilisation <= 1:
+        raise ConfigError(f"--mfu: {utilisation:g} is no share of a peak; give one such as 0.3")
+    rate = world_size * machine.accelerator.bf16_flops * utilisation
+    return [_phase(config, phase, model_flops(config, phase) / rate) for phase in config.phases]
+
+
+def model_flops(config: RunConfig, phase: PhaseConfig) -> float:
+    """Of all tokens of a phase; each sequence counts as one document."""
+    per_token = train_flops_per_token(config.model, phase.seq_len, with_mtp=phase.mtp_loss_weight > 0)
+    return per_token * phase.num_samples * phase.seq_len
+
+
+def _predicted(config: RunConfig, world_size: int, machine: Machine) -> PhaseTime:
+    (phase,) = config.phases
+    try:
+        layout = resolve_layout(config, world_size)
+    except ConfigError as error:
+        return _phase(config, phase, None, str(error))
+    return _phase(config, phase, _seconds(config, layout, machine))
+
+
+def _phase(config: RunConfig, phase: PhaseConfig, seconds: float | None, problem: str | None = None) -> PhaseTime:
+    tokens = phase.num_samples * phase.seq_len
+    return PhaseTime(phase.name, tokens, phase.num_steps, model_flops(config, phase), seconds, problem)
+
+
+def _seconds(config: RunConfig, layout: Layout, machine: Machine) -> float:
+    """Of all steps of the only phase. Within a ramp a step's time grows with its batch, so both ends are predicted."""
+    (phase,) = config.phases
+    spans = phase.batch_spans
+    first, last = spans[0].batch_size, spans[-1].batch_size
+    longest = _step_seconds(config, layout, machine, last)
+    if first == last:
+        return longest * phase.num_steps
+    shortest = _step_seconds(config, layout, machine, first)
+    slope = (longest - shortest) / (last - first)
+    return sum(span.num_steps * (shortest + slope * (span.batch_size - first)) for span in spans)
+
+
+def _step_seconds(config: RunConfig, layout: Layout, machine: Machine, batch_size: int) -> float:
+    (phase,) = config.phases
+    steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
+    return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine).seconds
