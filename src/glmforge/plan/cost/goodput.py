@@ -11,6 +11,7 @@ largest has no closed form; Daly's series, equation 37, is within a percent of i
 
 A checkpoint that is written in the background counts only when it has been written: after a failure in the meantime
 the job goes back to the one before, so the seconds of writing are lost with every failure, like those of a restart.
+One save at a time is written: where the next is due sooner, training waits for it.
 """
 
 import math
@@ -36,14 +37,15 @@ class Failures:
     def goodput(self, interval_seconds: float) -> float:
         """The share of time that is progress, with a checkpoint after every `interval_seconds` of work."""
         mtbf = self.mtbf_seconds
-        exponent = (interval_seconds + self.save_seconds) / mtbf
+        waiting = max(self.save_seconds, self.write_seconds - interval_seconds)
+        exponent = (interval_seconds + waiting) / mtbf
         lost = (self.restart_seconds + self.write_seconds) / mtbf
         if exponent + lost > _NEVER:
             return 0.0
         return interval_seconds / (mtbf * math.exp(lost) * math.expm1(exponent))
 
     def best_interval(self) -> float:
-        """Seconds of work between checkpoints that lose least; one save has to end before the next begins."""
+        """Seconds of work between checkpoints that lose least, without waiting for a save before."""
         save, mtbf = self.save_seconds, self.mtbf_seconds
         if save >= 2 * mtbf:
             return mtbf

@@ -54,6 +54,8 @@ def test_no_interval_is_better_than_the_best(save: float, mtbf_hours: float) -> 
 
 
 def test_saves_do_not_overtake_each_other() -> None:
+    slow = Failures(1e12, 600, 1, write_seconds=2000)
+    assert slow.goodput(500) == pytest.approx(0.25)
     assert Failures(6 * HOUR, 600, 1, write_seconds=2000).best_interval() == 2000
 
 

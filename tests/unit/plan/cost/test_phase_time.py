@@ -62,5 +62,5 @@ def test_a_utilisation_needs_no_layout() -> None:
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
 def test_a_utilisation_is_a_share(share: float) -> None:
-    with pytest.raises(ConfigError, match="--mfu: .* is no share of a peak"):
+    with pytest.raises(ConfigError, match=r"--mfu: .* is no share of a peak"):
         phases_at(load_config(RUN), 16, MACHINE, share)
