@@ -6,9 +6,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.sheet import show_sheet
+
+_MACHINE = "The machine"
+_COST = "Time and cost of the whole run"
 
 
 def plan(
@@ -17,7 +22,49 @@ def plan(
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option("--world-size", min=1, help="Number of processes (GPUs); 1 if not given.")
+        int | None,
+        typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Kind of GPU, such as 'H100 SXM'.", rich_help_panel=_MACHINE),
+    ] = None,
+    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Between nodes, in Gb/s: ib400 and roce200 for each GPU, tcp30 for each node.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "ib400",
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage and what failures add, for every phase and in all.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
     ] = None,
     schedule: Annotated[
         Path | None,
@@ -50,6 +97,9 @@ def plan(
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
 
+    With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
+    they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
+
     With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
     name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
     compiled layers and of Triton's kernels. A GPU that is not known gets no times.
@@ -63,13 +113,26 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
+
+        glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.machine.machine import find_machine
 
     loaded = load_config(config, overrides or [])
     console = Console()
+    check_cost_options(cost, gpu, price, mfu)
+    if sheet is not None:
+        show_sheet(sheet, loaded, network, console, as_json=as_json)
+        return
+    if cost and gpu is not None:
+        machine = find_machine(gpu, network, nodes_of)
+        show_cost(loaded, world_size or 1, machine, price, mfu, console, as_json=as_json)
+        return
     if not as_json and not dry_run and roofline is None:
         print_phases(loaded, console)
     if schedule is not None:

@@ -1,6 +1,6 @@
 """How long each phase of a run takes if nothing fails: by the predicted step, or by a utilisation that is given."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.phase import PhaseConfig
@@ -8,8 +8,9 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.plan.layout import select_phase
+from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
-from glmforge.plan.time.step_time import predict_step
+from glmforge.plan.time.step_time import StepTime, predict_step
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -21,6 +22,7 @@ class PhaseTime:
     Attributes:
         model_flops: of all its tokens, as utilisation counts them.
         seconds: None if the layout does not serve the phase; `problem` then says why.
+        sent: bytes of all ranks in the whole phase by axis, over NVLink and between nodes; none without a layout.
     """
 
     name: str
@@ -29,6 +31,7 @@ class PhaseTime:
     model_flops: float
     seconds: float | None
     problem: str | None = None
+    sent: dict[str, LinkBytes] = field(default_factory=dict)
 
 
 def predicted_phases(config: RunConfig, world_size: int, machine: Machine) -> list[PhaseTime]:
@@ -51,33 +54,39 @@ def model_flops(config: RunConfig, phase: PhaseConfig) -> float:
 
 
 def _predicted(config: RunConfig, world_size: int, machine: Machine) -> PhaseTime:
+    """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
     (phase,) = config.phases
     try:
         layout = resolve_layout(config, world_size)
     except ConfigError as error:
         return _phase(config, phase, None, str(error))
-    return _phase(config, phase, _seconds(config, layout, machine))
+    spans = phase.batch_spans
+    first, last = spans[0].batch_size, spans[-1].batch_size
+    longest = _step(config, layout, machine, last)
+    slope = 0.0
+    if first != last:
+        slope = (longest.seconds - _step(config, layout, machine, first).seconds) / (last - first)
+    seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
+    return replace(_phase(config, phase, seconds), sent=_sent(longest, phase.num_samples / last))
+
+
+def _step(config: RunConfig, layout: Layout, machine: Machine, batch_size: int) -> StepTime:
+    (phase,) = config.phases
+    steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
+    return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine)
+
+
+def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
+    """What all ranks send in so many steps. A ramp's smaller batches count as parts of full ones."""
+    found: dict[str, LinkBytes] = {}
+    for pp_rank in range(step.layout.pp):
+        for link in step.links_at(pp_rank):
+            before, ranks = found.get(link.axis, LinkBytes(0, 0)), step.layout.stage_ranks * times
+            inside, outside = (ranks * size for size in link.sent)
+            found[link.axis] = LinkBytes(before.inside + inside, before.outside + outside)
+    return found
 
 
 def _phase(config: RunConfig, phase: PhaseConfig, seconds: float | None, problem: str | None = None) -> PhaseTime:
     tokens = phase.num_samples * phase.seq_len
     return PhaseTime(phase.name, tokens, phase.num_steps, model_flops(config, phase), seconds, problem)
-
-
-def _seconds(config: RunConfig, layout: Layout, machine: Machine) -> float:
-    """Of all steps of the only phase. Within a ramp a step's time grows with its batch, so both ends are predicted."""
-    (phase,) = config.phases
-    spans = phase.batch_spans
-    first, last = spans[0].batch_size, spans[-1].batch_size
-    longest = _step_seconds(config, layout, machine, last)
-    if first == last:
-        return longest * phase.num_steps
-    shortest = _step_seconds(config, layout, machine, first)
-    slope = (longest - shortest) / (last - first)
-    return sum(span.num_steps * (shortest + slope * (span.batch_size - first)) for span in spans)
-
-
-def _step_seconds(config: RunConfig, layout: Layout, machine: Machine, batch_size: int) -> float:
-    (phase,) = config.phases
-    steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
-    return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine).seconds

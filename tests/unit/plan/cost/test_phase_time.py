@@ -54,6 +54,18 @@ def test_a_phase_that_the_layout_does_not_serve_says_why() -> None:
     assert "batch_size" in long.problem
 
 
+def test_bytes_are_those_of_a_step_on_every_rank() -> None:
+    """Eight GPUs of one node send nothing between nodes; the same eight as two nodes of four do."""
+    config = select_phase(load_config(RUN), "long")
+    step = predict_step(config, resolve_layout(config, 8), MACHINE)
+    (timed,) = predicted_phases(config, 8, MACHINE)
+    assert timed.sent.keys() == {link.axis for link in step.links}
+    for link in step.links:
+        assert timed.sent[link.axis] == pytest.approx((10 * 8 * link.sent.inside, 0))
+    (in_two,) = predicted_phases(config, 8, find_machine("H100 SXM", ranks_per_node=4))
+    assert all(sent.outside > 0 for sent in in_two.sent.values())
+
+
 def test_a_utilisation_needs_no_layout() -> None:
     config = load_config(RUN)
     for timed, phase in zip(phases_at(config, 16, MACHINE, 0.25), config.phases, strict=True):
