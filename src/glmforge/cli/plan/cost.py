@@ -1,8 +1,6 @@
 """`glmforge plan --cost`: days, GPU-hours, energy, dollars, storage and failures of a whole run."""
 
 import json
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -43,6 +41,7 @@ def show_cost(
     from glmforge.plan.cost.phase_time import phases_at, predicted_phases
     from glmforge.plan.cost.run_cost import cost_as_json, run_cost
     from glmforge.plan.cost.settings import read_settings
+    from glmforge.plan.cost.storage import room_for
 
     settings = read_settings(price)
     if mfu is None:
@@ -51,7 +50,8 @@ def show_cost(
         phases = phases_at(config, world_size, machine, mfu)
     cost = run_cost(config, world_size, machine, phases, settings)
     if as_json:
-        typer.echo(json.dumps(cost_as_json(cost), indent=2))
+        room, _ = room_for(config.output_dir, settings.disk_bytes)
+        typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))
         return
     speed = "by the predicted step" if mfu is None else f"at {mfu:.1%} of the peak (given)"
     _print_phases(cost, speed, console)
@@ -129,6 +129,8 @@ def _print_failures(cost: "RunCost", console: Console) -> None:
 
 
 def _print_storage(config: "RunConfig", cost: "RunCost", console: Console) -> None:
+    from glmforge.plan.cost.storage import room_for
+
     storage = cost.storage
     one = storage.checkpoint
     where = "on nodes' disks" if storage.is_local else "on shared storage"
@@ -144,17 +146,10 @@ def _print_storage(config: "RunConfig", cost: "RunCost", console: Console) -> No
     if storage.is_local:
         nodes = -(-cost.world_size // cost.machine.ranks_per_node)
         console.print(f"Each of {nodes:,} nodes needs {_size(storage.local_peak / nodes)} of its own disk.")
-    free, place = _free_bytes(config.output_dir, cost.settings.disk_bytes)
+    free, place = room_for(config.output_dir, cost.settings.disk_bytes)
     verdict = "enough" if free >= storage.shared_peak else "NOT enough; see checkpoint.keep_last, keep_every_steps"
     needed = f"Checkpoints need {_size(storage.shared_peak)}"
     console.print(f"{needed}; {_size(free)} {place}: {verdict}.", highlight=False, soft_wrap=True)
-
-
-def _free_bytes(output_dir: Path, budget: int | None) -> tuple[int, str]:
-    if budget is not None:
-        return budget, "are given (disk_bytes)"
-    place = next(parent for parent in (output_dir.absolute(), *output_dir.absolute().parents) if parent.is_dir())
-    return shutil.disk_usage(place).free, f"are free at {place} on this machine"
 
 
 def _print_traffic(cost: "RunCost", console: Console) -> None:

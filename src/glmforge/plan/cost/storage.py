@@ -6,7 +6,9 @@ follows `glmforge.checkpoint.policy.retain`.
 """
 
 import math
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.parameter_groups import optimizer_states
@@ -91,6 +93,14 @@ def restart_interval(settings: CheckpointConfig, num_steps: int) -> int:
     """
     tiers = [settings.every_steps] + ([] if settings.local_dir else [settings.ephemeral_every_steps])
     return min([steps for steps in tiers if steps is not None], default=num_steps)
+
+
+def room_for(output_dir: Path, disk_bytes: int | None = None) -> tuple[int, str]:
+    """Bytes that checkpoints may take, and where: `disk_bytes` if given, else what is free where the run will write."""
+    if disk_bytes is not None:
+        return disk_bytes, "are given (disk_bytes)"
+    place = next(parent for parent in (output_dir.absolute(), *output_dir.absolute().parents) if parent.is_dir())
+    return shutil.disk_usage(place).free, f"are free at {place} on this machine"
 
 
 def _lasting_saves(settings: CheckpointConfig, num_steps: int) -> int:

@@ -1,5 +1,8 @@
 """Bytes of checkpoints against the tensors that a run saves, and retention against the policy's own rule."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from glmforge import load_config
@@ -7,7 +10,7 @@ from glmforge.backend.native import NativeBackend
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.schema import RunConfig
 from glmforge.parallel.world import World
-from glmforge.plan.cost.storage import restart_interval, storage_of
+from glmforge.plan.cost.storage import restart_interval, room_for, storage_of
 
 RUN = """
 name: run
@@ -84,6 +87,13 @@ def test_ephemeral_checkpoints_lie_where_the_settings_say() -> None:
 )
 def test_a_lost_node_takes_its_own_checkpoints_along(settings: dict[str, object], steps: int) -> None:
     assert restart_interval(CheckpointConfig.model_validate(settings), 1000) == steps
+
+
+def test_room_is_that_of_the_file_system_a_run_will_write_to(tmp_path: Path) -> None:
+    free, words = room_for(tmp_path / "runs" / "new")
+    assert free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.01)
+    assert str(tmp_path) in words
+    assert room_for(tmp_path, 10**12) == (10**12, "are given (disk_bytes)")
 
 
 def test_token_shards_of_a_large_vocabulary_take_four_bytes_a_token() -> None:
