@@ -10,7 +10,7 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 from glmforge.config.layout import Layout
 from glmforge.config.parallel import LowPrecisionMap
@@ -29,6 +29,7 @@ from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_p
 from glmforge.plan.work.update_operations import update_operations
 
 PieceKind = Literal["embedding", "dense", "moe", "head"]
+PIECE_KINDS: tuple[PieceKind, ...] = get_args(PieceKind)
 Parts = dict[str, float]
 """Seconds by what a rank does: "compute", "recompute", "imbalance", or the axis of what it waits for."""
 

@@ -6,13 +6,13 @@ and so are a step's first gather and its last reduction. In a pipeline weights s
 unless told otherwise, and gradients are reduced after the last backward pass, as torch does.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
-from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, piece_time, pieces_of, update_seconds
+from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of, update_seconds
 from glmforge.plan.time.schedules import Pass
 
 
@@ -39,7 +39,7 @@ class RankTime:
         return sum(self.parts.values())
 
 
-def rank_time(situation: Situation, pp_rank: int) -> RankTime:
+def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], pp_rank: int) -> RankTime:
     """Of a rank of `pp_rank`; all of them are alike."""
     config, layout = situation.config, situation.layout
     parallel = config.parallel
@@ -53,7 +53,7 @@ def rank_time(situation: Situation, pp_rank: int) -> RankTime:
     start = reduce = update = 0.0
     for index, (number, stage) in enumerate(zip(numbers, stages_of_pp_rank(config, layout, pp_rank), strict=True)):
         kinds = pieces_of(stage)
-        pieces = [piece_time(kind, situation) for kind in kinds]
+        pieces = [pieces_by_kind[kind] for kind in kinds]
         casts, accumulated, updated = _update(kinds, situation)
         waits = _fsdp_waits(pieces, situation, micro_batches)
         found: dict[Pass, Parts] = {
@@ -146,6 +146,12 @@ def _update(kinds: list[PieceKind], situation: Situation) -> tuple[float, float,
     regathers = parallel.reshards_after_forward
     again = parallel.recompute == "full" if layout.fsdp == 1 else regathers
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not regathers else micro_batches
-    found = [update_seconds(kind, situation, gathers * (1 + again)) for kind in kinds]
-    casts, accumulated, updated = (sum(column) for column in zip(*found, strict=True))
+    casts = accumulated = updated = 0.0
+    for kind, number in Counter(kinds).items():
+        found = update_seconds(kind, situation, gathers * (1 + again))
+        casts, accumulated, updated = (
+            casts + number * found[0],
+            accumulated + number * found[1],
+            updated + number * found[2],
+        )
     return casts, accumulated, updated

@@ -19,7 +19,7 @@ from glmforge.plan.machine.collectives import Group, LinkBytes, collective_secon
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.time.pieces import Kernels, Situation
+from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, Situation, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
 from glmforge.plan.time.simulate import Span, simulate, spans
 from glmforge.plan.time.stage_passes import RankTime, rank_time
@@ -137,7 +137,8 @@ def predict_step(
     """
     phase = config.phases[0]
     situation = _situation(config, layout, machine, kernels or Kernels.of(config), imbalance, mean_attended)
-    ranks = tuple(rank_time(situation, pp_rank) for pp_rank in range(layout.pp))
+    pieces = {kind: piece_time(kind, situation) for kind in PIECE_KINDS}
+    ranks = tuple(rank_time(situation, pieces, pp_rank) for pp_rank in range(layout.pp))
     orders = _orders(config, layout)
     message = _message_seconds(situation)
     before_update = max(_stops(orders, ranks, message))
