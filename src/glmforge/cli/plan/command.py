@@ -9,6 +9,7 @@ from rich.console import Console
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.stage import read_stage, show_stage
 
 
 def plan(
@@ -42,6 +43,29 @@ def plan(
         ),
     ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            rich_help_panel="Stages",
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            rich_help_panel="Stages",
+        ),
+    ] = None,
+    policy_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="actor+reference+critic+reward",
+            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            rich_help_panel="Stages",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what a run will do and what its layout takes, before anything is launched.
@@ -63,6 +87,8 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
@@ -87,6 +113,11 @@ def plan(
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        return
+    if stage is not None or lora is not None or policy_models is not None:
+        if not as_json:
+            print_layout(loaded, layout, console, as_json=False)
+        show_stage(loaded, layout, read_stage(stage, lora, policy_models), console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

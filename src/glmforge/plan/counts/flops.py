@@ -18,7 +18,7 @@ vocabulary has no V D.
 from collections.abc import Iterable
 
 from glmforge.config.model import ModelConfig
-from glmforge.plan.counts.parameters import ParameterCounts, count_parameters
+from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.stages.lora import Lora, adapter_parameters
 from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
 
@@ -32,8 +32,7 @@ def train_flops_per_token(
     it is part of the formula. `with_mtp` adds the multi-token-prediction layers of models that have a vocabulary, to
     the passes that train.
     """
-    counts = count_parameters(config)
-    return sum(_role_flops(config, counts, mean_attended, with_mtp, role) for role in stage.roles)
+    return sum(role_flops_per_token(config, mean_attended, with_mtp, role) for role in stage.roles)
 
 
 def forward_flops_per_token(config: ModelConfig, mean_attended: float, with_head: bool = True) -> float:
@@ -42,9 +41,9 @@ def forward_flops_per_token(config: ModelConfig, mean_attended: float, with_head
     return 2 * (counts.trunk_matmul + counts.head.matrices * with_head + _attended(config, mean_attended, 0))
 
 
-def _role_flops(
-    config: ModelConfig, counts: ParameterCounts, mean_attended: float, with_mtp: bool, role: Role
-) -> float:
+def role_flops_per_token(config: ModelConfig, mean_attended: float, with_mtp: bool, role: Role) -> float:
+    """The same of one of a stage's models."""
+    counts = count_parameters(config)
     has_mtp = with_mtp and role.has_vocabulary
     matrices = counts.trunk_matmul + counts.head.matrices * role.has_vocabulary
     total = role.forwards * 2 * (matrices + _attended(config, mean_attended, 0))

@@ -36,8 +36,9 @@ class Role:
         name: what it is called among the models of its stage.
         is_trained: whether any of it is: adapters if it has `lora`, else everything.
         forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
-        has_vocabulary: whether it answers with logits and predicts several tokens; otherwise it has a score for each
-            token, and neither head nor layers for multi-token prediction.
+        has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
+
+    Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
     """
 
     name: str
@@ -61,16 +62,13 @@ class Role:
 
     def parameters(self, model: ModelConfig) -> ParameterTable:
         """What the role holds, adapters included."""
-        if self.has_vocabulary:
-            table = parameter_table(model)
-        else:
+        table = parameter_table(model)
+        if not self.has_vocabulary:
             scored = parameter_table(model.model_copy(update={"heads": {"score": 1}}))
             table = ParameterTable(row for row in scored.values() if row.family != "head" and not row.mtp)
+        elif not self.is_trained:
+            table = ParameterTable(row for row in table.values() if not row.mtp)
         return table.extended(adapter_parameters(model, self.lora)) if self.lora else table
-
-    def trained_parameters(self, model: ModelConfig) -> ParameterTable:
-        """What of it changes."""
-        return ParameterTable(row for row in self.parameters(model).values() if self.trains(row))
 
 
 @dataclass(frozen=True)

@@ -131,12 +131,14 @@ def test_state_of_lora() -> None:
 
 def test_state_of_four_models() -> None:
     config, adamw = load_model_config(AIR), OptimConfig(matrix_optimizer="adamw")
-    trunk_and_tables = {"actor": 109_227_310_848 - 46 * 128, "critic": 106_231_494_272 - 45 * 128 + 4096}
+    # Without the routers' biases: with MTP and head, and with a score in place of them.
+    trained = 109_227_310_848 - 46 * 128, 106_231_494_272 - 45 * 128 + 4096
     state = training_state(config, adamw, find_stage("policy"))
-    assert state.gradients == 4 * sum(trunk_and_tables.values())
+    assert state.gradients == 4 * sum(trained)
     assert state.optimizer == 2 * state.gradients
     frozen = state.weights - training_state(config, adamw, find_stage("policy", policy_models=["critic"])).weights
-    assert frozen == 2 * sum(trunk_and_tables.values()) + 4 * (46 + 45) * 128
+    reference, reward = 106_852_251_264 - 45 * 128, trained[1]
+    assert frozen == 2 * (reference + reward) + 4 * 2 * 45 * 128
 
 
 def test_lora_on_two_nodes() -> None:
