@@ -9,11 +9,11 @@ Speculation is multi-token prediction: the MTP layer drafts one token more, the 
 `acceptance` of the drafts stands.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from functools import cached_property
 
 from glmforge.config.model import ModelConfig
-from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import forward_flops_per_token
 from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.machine import Machine
@@ -160,17 +160,13 @@ def largest_batch(deployment: Deployment, length: int, seconds_per_token: float)
     return low
 
 
-def fewest_gpus(deployment: Deployment, length: int, most: int = 4096) -> int:
-    """That serve one sequence of `length` tokens: a power of two within a node, or whole nodes.
-
-    Raises `ConfigError` if more than `most` are needed.
-    """
+def fewest_gpus(deployment: Deployment, length: int) -> int:
+    """That serve one sequence of `length` tokens: a power of two within a node, or whole nodes."""
     in_node = deployment.machine.ranks_per_node
-    within = [2**power for power in range(in_node.bit_length()) if 2**power < in_node]
-    for number in [*within, *range(in_node, most + 1, in_node)]:
-        if replace(deployment, num_gpus=number).fits(length):
-            return number
-    raise ConfigError(f"--context: a sequence of {length:,} tokens does not fit {most:,} GPUs; ask for a shorter one")
+    needed = deployment.weight_bytes + length * deployment.cache_bytes_per_token
+    number = math.ceil(needed / (deployment.memory_bytes / deployment.num_gpus))
+    rounded: int = 2 ** math.ceil(math.log2(number))
+    return rounded if rounded < in_node else in_node * math.ceil(number / in_node)
 
 
 def visited_share(model: ModelConfig, tokens: int) -> float:

@@ -79,7 +79,9 @@ class Stage:
     roles: tuple[Role, ...]
 
 
-PRETRAINING = Stage("pretrain", (Role("model"),))
+MODEL = Role("model")
+"""Trained whole, as in pre-training."""
+PRETRAINING = Stage("pretrain", (MODEL,))
 
 
 def find_stage(name: str = "pretrain", lora: Lora | None = None, policy_models: Sequence[str] = POLICY_MODELS) -> Stage:

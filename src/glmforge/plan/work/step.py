@@ -16,10 +16,10 @@ from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
 from glmforge.plan.work import operations
 from glmforge.plan.work.operations import Operation, Share, done_again
-from glmforge.plan.work.stage_operations import forward_alone, trained_by
+from glmforge.plan.work.role_operations import forward_alone, trained_by
 from glmforge.plan.work.update_operations import update_operations
 
 
@@ -62,24 +62,27 @@ def _role_operations(
 ) -> Iterator[Operation]:
     micro_batches = layout.num_micro_batches(config.phases[0])
     for content in contents:
-        for operation in _micro_batch(config, share, content, role):
-            yield replace(operation, times=operation.times * micro_batches)
-    table = role.parameters(config.model)
-    used = [row for content in contents for row in used_parameters(table, config, content) if role.trains(row)]
-    if not used:
+        yield from times(micro_batches, role_passes(config, share, content, role))
+    rows = [row for content in contents for row in held_parameters(config, content, role) if role.trains(row)]
+    if not rows:
         return
     # A rank alone casts in every forward pass; FSDP casts what it gathers, as often as it gathers.
     reshards = config.parallel.reshards_after_forward
     again = config.parallel.recompute == "full" if layout.fsdp == 1 else reshards
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not reshards else micro_batches
     yield from update_operations(
-        used,
-        ParameterTable(row for row in table.values() if role.trains(row)),
+        rows,
+        ParameterTable(rows),
         config.optim,
         layout,
         micro_batches=micro_batches,
         casts_per_step=gathers * (1 + again + role.forwards),
     )
+
+
+def held_parameters(config: RunConfig, content: StageContent, role: Role = MODEL) -> list[Parameter]:
+    """The parameters of a role, trained or frozen, that a stage of the pipeline uses."""
+    return [row for row in used_parameters(role.parameters(config.model), config, content) if row.trained]
 
 
 def used_parameters(table: ParameterTable, config: RunConfig, content: StageContent) -> Iterator[Parameter]:
@@ -94,8 +97,16 @@ def used_parameters(table: ParameterTable, config: RunConfig, content: StageCont
             yield row
 
 
-def _micro_batch(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
-    """One micro-batch through the layers of a pipeline stage, in all the passes that a role makes."""
+def stage_operations(
+    config: RunConfig, share: Share, content: StageContent, stage: Stage = PRETRAINING
+) -> Iterator[Operation]:
+    """One micro-batch through a stage of the pipeline, or any part of one, of all the models that train together."""
+    for role in stage.roles:
+        yield from role_passes(config, share, content, role)
+
+
+def role_passes(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
+    """One micro-batch through a stage of the pipeline, in all the passes that a role makes."""
     model, recompute = config.model, config.parallel.recompute
     if role.is_trained:
         yield from trained_by(role, _entry(model, share, content))

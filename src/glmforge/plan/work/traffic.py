@@ -10,7 +10,7 @@ Shapes: T tokens of a micro-batch on this rank, D hidden_size.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from glmforge.config.layout import Layout
@@ -18,9 +18,9 @@ from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
 from glmforge.plan.work.operations import BF16, FP32, Share
-from glmforge.plan.work.step import micro_batch_share, used_parameters
+from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
 
 NODE_RANKS = 8
@@ -66,7 +66,7 @@ def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0, stage: Sta
             sizes[axis] += size
     exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [
-        Traffic(axis, layout.size(axis), _ranks_per_node(layout, axis), size, axis in exchanges)
+        Traffic(axis, layout.size(axis), ranks_per_node(layout, axis), size, axis in exchanges)
         for axis, size in sizes.items()
         if layout.size(axis) > 1 and size
     ]
@@ -77,17 +77,24 @@ def _role_traffic(config: RunConfig, layout: Layout, pp_rank: int, role: Role) -
     micro_batches = layout.num_micro_batches(config.phases[0])
     # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
     gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
-    table = role.parameters(config.model)
     for content in stages_of_pp_rank(config, layout, pp_rank):
-        if role.is_trained:
-            for axis, size in _training_pass(config, layout, share, content, role):
-                yield axis, size * micro_batches
-        for axis, size in _forward_pass(config, layout, share, content, role):
-            yield axis, size * micro_batches * role.forwards
-        rows = [row for row in used_parameters(table, config, content) if row.trained]
-        for axis, size in _weights(config, layout, role, rows):
+        rows = held_parameters(config, content, role)
+        for axis, size in activation_bytes(config, layout, share, content, role):
+            yield axis, size * micro_batches
+        for axis, size in gathered_bytes(config, layout, rows, role):
             yield axis, size * gathers
-        yield from _gradients(config, layout, [row for row in rows if role.trains(row)], micro_batches)
+        yield from reduced_bytes(config, layout, rows, micro_batches, role)
+
+
+def activation_bytes(
+    config: RunConfig, layout: Layout, share: Share, content: StageContent, role: Role = MODEL
+) -> Iterator[tuple[str, int]]:
+    """Activations and their gradients of one micro-batch, in all the passes that a role makes."""
+    if role.is_trained:
+        yield from _training_pass(config, layout, share, content, role)
+    if role.forwards:
+        for axis, size in _forward_pass(config, layout, share, content, role):
+            yield axis, size * role.forwards
 
 
 def _training_pass(
@@ -143,8 +150,13 @@ def _context(config: RunConfig, layout: Layout, share: Share) -> tuple[int, int]
     return kv * layout.cp, 0
 
 
-def _weights(config: RunConfig, layout: Layout, role: Role, rows: list[Parameter]) -> Iterator[tuple[str, int]]:
-    """FSDP's gathers for one micro-batch. What belongs to no layer stays gathered between forward and backward."""
+def gathered_bytes(
+    config: RunConfig, layout: Layout, rows: Iterable[Parameter], role: Role = MODEL
+) -> Iterator[tuple[str, int]]:
+    """FSDP's gathers of `rows` for one micro-batch, in all the passes that a role makes.
+
+    What belongs to no layer stays gathered between forward and backward.
+    """
     backward = int(role.is_trained and config.parallel.reshards_after_forward)
     for row in rows:
         # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
@@ -153,14 +165,15 @@ def _weights(config: RunConfig, layout: Layout, role: Role, rows: list[Parameter
         yield _shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
 
-def _gradients(
-    config: RunConfig, layout: Layout, trained: list[Parameter], micro_batches: int
+def reduced_bytes(
+    config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int, role: Role = MODEL
 ) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of a step, in fp32."""
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role does not train has none."""
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
-    for row in trained:
-        yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
-        yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
+    for row in rows:
+        if role.trains(row):
+            yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
+            yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 
 
 def _shard_axis(row: Parameter, layout: Layout) -> str:
@@ -168,8 +181,8 @@ def _shard_axis(row: Parameter, layout: Layout) -> str:
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 
 
-def _ranks_per_node(layout: Layout, axis: str) -> int:
-    """How many ranks of a group of the axis lie in one node."""
+def ranks_per_node(layout: Layout, axis: str, node_ranks: int = NODE_RANKS) -> int:
+    """How many ranks of a group of the axis lie in one node of `node_ranks`."""
     strides = {
         "tp": 1,
         "ep": 1,
@@ -179,4 +192,4 @@ def _ranks_per_node(layout: Layout, axis: str) -> int:
         "dp_replicate": layout.dp_shard * layout.cp * layout.tp,
         "pp": layout.stage_ranks,
     }
-    return max(1, min(layout.size(axis), NODE_RANKS // strides[axis]))
+    return max(1, min(layout.size(axis), node_ranks // strides[axis]))

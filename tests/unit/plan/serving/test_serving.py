@@ -73,8 +73,10 @@ def test_fewest_gpus() -> None:
     assert fewest_gpus(deployment(), 202_752) == 16  # 790 GB of 72 each: 11, and so two nodes
     assert fewest_gpus(deployment(weights="fp8"), 202_752) == 8
     assert fewest_gpus(deployment(AIR, weights="int4"), 8192) == 1
-    with pytest.raises(ConfigError, match="--context"):
-        fewest_gpus(deployment(), 10**10)
+    for length in (1, 8192, 10**7):
+        number = fewest_gpus(deployment(AIR), length)
+        assert deployment(AIR, number).fits(length)
+        assert not deployment(AIR, number // 2).fits(length)
 
 
 def test_a_step_of_one_sequence_reads_its_weights_once() -> None:
