@@ -73,6 +73,13 @@ def find_format(name: str) -> WeightFormat:
     raise ConfigError(f"--weights: '{name}' is none; known are {', '.join(row.name for row in WEIGHT_FORMATS)}")
 
 
+def find_cache_format(name: str) -> CacheFormat:
+    """Raises `ConfigError` for an unknown name."""
+    if name not in CACHE_FORMATS:
+        raise ConfigError(f"--cache: '{name}' is none; known are {', '.join(CACHE_FORMATS)}")
+    return CACHE_FORMATS[CACHE_FORMATS.index(name)]
+
+
 def weight_bytes(model: ModelConfig, stored: WeightFormat) -> WeightBytes:
     """A tied head is the embedding, and counts as the head."""
     sizes = dict.fromkeys(WeightBytes._fields, 0.0)

@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from glmforge.errors import ConfigError
 from glmforge.plan.serving.deployment import Deployment, generation_step, prefill_seconds
 
+_SETTINGS = ("prompts", "samples", "prompt", "response", "longest")
+_MOST = 10**9
+
 
 @dataclass(frozen=True)
 class RolloutBatch:
@@ -82,6 +85,27 @@ class Split:
         return max(self.generate, self.train)
 
 
+def parse_rollout(text: str) -> RolloutBatch:
+    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be left out.
+
+    Raises `ConfigError`.
+    """
+    usage = "write prompts=64,samples=8,prompt=1024,response=8192,longest=65536 (the last three in tokens)"
+    settings = dict(part.partition("=")[::2] for part in text.split(","))
+    for name, value in settings.items():
+        if name not in _SETTINGS:
+            raise ConfigError(f"--rollout: '{name}' is no setting; {usage}")
+        if not (value.isascii() and value.isdigit() and 0 < int(value) <= _MOST):
+            raise ConfigError(f"--rollout: {name}='{value}' is no number from 1 to {_MOST:,}; {usage}")
+    if missing := [name for name in _SETTINGS[:-1] if name not in settings]:
+        raise ConfigError(f"--rollout: {missing[0]} is missing; {usage}")
+    prompts, samples, prompt, response = (int(settings[name]) for name in _SETTINGS[:-1])
+    longest = int(settings.get("longest", response))
+    if longest < response:
+        raise ConfigError(f"--rollout: longest={longest} is less than response={response}, the mean; raise it")
+    return RolloutBatch(prompts, samples, prompt, response, longest)
+
+
 def fastest_rollout(deployment: Deployment, num_gpus: int, batch: RolloutBatch) -> Rollout:
     """With copies of the size that is fastest; the deployment's own number of GPUs does not matter.
 
@@ -119,8 +143,11 @@ def balanced_split(deployment: Deployment, num_gpus: int, batch: RolloutBatch, t
 
 
 def _rollouts(deployment: Deployment, num_gpus: int, batch: RolloutBatch) -> Iterator[Rollout]:
+    """With copies of all sizes that fit a node, or of the smallest that fit at all."""
+    in_node = deployment.machine.ranks_per_node
+    found = None
     size = 1
-    while size <= num_gpus:
+    while size <= num_gpus and (size <= in_node or found is None):
         found = _rollout(replace(deployment, num_gpus=size), num_gpus // size, batch)
         if found is not None:
             yield found
