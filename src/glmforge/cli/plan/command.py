@@ -9,11 +9,13 @@ from rich.console import Console
 from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
+from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.serving import Service, service_machine, show_serving
 from glmforge.cli.plan.sheet import show_sheet
+from glmforge.cli.plan.stage import read_stage, show_stage
 
-_MACHINE = "The machine"
-_COST = "Time and cost of the whole run"
+_MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
 
 
 def plan(
@@ -27,7 +29,7 @@ def plan(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Kind of GPU, such as 'H100 SXM'.", rich_help_panel=_MACHINE),
+        typer.Option(metavar="NAME", help="Serve and generate on such GPUs ('H100 SXM').", rich_help_panel=_MACHINE),
     ] = None,
     nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
     network: Annotated[
@@ -38,34 +40,6 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400",
-    cost: Annotated[
-        bool,
-        typer.Option(
-            "--cost",
-            help="Days, GPU-hours, energy, dollars, storage and what failures add, for every phase and in all.",
-            rich_help_panel=_COST,
-        ),
-    ] = False,
-    price: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DOLLARS",
-            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
-            rich_help_panel=_COST,
-        ),
-    ] = None,
-    mfu: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
-    ] = None,
-    sheet: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
-            rich_help_panel=_COST,
-        ),
-    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -89,6 +63,88 @@ def plan(
         ),
     ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    policy_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="actor+reference+critic+reward",
+            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Does the model fit as a service, and how fast is it?", rich_help_panel=_SERVING),
+    ] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="prompts=64,samples=8,prompt=1024,response=8192",
+            help="Time a policy's rollouts; with --stage policy a whole step. Tokens are means, longest= is the cut.",
+            rich_help_panel=_SERVING,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Format to serve in: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING
+        ),
+    ] = None,
+    cache: Annotated[str, typer.Option(help="Format of caches: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest sequence to serve. Default: the model's.", rich_help_panel=_SERVING),
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Mean tokens of a sequence.", rich_help_panel=_SERVING)] = 8192,
+    latency: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds per token at most.", rich_help_panel=_SERVING)
+    ] = 50.0,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what a run will do and what its layout takes, before anything is launched.
@@ -117,6 +173,10 @@ def plan(
         glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
 
         glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
+
+        glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
+
+        glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
@@ -125,15 +185,24 @@ def plan(
 
     loaded = load_config(config, overrides or [])
     console = Console()
+    chosen = read_stage(stage, lora, policy_models)
     check_cost_options(cost, gpu, price, mfu)
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return
     if cost and gpu is not None:
         machine = find_machine(gpu, network, nodes_of)
-        show_cost(loaded, world_size or 1, machine, price, mfu, console, as_json=as_json)
+        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
         return
-    if not as_json and not dry_run and roofline is None:
+    service = Service(weights, cache, acceptance, context, length, latency)
+    if serve:
+        show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
+        return
+    if rollout is not None and chosen.name != "policy":
+        machine = service_machine(gpu, network, nodes_of)
+        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        return
+    if not as_json and not dry_run and roofline is None and rollout is None:
         print_phases(loaded, console)
     if schedule is not None:
         from glmforge.report.schedule_page import write_schedule
@@ -150,6 +219,15 @@ def plan(
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        return
+    if rollout is not None:
+        machine = service_machine(gpu, network, nodes_of)
+        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        return
+    if stage is not None or lora is not None or policy_models is not None:
+        if not as_json:
+            print_layout(loaded, layout, console, as_json=False)
+        show_stage(loaded, layout, chosen, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.plan.cost.run_cost import PhaseCost, RunCost
     from glmforge.plan.machine.machine import Machine
+    from glmforge.plan.stages.stage import Stage
 
 _WORTH_SAYING = 0.002
 """Goodput that another interval has to gain before it is proposed."""
@@ -33,6 +34,7 @@ def show_cost(
     machine: "Machine",
     price: str | None,
     mfu: float | None,
+    stage: "Stage",
     console: Console,
     *,
     as_json: bool,
@@ -45,10 +47,10 @@ def show_cost(
 
     settings = read_settings(price)
     if mfu is None:
-        phases = predicted_phases(config, world_size, machine)
+        phases = predicted_phases(config, world_size, machine, stage)
     else:
-        phases = phases_at(config, world_size, machine, mfu)
-    cost = run_cost(config, world_size, machine, phases, settings)
+        phases = phases_at(config, world_size, machine, mfu, stage)
+    cost = run_cost(config, world_size, machine, phases, settings, stage)
     if as_json:
         room, _ = room_for(config.output_dir, settings.disk_bytes)
         typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))

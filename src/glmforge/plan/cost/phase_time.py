@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from glmforge.config.layout import Layout, resolve_layout
+from glmforge.config.layout import resolve_layout
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
@@ -10,6 +10,7 @@ from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 HOUR, DAY = 3600.0, 86400.0
@@ -34,46 +35,47 @@ class PhaseTime:
     sent: dict[str, LinkBytes] = field(default_factory=dict)
 
 
-def predicted_phases(config: RunConfig, world_size: int, machine: Machine) -> list[PhaseTime]:
+def predicted_phases(
+    config: RunConfig, world_size: int, machine: Machine, stage: Stage = PRETRAINING
+) -> list[PhaseTime]:
     """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
-    return [_predicted(select_phase(config, phase.name), world_size, machine) for phase in config.phases]
+    return [_predicted(select_phase(config, phase.name), world_size, machine, stage) for phase in config.phases]
 
 
-def phases_at(config: RunConfig, world_size: int, machine: Machine, utilisation: float) -> list[PhaseTime]:
+def phases_at(
+    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: Stage = PRETRAINING
+) -> list[PhaseTime]:
     """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
     if not 0 < utilisation <= 1:
         raise ConfigError(f"--mfu: {utilisation:g} is no share of a peak; give one such as 0.3")
     rate = world_size * machine.accelerator.bf16_flops * utilisation
-    return [_phase(config, phase, model_flops(config, phase) / rate) for phase in config.phases]
+    return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
 
 
-def model_flops(config: RunConfig, phase: PhaseConfig) -> float:
+def model_flops(config: RunConfig, phase: PhaseConfig, stage: Stage = PRETRAINING) -> float:
     """Of all tokens of a phase; each sequence counts as one document."""
-    per_token = train_flops_per_token(config.model, phase.seq_len, with_mtp=phase.mtp_loss_weight > 0)
+    per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return per_token * phase.num_samples * phase.seq_len
 
 
-def _predicted(config: RunConfig, world_size: int, machine: Machine) -> PhaseTime:
+def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stage) -> PhaseTime:
     """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
     (phase,) = config.phases
     try:
         layout = resolve_layout(config, world_size)
     except ConfigError as error:
-        return _phase(config, phase, None, str(error))
+        return _phase(config, phase, stage, None, str(error))
+
+    def step(batch_size: int) -> StepTime:
+        steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
+        return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine, stage=stage)
+
     spans = phase.batch_spans
     first, last = spans[0].batch_size, spans[-1].batch_size
-    longest = _step(config, layout, machine, last)
-    slope = 0.0
-    if first != last:
-        slope = (longest.seconds - _step(config, layout, machine, first).seconds) / (last - first)
+    longest = step(last)
+    slope = (longest.seconds - step(first).seconds) / (last - first) if first != last else 0.0
     seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
-    return replace(_phase(config, phase, seconds), sent=_sent(longest, phase.num_samples / last))
-
-
-def _step(config: RunConfig, layout: Layout, machine: Machine, batch_size: int) -> StepTime:
-    (phase,) = config.phases
-    steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
-    return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine)
+    return replace(_phase(config, phase, stage, seconds), sent=_sent(longest, phase.num_samples / last))
 
 
 def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
@@ -87,6 +89,8 @@ def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
     return found
 
 
-def _phase(config: RunConfig, phase: PhaseConfig, seconds: float | None, problem: str | None = None) -> PhaseTime:
-    tokens = phase.num_samples * phase.seq_len
-    return PhaseTime(phase.name, tokens, phase.num_steps, model_flops(config, phase), seconds, problem)
+def _phase(
+    config: RunConfig, phase: PhaseConfig, stage: Stage, seconds: float | None, problem: str | None = None
+) -> PhaseTime:
+    tokens, flops = phase.num_samples * phase.seq_len, model_flops(config, phase, stage)
+    return PhaseTime(phase.name, tokens, phase.num_steps, flops, seconds, problem)

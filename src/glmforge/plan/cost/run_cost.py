@@ -10,6 +10,7 @@ from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.cost.storage import Storage, restart_interval, storage_of
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 
 _MONTH = 30 * DAY
 _TB = 1e12
@@ -103,10 +104,15 @@ class RunCost:
 
 
 def run_cost(
-    config: RunConfig, world_size: int, machine: Machine, phases: list[PhaseTime], settings: CostSettings
+    config: RunConfig,
+    world_size: int,
+    machine: Machine,
+    phases: list[PhaseTime],
+    settings: CostSettings,
+    stage: Stage = PRETRAINING,
 ) -> RunCost:
-    """`phases` are those of `predicted_phases` or `phases_at`."""
-    storage = storage_of(config)
+    """`phases` are those of `predicted_phases` or `phases_at`, of the same stage."""
+    storage = storage_of(config, stage)
     failures = _failures(config, world_size, machine, storage, settings)
     interval = restart_interval(config.checkpoint, config.num_steps)
     return RunCost(

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.config.checkpoint import CheckpointConfig
+from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import optimizer_states
-from glmforge.config.parameters import parameter_table
+from glmforge.config.parameters import ParameterTable
 from glmforge.config.schema import RunConfig
+from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _SMALL_VOCABULARY = 2**16
@@ -67,15 +69,17 @@ class Storage:
         return saves * self.checkpoint
 
 
-def storage_of(config: RunConfig) -> Storage:
-    """Of the whole run, whatever its layout."""
-    table, settings, steps = parameter_table(config.model), config.checkpoint, config.num_steps
-    optimizer = sum(math.prod(shape) * _BYTES[dtype] for shape, dtype in optimizer_states(table, config.optim).values())
+def storage_of(config: RunConfig, stage: Stage = PRETRAINING) -> Storage:
+    """Of the whole run, whatever its layout. Of a model that is adapted, checkpoints hold the adapters only."""
+    settings, steps = config.checkpoint, config.num_steps
+    tables = [_saved(config.model, role) for role in stage.roles if role.is_trained]
+    states = [state for table in tables for state in optimizer_states(table, config.optim).values()]
+    optimizer = sum(math.prod(shape) * _BYTES[dtype] for shape, dtype in states)
     saves = _lasting_saves(settings, steps)
     ephemeral = _ephemeral_saves(settings, steps)
     per_id = 2 if config.model.vocab_size <= _SMALL_VOCABULARY else 4
     return Storage(
-        weights=sum(row.size for row in table.values()) * _BYTES["fp32"],
+        weights=sum(row.size for table in tables for row in table.values()) * _BYTES["fp32"],
         optimizer=optimizer,
         lasting_kept=_lasting_kept(settings, steps, saves),
         lasting_saves=saves,
@@ -84,6 +88,12 @@ def storage_of(config: RunConfig) -> Storage:
         is_local=settings.local_dir is not None,
         token_shards=config.num_tokens * per_id,
     )
+
+
+def _saved(model: ModelConfig, role: Role) -> ParameterTable:
+    """Parameters and buffers of a model that a checkpoint holds."""
+    table = role.parameters(model)
+    return table if role.trains_all else ParameterTable(row for row in table.values() if role.trains(row))
 
 
 def restart_interval(settings: CheckpointConfig, num_steps: int) -> int:

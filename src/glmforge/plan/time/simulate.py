@@ -5,10 +5,13 @@ the stage before, a backward pass the gradients of the stage after, both a messa
 rank. Messages are sent while the next pass runs, as torch sends them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from glmforge.plan.time.schedules import Order, Pass
+
+_NOT_YET = math.inf
 
 PassSeconds = Mapping[tuple[Pass, int], float]
 """(kind of pass, stage) -> seconds."""
@@ -30,34 +33,34 @@ def simulate(
 ) -> list[list[tuple[float, float]]]:
     """Start and stop of every task of every rank. `message`: seconds from one rank to the next; `starts`: when each
     rank can begin."""
-    rank_of = {task.stage: rank for rank, order in enumerate(orders) for task in order}
-    last = max(rank_of)
-    late = {(one, other): message * (rank_of[one] != rank_of[other]) for one in rank_of for other in rank_of}
-    done: dict[tuple[bool, int, int], float] = {}
-    """(whether forward, stage, micro-batch) -> when."""
+    rank_of = {stage: rank for rank, order in enumerate(orders) for stage in {task.stage for task in order}}
+    num_stages, num = len(rank_of), 1 + max(task.micro_batch for task in orders[0])
+    late = [message * (rank_of[stage] != rank_of[stage + 1]) for stage in range(num_stages - 1)]
+    # When the passes that others wait for were done: forward ones by the next stage, backward ones by the one before.
+    forward, backward = ([[_NOT_YET] * num for _ in range(num_stages)] for _ in range(2))
     clocks, times = list(starts), [list[tuple[float, float]]() for _ in orders]
-    waiting = list(range(len(orders)))
+    waiting, progress = list(range(len(orders))), True
     while waiting:
-        before = len(done)
+        assert progress, "a schedule's passes never wait for each other in a circle"
+        progress = False
         for rank in waiting:
             order, mine, clock = orders[rank], times[rank], clocks[rank]
-            for kind, stage, micro_batch in order[len(mine) :]:
-                is_forward = kind == "forward"
+            for position in range(len(mine), len(order)):
+                kind, stage, micro_batch = order[position]
                 begin = clock
-                if kind != "weight":
-                    neighbour = stage - 1 if is_forward else stage + 1
-                    if 0 <= neighbour <= last:
-                        ready = done.get((is_forward, neighbour, micro_batch))
-                        if ready is None:
-                            break
-                        begin = max(clock, ready + late[stage, neighbour])
+                if kind == "forward" and stage > 0:
+                    begin = max(clock, forward[stage - 1][micro_batch] + late[stage - 1])
+                elif kind != "forward" and kind != "weight" and stage < num_stages - 1:
+                    begin = max(clock, backward[stage + 1][micro_batch] + late[stage])
+                if begin == _NOT_YET:
+                    break
                 clock = begin + seconds[kind, stage]
                 if kind != "weight":
-                    done[is_forward, stage, micro_batch] = clock
+                    (forward if kind == "forward" else backward)[stage][micro_batch] = clock
                 mine.append((begin, clock))
+                progress = True
             clocks[rank] = clock
         waiting = [rank for rank in waiting if len(times[rank]) < len(orders[rank])]
-        assert not waiting or len(done) > before, "a schedule's passes never wait for each other in a circle"
     return times
 
 

@@ -8,6 +8,8 @@ from glmforge.errors import ConfigError
 from glmforge.plan.cost.phase_time import model_flops, phases_at, predicted_phases
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import find_machine
+from glmforge.plan.stages.lora import Lora
+from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.step_time import predict_step
 
 RUN = """
@@ -70,6 +72,20 @@ def test_a_utilisation_needs_no_layout() -> None:
     config = load_config(RUN)
     for timed, phase in zip(phases_at(config, 16, MACHINE, 0.25), config.phases, strict=True):
         assert timed.seconds == pytest.approx(model_flops(config, phase) / (16 * 989.4e12 * 0.25))
+
+
+def test_adapters_take_two_thirds_of_the_time_at_the_same_utilisation() -> None:
+    """Frozen matrices have no gradient of their own; attention, which has no weights, keeps all its work."""
+    config = load_config(RUN)
+    lora = find_stage("lora", Lora(16))
+    for full, adapted in zip(phases_at(config, 8, MACHINE, 0.3), phases_at(config, 8, MACHINE, 0.3, lora), strict=True):
+        assert full.seconds is not None
+        assert adapted.seconds is not None
+        assert 2 / 3 < adapted.seconds / full.seconds < 0.9
+    full, adapted = predicted_phases(config, 8, MACHINE)[1], predicted_phases(config, 8, MACHINE, lora)[1]
+    assert full.seconds is not None
+    assert adapted.seconds is not None
+    assert adapted.seconds < full.seconds
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.5, float("nan")])
