@@ -9,6 +9,7 @@ from rich.console import Console
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.search import search as search_best
 
 
 def plan(
@@ -17,7 +18,7 @@ def plan(
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option("--world-size", min=1, help="Number of processes (GPUs); 1 if not given.")
+        int | None, typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given.")
     ] = None,
     schedule: Annotated[
         Path | None,
@@ -41,6 +42,33 @@ def plan(
             help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            rich_help_panel="Machine and search",
+        ),
+    ] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            rich_help_panel="Machine and search",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU, such as h100-80gb.", rich_help_panel="Machine and search")
+    ] = None,
+    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs in a node.", rich_help_panel="Machine and search")] = 8,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Between nodes: ib400, roce200 (Gb/s for each GPU), tcp30 (for each node).",
+            rich_help_panel="Machine and search",
+        ),
+    ] = "ib400",
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -66,7 +94,11 @@ def plan(
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
+    from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
 
     loaded = load_config(config, overrides or [])
     console = Console()
@@ -81,7 +113,27 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    layout = resolve_layout(whole, world_size, phase=phase)
+    machine = find_machine(gpu, network, nodes_of) if gpu else None
+    if search:
+        if machine is None:
+            raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
+        search_best(
+            whole,
+            world_size,
+            machine,
+            phase=phase,
+            source=config,
+            overrides=overrides or [],
+            winner=winner,
+            as_json=as_json,
+        )
+        return
+    try:
+        layout = resolve_layout(whole, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, whole, world_size, machine, phase) from None
+    for warning in layout_warnings(loaded, layout, machine):
+        Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
