@@ -10,7 +10,7 @@ from torch.distributed.pipelining import schedules
 from glmforge.config.pipeline import stages_of_rank
 from glmforge.plan.memory.in_flight import passes_in_flight
 
-_CLASSES = {
+_CLASSES: dict[str, Any] = {
     "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,
     "interleaved_zero_bubble": schedules.ScheduleInterleavedZeroBubble,
     "zbv": schedules.ScheduleZBVZeroBubble,
