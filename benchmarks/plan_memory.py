@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 _SMALL = "configs/scaled_down_64gpu.yaml"
-_BATCH = ("phases.0.batch_size=64", "phases.0.batch_ramp=null", "parallel.compile=false")
+_BATCH = ("model.num_hidden_layers=8", "phases.0.batch_size=64", "phases.0.batch_ramp=null", "parallel.compile=false")
 _OTHERS: dict[str, tuple[int, str]] = {
     "fsdp": (8, "cp=1 ep=1"),
     "fsdp, recompute none": (8, "cp=1 ep=1 recompute=none"),

@@ -8,8 +8,13 @@ from rich.console import Console
 
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
+from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
+from glmforge.cli.plan.serving import Service, service_machine, show_serving
+from glmforge.cli.plan.stage import read_stage, show_stage
+
+_MACHINE, _STAGES, _SERVING = "The machine", "Stages", "Serving and rollouts"
 
 
 def plan(
@@ -18,8 +23,22 @@ def plan(
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given.")
+        int | None,
+        typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given."),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which GPU ('H100 SXM').", rich_help_panel=_MACHINE),
+    ] = None,
+    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Between nodes, in Gb/s: ib400 and roce200 for each GPU, tcp30 for each node.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "ib400",
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -47,7 +66,7 @@ def plan(
         typer.Option(
             "--search",
             help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
-            rich_help_panel="Machine and search",
+            rich_help_panel=_MACHINE,
         ),
     ] = False,
     winner: Annotated[
@@ -55,21 +74,64 @@ def plan(
         typer.Option(
             metavar="FILE",
             help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
-            rich_help_panel="Machine and search",
+            rich_help_panel=_MACHINE,
         ),
     ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="The GPU, such as h100-80gb.", rich_help_panel="Machine and search")
-    ] = None,
-    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs in a node.", rich_help_panel="Machine and search")] = 8,
-    network: Annotated[
-        str,
-        typer.Option(
-            help="Between nodes: ib400, roce200 (Gb/s for each GPU), tcp30 (for each node).",
-            rich_help_panel="Machine and search",
-        ),
-    ] = "ib400",
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    policy_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="actor+reference+critic+reward",
+            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Does the model fit as a service, and how fast is it?", rich_help_panel=_SERVING),
+    ] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="prompts=64,samples=8,prompt=1024,response=8192",
+            help="Time a policy's rollouts; with --stage policy a whole step. Tokens are means, longest= is the cut.",
+            rich_help_panel=_SERVING,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Format to serve in: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING
+        ),
+    ] = None,
+    cache: Annotated[str, typer.Option(help="Format of caches: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest sequence to serve. Default: the model's.", rich_help_panel=_SERVING),
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Mean tokens of a sequence.", rich_help_panel=_SERVING)] = 8192,
+    latency: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds per token at most.", rich_help_panel=_SERVING)
+    ] = 50.0,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what a run will do and what its layout takes, before anything is launched.
@@ -91,6 +153,10 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
+
+        glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
@@ -102,7 +168,16 @@ def plan(
 
     loaded = load_config(config, overrides or [])
     console = Console()
-    if not as_json and not dry_run and roofline is None:
+    chosen = read_stage(stage, lora, policy_models)
+    service = Service(weights, cache, acceptance, context, length, latency)
+    if serve:
+        show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
+        return
+    if rollout is not None and chosen.name != "policy":
+        machine = service_machine(gpu, network, nodes_of)
+        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        return
+    if not as_json and not dry_run and roofline is None and rollout is None:
         print_phases(loaded, console)
     if schedule is not None:
         from glmforge.report.schedule_page import write_schedule
@@ -139,6 +214,15 @@ def plan(
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        return
+    if rollout is not None:
+        machine = service_machine(gpu, network, nodes_of)
+        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        return
+    if stage is not None or lora is not None or policy_models is not None:
+        if not as_json:
+            print_layout(loaded, layout, console, as_json=False)
+        show_stage(loaded, layout, chosen, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.expected import Implementation
 from glmforge.plan.time.ledger import make_ledger
 
@@ -43,11 +44,15 @@ class StepTime:
 
 
 def predict_step(
-    config: RunConfig, layout: Layout, machine: Machine, implementation: Implementation = "compiled"
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    implementation: Implementation = "compiled",
+    stage: Stage = PRETRAINING,
 ) -> StepTime:
     """Of the first phase of `config`. Nothing overlaps, and the pipeline waits as under 1F1B."""
     phase = config.phases[0]
-    ledgers = [make_ledger(config, layout, machine.accelerator, pp_rank) for pp_rank in range(layout.pp)]
+    ledgers = [make_ledger(config, layout, machine.accelerator, pp_rank, stage) for pp_rank in range(layout.pp)]
     slowest = max(ledgers, key=lambda ledger: ledger.total.expected[implementation])
     update = slowest.update.expected[implementation]
     compute = slowest.total.expected[implementation] - update
