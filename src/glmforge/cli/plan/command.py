@@ -188,14 +188,14 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    machine = find_machine(gpu, network, nodes_of) if gpu else None
+    cluster = find_machine(gpu, network, nodes_of) if gpu else None
     if search:
-        if machine is None:
+        if cluster is None:
             raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
         search_best(
             whole,
             world_size,
-            machine,
+            cluster,
             phase=phase,
             source=config,
             overrides=overrides or [],
@@ -206,8 +206,8 @@ def plan(
     try:
         layout = resolve_layout(whole, world_size, phase=phase)
     except ConfigError as error:
-        raise with_proposal(error, whole, world_size, machine, phase) from None
-    for warning in layout_warnings(loaded, layout, machine):
+        raise with_proposal(error, whole, world_size, cluster, phase) from None
+    for warning in layout_warnings(loaded, layout, cluster):
         Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
