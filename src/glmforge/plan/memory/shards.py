@@ -6,6 +6,7 @@ what is said here holds for them, and others have less.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
+from glmforge.plan.layout import StageContent, stages_of
 from glmforge.plan.work.operations import FP32
 
 
@@ -80,12 +82,27 @@ class Shard:
             self.unreduced + other.unreduced,
         )
 
+    def __mul__(self, number: int) -> "Shard":
+        return Shard(
+            self.weights * number,
+            self.gradients * number,
+            self.optimizer * number,
+            self.gathered * number,
+            self.casts * number,
+            self.unreduced * number,
+        )
+
+
+StageKey = tuple[tuple[tuple[int, int], ...], bool, bool]
+"""Of a stage: how many layers of each kind, whether it has the embedding, and the head."""
+
 
 class Weights:
     """The parameters of a run by layer: layers with equal parameters are of one kind.
 
     `kinds` are the weights of each kind, `kind_of_layer` the kind of each layer, MTP layers last; `first` and `last`
-    are the weights before the layers, and those after them.
+    are the weights before the layers, and those after them. What has been added up for one layout is remembered for the
+    others that cut alike.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -116,6 +133,29 @@ class Weights:
                 kinds[key] = len(kinds)
                 self.kinds.append(by_layer[layer])
             self.kind_of_layer.append(kinds[key])
+        self._shards: dict[tuple[object, ...], tuple[list[Shard], Shard, Shard]] = {}
+        self._stage_keys: dict[tuple[int, ...], list[StageKey]] = {}
+
+    def shards(self, sharding: "Sharding") -> tuple[list[Shard], Shard, Shard]:
+        """Of a layer of each kind, of `first` and of `last`."""
+        layout = sharding.layout
+        cuts = layout.fsdp, layout.efsdp, layout.ep, layout.tp, layout.dp_replicate > 1, sharding.itemsize
+        if cuts not in self._shards:
+            found = [sharding.of(kind) for kind in self.kinds]
+            self._shards[cuts] = found, sharding.of(self.first), sharding.of(self.last)
+        return self._shards[cuts]
+
+    def stage_keys(self, model: ModelConfig, layout: Layout) -> list[StageKey]:
+        """Of each stage of the pipeline, first to last."""
+        if layout.stage_layers not in self._stage_keys:
+            self._stage_keys[layout.stage_layers] = [self._key(model, stage) for stage in stages_of(model, layout)]
+        return self._stage_keys[layout.stage_layers]
+
+    def _key(self, model: ModelConfig, content: StageContent) -> StageKey:
+        trunk = model.num_hidden_layers
+        layers = [*range(content.start, content.stop), *range(trunk, trunk + content.num_mtp)]
+        kinds = Counter(self.kind_of_layer[layer] for layer in layers)
+        return tuple(sorted(kinds.items())), content.has_embedding, content.has_head
 
 
 @dataclass(frozen=True)
