@@ -10,6 +10,7 @@ from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, service_machine, show_serving
 from glmforge.cli.plan.stage import read_stage, show_stage
 
@@ -27,7 +28,7 @@ def plan(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Serve and generate on such GPUs ('H100 SXM').", rich_help_panel=_MACHINE),
+        typer.Option(metavar="NAME", help="Which GPU ('H100 SXM').", rich_help_panel=_MACHINE),
     ] = None,
     nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
     network: Annotated[
@@ -58,6 +59,22 @@ def plan(
         typer.Option(
             metavar="GPU",
             help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
+        ),
+    ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            rich_help_panel=_MACHINE,
         ),
     ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
@@ -143,7 +160,11 @@ def plan(
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
+    from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
 
     loaded = load_config(config, overrides or [])
     console = Console()
@@ -167,7 +188,27 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    layout = resolve_layout(whole, world_size, phase=phase)
+    machine = find_machine(gpu, network, nodes_of) if gpu else None
+    if search:
+        if machine is None:
+            raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
+        search_best(
+            whole,
+            world_size,
+            machine,
+            phase=phase,
+            source=config,
+            overrides=overrides or [],
+            winner=winner,
+            as_json=as_json,
+        )
+        return
+    try:
+        layout = resolve_layout(whole, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, whole, world_size, machine, phase) from None
+    for warning in layout_warnings(loaded, layout, machine):
+        Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
