@@ -268,7 +268,7 @@ def plan(
     if stage is not None or lora is not None or policy_models is not None:
         if not as_json:
             print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, machine, console, as_json=as_json)
+        show_stage(loaded, layout, chosen, cluster, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)
