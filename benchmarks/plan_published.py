@@ -234,15 +234,16 @@ def compare(rows: tuple[Published, ...] = ROWS) -> list[dict[str, Any]]:
 
 def published_table() -> str:
     """The same for the documentation."""
-    header = ["published run", "GPUs", "TFLOP/s of a GPU", "predicted", "error", "with the others' factor", "expressed"]
+    columns = ("TFLOP/s of a GPU", "predicted", "predicted / published", "with the others' factor", "expressed")
+    header = ["published run", "GPUs", *columns]
     rows = [
         [
             row["name"],
             f"{row['num_gpus']:,}",
             f"{row['published_tflops']:.0f}",
             f"{row['predicted_tflops']:.0f}",
-            f"{row['error']:+.0%}",
-            f"{row['error_with_factor']:+.0%}",
+            f"{1 + row['error']:.2f}",
+            f"{1 + row['error_with_factor']:.2f}",
             row["expressed"],
         ]
         for row in compare()
@@ -261,7 +262,9 @@ def main() -> None:
     means = {key: sum(abs(row[key]) for row in rows) / len(rows) for key in ("error", "error_with_factor")}
     print(f"mean error {means['error']:.0%}, with the others' factor {means['error_with_factor']:.0%}")
     content = {"rows": rows, "mean_error": means["error"], "mean_error_with_factor": means["error_with_factor"]}
-    write_result("plan_published", content, code=["src/glmforge/plan"])
+    write_result(
+        "plan_published", content, code=[f"src/glmforge/plan/{room}" for room in ("counts", "machine", "time", "work")]
+    )
 
 
 if __name__ == "__main__":

@@ -6,14 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, service_machine, show_serving
+from glmforge.cli.plan.sheet import show_sheet
 from glmforge.cli.plan.stage import read_stage, show_stage
 
-_MACHINE, _STAGES, _SERVING = "The machine", "Stages", "Serving and rollouts"
+_MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
 
 
 def plan(
@@ -27,7 +30,7 @@ def plan(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Serve and generate on such GPUs ('H100 SXM').", rich_help_panel=_MACHINE),
+        typer.Option(metavar="NAME", help="Which GPU ('H100 SXM').", rich_help_panel=_MACHINE),
     ] = None,
     nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
     network: Annotated[
@@ -60,7 +63,51 @@ def plan(
             help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +170,9 @@ def plan(
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
 
+    With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
+    they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
+
     With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
     name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
     compiled layers and of Triton's kernels. A GPU that is not known gets no times.
@@ -137,17 +187,33 @@ def plan(
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
 
+        glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
+
+        glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
+
         glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
 
         glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
+    from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
 
     loaded = load_config(config, overrides or [])
     console = Console()
     chosen = read_stage(stage, lora, policy_models)
+    check_cost_options(cost, gpu, price, mfu)
+    if sheet is not None:
+        show_sheet(sheet, loaded, network, console, as_json=as_json)
+        return
+    if cost and gpu is not None:
+        machine = find_machine(gpu, network, nodes_of)
+        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve:
         show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
@@ -167,7 +233,27 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    layout = resolve_layout(whole, world_size, phase=phase)
+    cluster = find_machine(gpu, network, nodes_of) if gpu else None
+    if search:
+        if cluster is None:
+            raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
+        search_best(
+            whole,
+            world_size,
+            cluster,
+            phase=phase,
+            source=config,
+            overrides=overrides or [],
+            winner=winner,
+            as_json=as_json,
+        )
+        return
+    try:
+        layout = resolve_layout(whole, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, whole, world_size, cluster, phase) from None
+    for warning in layout_warnings(loaded, layout, cluster):
+        Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
