@@ -2,6 +2,7 @@
 
 from glmforge.dryrun.run import DryRun, RankClass
 from glmforge.dryrun.steps import Purpose
+from glmforge.plan.report import PlaceMemory, PlannedMemory
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
 _AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
@@ -32,6 +33,20 @@ def peak_rows(found: DryRun) -> list[tuple[int, list[int]]]:
     return [
         (kind.pp_rank, [*(kind.step.at_peak[purpose] for purpose in Purpose), kind.step.peak]) for kind in found.classes
     ]
+
+
+def planned_memory(found: DryRun) -> PlannedMemory:
+    """As a plan shows it."""
+    places = [
+        PlaceMemory(
+            kind.pp_rank,
+            "; ".join(stage.words for stage in kind.stages),
+            {str(purpose): kind.step.at_peak[purpose] for purpose in Purpose},
+            kind.step.moment,
+        )
+        for kind in found.classes
+    ]
+    return PlannedMemory("a dry run of the trainer's own step", tuple(places))
 
 
 def traffic_axes(found: DryRun) -> list[str]:

@@ -1,0 +1,93 @@
+"""The five questions of somebody who is about to rent GPUs, answered in words from a plan.
+
+Terminal and page print these; scripts read `glmforge.plan.report.as_json`.
+"""
+
+from typing import NamedTuple
+
+from glmforge.config.layout import AXES
+from glmforge.observe.units import format_count, format_duration, format_seconds
+from glmforge.plan.report import RESERVE, PlanReport
+
+
+class Answer(NamedTuple):
+    """`words` is a line; `details` are further ones."""
+
+    question: str
+    words: str
+    details: tuple[str, ...] = ()
+
+
+def answers(report: PlanReport) -> list[Answer]:
+    """Of what the report has parts for."""
+    found = [_fit(report), _speed(report), _price(report), _bottleneck(report)]
+    return [answer for answer in found if answer is not None]
+
+
+def machine_words(report: PlanReport) -> str:
+    """For example "1,024 x H100 SXM, 128 nodes of 8 over ib400"."""
+    machine, num_gpus, num_nodes = report.machine, report.layout.world_size, report.num_nodes
+    if num_nodes == 1:
+        return f"{num_gpus:,} x {machine.accelerator.name}, one node"
+    nodes = f"{num_nodes:,} nodes of {machine.ranks_per_node} over {machine.network.name}"
+    return f"{num_gpus:,} x {machine.accelerator.name}, {nodes}"
+
+
+def layout_words(report: PlanReport) -> str:
+    """Axes of more than one rank, for example "pp 16 x dp_shard 64 x tp 8, ep 32"."""
+    layout = report.layout
+    axes = " x ".join(f"{axis} {layout.size(axis)}" for axis in AXES if layout.size(axis) > 1)
+    experts = f"ep {layout.ep}" if layout.ep > 1 else ""
+    return ", ".join(part for part in (axes, experts) if part) or "one rank"
+
+
+def parts_by_size(parts: dict[str, float]) -> list[tuple[str, float]]:
+    """What a step consists of, the largest first; without what takes no time."""
+    return sorted(((name, seconds) for name, seconds in parts.items() if seconds), key=lambda part: -part[1])
+
+
+def verdict(share: float) -> str:
+    """Of a share of the device's memory."""
+    if share > 1:
+        return "no"
+    return "hardly" if share > 1 - RESERVE else "yes"
+
+
+def _fit(report: PlanReport) -> Answer | None:
+    memory, share = report.memory, report.memory_share
+    if memory is None or share is None:
+        return None
+    fullest, total = memory.fullest, report.machine.accelerator.memory_bytes
+    words = f"{verdict(share)}: {fullest.peak / 1e9:,.1f} of {total / 1e9:g} GB, {share:.0%}"
+    if len(memory.places) > 1:
+        words += f", at place {fullest.pp_rank} of the pipeline"
+    largest = sorted(fullest.at_peak.items(), key=lambda item: -item[1])[:3]
+    parts = ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in largest if size)
+    details = [f"most of it: {parts}", f"from: {memory.source}"]
+    if share > 1 - RESERVE:
+        details.append(f"leave {RESERVE:.0%} for allocator, NCCL and kernels' workspaces: at most {1 - RESERVE:.0%}")
+    return Answer("Does it fit?", words, tuple(details))
+
+
+def _speed(report: PlanReport) -> Answer:
+    step = report.step
+    words = (
+        f"{format_seconds(step.seconds)} per step of {format_count(step.tokens)} tokens: "
+        f"{format_count(step.tokens_per_second)} tokens/s, MFU {step.utilisation:.1%}"
+    )
+    return Answer("How fast?", words)
+
+
+def _price(report: PlanReport) -> Answer:
+    phase, seconds = report.config.phases[0], report.phase_seconds
+    gpu_hours = seconds / 3600 * report.layout.world_size
+    tokens = format_count(report.phase_tokens, trim=True)
+    words = f"{format_duration(seconds)} for the {tokens} tokens of phase {phase.name}, {gpu_hours:,.0f} GPU-hours"
+    return Answer("How dear?", words)
+
+
+def _bottleneck(report: PlanReport) -> Answer:
+    step = report.step
+    first, *others = parts_by_size(step.parts)
+    shares = ", ".join(f"{name} {seconds / step.seconds:.0%}" for name, seconds in others[:4])
+    return Answer("What takes the time?", f"{first[0]}: {first[1] / step.seconds:.0%} of the step", (f"then {shares}",))

@@ -1,0 +1,155 @@
+"""Everything that `glmforge plan` knows of a run on a machine, in one object and as JSON.
+
+The terminal, the page and `--json` show the same `PlanReport`, so none of them can say what another does not. What a
+plan was not asked for is None in it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from glmforge.config.layout import Layout
+from glmforge.config.schema import RunConfig
+from glmforge.plan.layout import layout_as_json
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.time.step_time import StepTime, predict_step
+from glmforge.plan.work.traffic import Traffic, step_traffic
+
+RESERVE = 0.1
+"""Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
+
+
+class PlaceMemory(NamedTuple):
+    """The fullest rank of a place in the pipeline at its peak.
+
+    Attributes:
+        holds: its layers in words.
+        at_peak: bytes of each category that live at the peak; they add up to it.
+        moment: what the rank does at the peak.
+    """
+
+    pp_rank: int
+    holds: str
+    at_peak: dict[str, int]
+    moment: str
+
+    @property
+    def peak(self) -> int:
+        return sum(self.at_peak.values())
+
+
+class PlannedMemory(NamedTuple):
+    """Peaks of all places; `source` says where they come from."""
+
+    source: str
+    places: tuple[PlaceMemory, ...]
+
+    @property
+    def fullest(self) -> PlaceMemory:
+        return max(self.places, key=lambda place: place.peak)
+
+
+class PhaseLength(NamedTuple):
+    """How long a phase takes in seconds; None if the layout was not planned for it."""
+
+    name: str
+    tokens: int
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan of one phase of `run`.
+
+    Attributes:
+        run: the whole run.
+        config: the run with the planned phase only.
+        traffic: what a rank of each pipeline rank communicates in a step.
+    """
+
+    run: RunConfig
+    config: RunConfig
+    layout: Layout
+    step: StepTime
+    traffic: tuple[tuple[Traffic, ...], ...]
+    memory: PlannedMemory | None = None
+
+    @property
+    def machine(self) -> Machine:
+        return self.step.machine
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the ranks fill, the last one perhaps in part."""
+        return -(-self.layout.world_size // self.machine.ranks_per_node)
+
+    @property
+    def phase_tokens(self) -> int:
+        phase = self.config.phases[0]
+        return phase.num_samples * phase.seq_len
+
+    @property
+    def phase_seconds(self) -> float:
+        """Of the planned phase, if every step of it ran at the predicted rate: no failures, no evaluations."""
+        return self.phase_tokens / self.step.tokens_per_second
+
+    @property
+    def memory_share(self) -> float | None:
+        """Of a device, at the fullest place."""
+        if self.memory is None:
+            return None
+        return self.memory.fullest.peak / self.machine.accelerator.memory_bytes
+
+
+def make_report(
+    run: RunConfig, config: RunConfig, layout: Layout, machine: Machine, memory: PlannedMemory | None = None
+) -> PlanReport:
+    """Plan the only phase of `config`, which is one of `run`. Raises `ConfigError` for what cannot be planned."""
+    step = predict_step(config, layout, machine)
+    traffic = tuple(tuple(step_traffic(config, layout, pp_rank)) for pp_rank in range(layout.pp))
+    return PlanReport(run, config, layout, step, traffic, memory)
+
+
+def as_json(report: PlanReport) -> dict[str, Any]:
+    """All of it, ready for JSON; units are in the names."""
+    step, machine = report.step, report.machine
+    return {
+        "run": report.run.name,
+        "phase": report.config.phases[0].name,
+        "machine": {
+            "gpu": machine.accelerator.name,
+            "memory_bytes": machine.accelerator.memory_bytes,
+            "bf16_flops": machine.accelerator.bf16_flops,
+            "network": machine.network.name,
+            "gpus": report.layout.world_size,
+            "nodes": report.num_nodes,
+        },
+        "layout": layout_as_json(report.config, report.layout),
+        "step": {
+            "seconds": step.seconds,
+            "parts_seconds": step.parts,
+            "tokens": step.tokens,
+            "tokens_per_second": step.tokens_per_second,
+            "mfu": step.utilisation,
+        },
+        "phase_tokens": report.phase_tokens,
+        "phase_seconds": report.phase_seconds,
+        "traffic": [
+            {row.axis: {"bytes": row.bytes, "ranks_per_node": row.ranks_per_node} for row in rows}
+            for rows in report.traffic
+        ],
+        "memory": memory_as_json(report.memory),
+    }
+
+
+def memory_as_json(memory: PlannedMemory | None) -> dict[str, Any] | None:
+    """Peaks in bytes by place and category."""
+    if memory is None:
+        return None
+    return {
+        "source": memory.source,
+        "peak_bytes": memory.fullest.peak,
+        "places": [
+            {"pp_rank": place.pp_rank, "holds": place.holds, "at_peak_bytes": place.at_peak, "peak_in": place.moment}
+            for place in memory.places
+        ],
+    }

@@ -1,0 +1,54 @@
+"""The memory of a plan as stacked bars: a row for each place in the pipeline, a colour for each category."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from glmforge.plan.report import PlaceMemory, PlanReport
+
+
+class Part(NamedTuple):
+    """A category in a bar: its width in percent of the track, and its bytes in words."""
+
+    percent: float
+    title: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bar with its words."""
+
+    name: str
+    holds: str
+    parts: list[Part]
+    value: str
+
+
+@dataclass(frozen=True)
+class MemoryBars:
+    """All places, and the device's memory as a mark on the same track."""
+
+    source: str
+    categories: list[str]
+    rows: list[Row]
+    device: str
+    device_percent: float
+
+
+def memory_bars(report: PlanReport) -> MemoryBars | None:
+    """None for a plan without memory."""
+    memory, device = report.memory, report.machine.accelerator
+    if memory is None:
+        return None
+    full = max(memory.fullest.peak, device.memory_bytes) * 1.02
+    return MemoryBars(
+        memory.source,
+        list(memory.fullest.at_peak),
+        [_row(place, full) for place in memory.places],
+        f"{device.memory_bytes / 1e9:g} GB",
+        100 * device.memory_bytes / full,
+    )
+
+
+def _row(place: PlaceMemory, full: float) -> Row:
+    parts = [Part(round(100 * size / full, 3), f"{name}: {size / 1e9:,.2f} GB") for name, size in place.at_peak.items()]
+    return Row(f"place {place.pp_rank}", place.holds, parts, f"{place.peak / 1e9:,.1f} GB")
