@@ -5,7 +5,7 @@ Terminal and page print these; scripts read `glmforge.plan.report.as_json`.
 
 from typing import NamedTuple
 
-from glmforge.config.layout import AXES
+from glmforge.config.layout import AXES, Layout
 from glmforge.observe.units import format_count, format_duration, format_seconds
 from glmforge.plan.report import RESERVE, PlanReport
 
@@ -33,9 +33,8 @@ def machine_words(report: PlanReport) -> str:
     return f"{num_gpus:,} x {machine.accelerator.name}, {nodes}"
 
 
-def layout_words(report: PlanReport) -> str:
+def layout_words(layout: Layout) -> str:
     """Axes of more than one rank, for example "pp 16 x dp_shard 64 x tp 8, ep 32"."""
-    layout = report.layout
     axes = " x ".join(f"{axis} {layout.size(axis)}" for axis in AXES if layout.size(axis) > 1)
     experts = f"ep {layout.ep}" if layout.ep > 1 else ""
     return ", ".join(part for part in (axes, experts) if part) or "one rank"

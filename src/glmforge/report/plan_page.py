@@ -96,7 +96,7 @@ def _summarize(report: PlanReport) -> _Summary:
     model = report.config.model
     return _Summary(
         name=report.run.name,
-        lead=f"Phase {report.config.phases[0].name} on {machine_words(report)} · {layout_words(report)} · "
+        lead=f"Phase {report.config.phases[0].name} on {machine_words(report)} · {layout_words(report.layout)} · "
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "
         f"{model.n_routed_experts} experts active",
         tiles=_tiles(report),

@@ -66,8 +66,8 @@ def test_json_holds_the_figures_of_the_step_and_of_all_parts() -> None:
 def test_words_name_machine_and_axes() -> None:
     assert machine_words(planned()) == "16 x H100 SXM, 2 nodes of 8 over ib400"
     assert machine_words(planned(num_gpus=8)) == "8 x H100 SXM, one node"
-    assert layout_words(planned("parallel.ep=4")) == "dp_shard 8 x tp 2, ep 4"
-    assert layout_words(planned("parallel.tp=1", num_gpus=1)) == "one rank"
+    assert layout_words(planned("parallel.ep=4").layout) == "dp_shard 8 x tp 2, ep 4"
+    assert layout_words(planned("parallel.tp=1", num_gpus=1).layout) == "one rank"
 
 
 def test_the_plan_itself_is_among_its_variations() -> None:

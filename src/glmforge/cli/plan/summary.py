@@ -72,7 +72,7 @@ def _print_answers(report: "PlanReport", console: Console) -> None:
 
     phase = report.config.phases[0].name
     console.print(Text.assemble((report.run.name, "bold"), f", phase {phase}, on {machine_words(report)}"))
-    console.print(Text(layout_words(report), "dim"))
+    console.print(Text(layout_words(report.layout), "dim"))
     console.print()
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
