@@ -1,9 +1,10 @@
 """What a plan would be with other GPUs, another network or another batch: the cells of the page's form.
 
 Each cell is planned as any run is (`predict_step`), so a page that shows it computes nothing of its own. More GPUs are
-more data ranks; pp, cp, tp and ep stay.
+more data ranks; pp, cp, tp and ep stay, and so do micro-batches unless there are too few sequences for them.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
@@ -42,7 +43,7 @@ def vary(config: RunConfig, layout: Layout, machine: Machine) -> Iterator[Variat
     for num_gpus, batch_size in product(
         _scaled(layout.world_size, _FACTORS), _scaled(config.phases[0].batch_size, _BATCH_FACTORS)
     ):
-        varied = _with(config, batch_size)
+        varied = _with(config, layout, num_gpus, batch_size)
         found, reason = _layout(varied, num_gpus)
         for other in machines:
             step = predict_step(varied, found, other) if found else None
@@ -64,9 +65,12 @@ def _scaled(value: int, factors: tuple[float, ...]) -> list[int]:
     return sorted({int(value * factor) for factor in factors if (value * factor).is_integer()} | {value})
 
 
-def _with(config: RunConfig, batch_size: int) -> RunConfig:
+def _with(config: RunConfig, layout: Layout, num_gpus: int, batch_size: int) -> RunConfig:
+    """The same axes but for data ranks; micro-batches are smaller where they would not divide a rank's share."""
     phase = config.phases[0].model_copy(update={"batch_size": batch_size, "batch_ramp": None})
-    parallel = config.parallel.model_copy(update={"dp_shard": "auto"})
+    share = batch_size * layout.pp * layout.cp * layout.tp // num_gpus
+    micro = math.gcd(layout.micro_batch_size, share) if layout.micro_batch_size and share else layout.micro_batch_size
+    parallel = config.parallel.model_copy(update={"dp_shard": "auto", "micro_batch_size": micro})
     return config.model_copy(update={"phases": [phase], "parallel": parallel})
 
 
