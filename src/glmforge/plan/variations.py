@@ -40,13 +40,11 @@ def vary(config: RunConfig, layout: Layout, machine: Machine) -> Iterator[Variat
         for other in _gpus(machine)
         for network in _networks(machine)
     ]
-    for num_gpus, batch_size in product(
-        _scaled(layout.world_size, _FACTORS), _scaled(config.phases[0].batch_size, _BATCH_FACTORS)
-    ):
+    numbers = _scaled(layout.world_size, _FACTORS)
+    for num_gpus, batch_size in product(numbers, _scaled(config.phases[0].batch_size, _BATCH_FACTORS)):
         varied = _with(config, layout, num_gpus, batch_size)
-        found, reason = _layout(varied, num_gpus)
         for other in machines:
-            step = predict_step(varied, found, other) if found else None
+            step, reason = _planned(varied, num_gpus, other)
             yield Variation(num_gpus, other.accelerator.name, other.network.name, batch_size, step, reason)
 
 
@@ -74,8 +72,8 @@ def _with(config: RunConfig, layout: Layout, num_gpus: int, batch_size: int) -> 
     return config.model_copy(update={"phases": [phase], "parallel": parallel})
 
 
-def _layout(config: RunConfig, num_gpus: int) -> tuple[Layout | None, str]:
+def _planned(config: RunConfig, num_gpus: int, machine: Machine) -> tuple[StepTime | None, str]:
     try:
-        return resolve_layout(config, num_gpus), ""
+        return predict_step(config, resolve_layout(config, num_gpus), machine), ""
     except ConfigError as error:
         return None, str(error)
