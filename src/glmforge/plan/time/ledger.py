@@ -7,7 +7,8 @@ from typing import Any
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.time.expected import IMPLEMENTATIONS, LEVERS, Implementation, expected_seconds
+from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.reached import IMPLEMENTATIONS, LEVERS, Implementation
 from glmforge.plan.time.roofline import work_limit
 from glmforge.plan.work.operations import Direction, Kind, Operation
 from glmforge.plan.work.step import model_flops, step_operations

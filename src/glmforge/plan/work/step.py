@@ -48,7 +48,7 @@ def step_operations(
     found = [
         replace(operation, times=operation.times * micro_batches)
         for stage in stages
-        for operation in _stage(config, share, stage)
+        for operation in stage_operations(config, share, stage)
     ]
     table = parameter_table(config.model)
     used = [row for stage in stages for row in used_parameters(table, config, stage)]
@@ -80,8 +80,8 @@ def used_parameters(table: ParameterTable, config: RunConfig, stage: StageConten
             yield row
 
 
-def _stage(config: RunConfig, share: Share, stage: StageContent) -> Iterator[Operation]:
-    """One micro-batch through a stage."""
+def stage_operations(config: RunConfig, share: Share, stage: StageContent) -> Iterator[Operation]:
+    """One micro-batch through a stage of the pipeline, or any part of one."""
     model, recompute = config.model, config.parallel.recompute
     num_mtp = model.num_nextn_predict_layers if config.phases[0].mtp_loss_weight else 0
     if stage.has_embedding:  # every MTP depth looks its own tokens up

@@ -10,7 +10,7 @@ Shapes: T tokens of a micro-batch on this rank, D hidden_size.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from glmforge.config.layout import Layout
@@ -63,23 +63,24 @@ def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Tr
     micro_batches = layout.num_micro_batches(config.phases[0])
     sizes: Counter[str] = Counter()
     for stage in stages_of_pp_rank(config, layout, pp_rank):
-        for axis, size in _activations(config, layout, share, stage):
+        rows = trained_parameters(config, stage)
+        for axis, size in activation_bytes(config, layout, share, stage):
             sizes[axis] += size * micro_batches
         # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
         gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
-        for axis, size in _weights(config, layout, stage):
+        for axis, size in gathered_bytes(config, layout, rows):
             sizes[axis] += size * gathers
-        for axis, size in _gradients(config, layout, stage, micro_batches):
+        for axis, size in reduced_bytes(config, layout, rows, micro_batches):
             sizes[axis] += size
     exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [
-        Traffic(axis, layout.size(axis), _ranks_per_node(layout, axis), size, axis in exchanges)
+        Traffic(axis, layout.size(axis), ranks_per_node(layout, axis), size, axis in exchanges)
         for axis, size in sizes.items()
         if layout.size(axis) > 1 and size
     ]
 
 
-def _activations(config: RunConfig, layout: Layout, share: Share, stage: StageContent) -> Iterator[tuple[str, int]]:
+def activation_bytes(config: RunConfig, layout: Layout, share: Share, stage: StageContent) -> Iterator[tuple[str, int]]:
     """Of one micro-batch."""
     model, recompute = config.model, config.parallel.recompute
     num_mtp = stage.num_mtp if config.phases[0].mtp_loss_weight else 0
@@ -109,23 +110,26 @@ def _context(config: RunConfig, layout: Layout, share: Share) -> int:
     return 3 * kv * layout.cp
 
 
-def _weights(config: RunConfig, layout: Layout, stage: StageContent) -> Iterator[tuple[str, int]]:
-    """FSDP's gathers for one forward and backward pass. What belongs to no layer stays gathered between."""
+def gathered_bytes(config: RunConfig, layout: Layout, rows: Iterable[Parameter]) -> Iterator[tuple[str, int]]:
+    """FSDP's gathers of `rows` for one forward and backward pass. What belongs to no layer stays gathered between."""
     gathers = 2 if config.parallel.reshards_after_forward else 1
-    for row in _trained(config, stage):
+    for row in rows:
         size = (FP32 if "mlp.gate." in row.name else BF16) * used_elements(row, layout)
         yield _shard_axis(row, layout), size * (gathers if row.layer is not None else 1)
 
 
-def _gradients(config: RunConfig, layout: Layout, stage: StageContent, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of a step, in fp32."""
+def reduced_bytes(
+    config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int
+) -> Iterator[tuple[str, int]]:
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32."""
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
-    for row in _trained(config, stage):
+    for row in rows:
         yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
         yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 
 
-def _trained(config: RunConfig, stage: StageContent) -> list[Parameter]:
+def trained_parameters(config: RunConfig, stage: StageContent) -> list[Parameter]:
+    """The parameters that a stage of the pipeline holds."""
     return [row for row in used_parameters(parameter_table(config.model), config, stage) if row.trained]
 
 
@@ -134,8 +138,8 @@ def _shard_axis(row: Parameter, layout: Layout) -> str:
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 
 
-def _ranks_per_node(layout: Layout, axis: str) -> int:
-    """How many ranks of a group of the axis lie in one node."""
+def ranks_per_node(layout: Layout, axis: str, node_ranks: int = NODE_RANKS) -> int:
+    """How many ranks of a group of the axis lie in one node of `node_ranks`."""
     strides = {
         "tp": 1,
         "ep": 1,
@@ -145,4 +149,4 @@ def _ranks_per_node(layout: Layout, axis: str) -> int:
         "dp_replicate": layout.dp_shard * layout.cp * layout.tp,
         "pp": layout.stage_ranks,
     }
-    return max(1, min(layout.size(axis), NODE_RANKS // strides[axis]))
+    return max(1, min(layout.size(axis), node_ranks // strides[axis]))
