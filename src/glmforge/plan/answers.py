@@ -8,6 +8,9 @@ from typing import NamedTuple
 from glmforge.config.layout import AXES, Layout
 from glmforge.observe.units import format_count, format_duration, format_seconds
 from glmforge.plan.report import RESERVE, PlanReport
+from glmforge.plan.time.levers import StepLever
+
+_MOST_PARTS = 4
 
 
 class Answer(NamedTuple):
@@ -20,7 +23,7 @@ class Answer(NamedTuple):
 
 def answers(report: PlanReport) -> list[Answer]:
     """Of what the report has parts for."""
-    found = [_fit(report), _speed(report), _price(report), _bottleneck(report)]
+    found = [_fit(report), _speed(report), _price(report), _bottleneck(report), _change(report)]
     return [answer for answer in found if answer is not None]
 
 
@@ -88,5 +91,22 @@ def _price(report: PlanReport) -> Answer:
 def _bottleneck(report: PlanReport) -> Answer:
     step = report.step
     first, *others = parts_by_size(step.parts)
-    shares = ", ".join(f"{name} {seconds / step.seconds:.0%}" for name, seconds in others[:4])
-    return Answer("What takes the time?", f"{first[0]}: {first[1] / step.seconds:.0%} of the step", (f"then {shares}",))
+    shares = ", ".join(f"{name} {seconds / step.seconds:.0%}" for name, seconds in others[:_MOST_PARTS])
+    details = [f"then {shares}"] if shares else []
+    if step.bottleneck != "compute":
+        details.append(f"beside computing, {step.bottleneck} holds it up most")
+    return Answer("What takes the time?", f"{first[0]}: {first[1] / step.seconds:.0%} of the step", tuple(details))
+
+
+def _change(report: PlanReport) -> Answer | None:
+    if not report.levers:
+        return None
+    first, *others = report.levers
+    shares = ", ".join(f"{lever.words} {saved_share(report, lever)}" for lever in others[:_MOST_PARTS])
+    details = (f"then {shares}", "each alone; tables and page say by which settings") if others else ()
+    return Answer("What would change it?", f"{first.words}: {saved_share(report, first)} of the step", details)
+
+
+def saved_share(report: PlanReport, lever: StepLever) -> str:
+    """What a change takes off a step: "-23%"."""
+    return f"-{lever.seconds / report.step.seconds:.0%}"

@@ -11,8 +11,8 @@ from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
-from glmforge.plan.time.step_time import StepTime, predict_step
-from glmforge.plan.work.traffic import Traffic, step_traffic
+from glmforge.plan.time.levers import StepLever, step_levers
+from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
 RESERVE = 0.1
 """Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
@@ -63,14 +63,14 @@ class PlanReport:
     Attributes:
         run: the whole run.
         config: the run with the planned phase only.
-        traffic: what a rank of each pipeline rank communicates in a step.
+        levers: single changes that would shorten a step, the best first.
     """
 
     run: RunConfig
     config: RunConfig
     layout: Layout
     step: StepTime
-    traffic: tuple[tuple[Traffic, ...], ...]
+    levers: tuple[StepLever, ...]
     memory: PlannedMemory | None = None
 
     @property
@@ -105,8 +105,7 @@ def make_report(
 ) -> PlanReport:
     """Plan the only phase of `config`, which is one of `run`. Raises `ConfigError` for what cannot be planned."""
     step = predict_step(config, layout, machine)
-    traffic = tuple(tuple(step_traffic(config, layout, pp_rank)) for pp_rank in range(layout.pp))
-    return PlanReport(run, config, layout, step, traffic, memory)
+    return PlanReport(run, config, layout, step, tuple(step_levers(config, layout, machine)), memory)
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -126,18 +125,41 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "layout": layout_as_json(report.config, report.layout),
         "step": {
             "seconds": step.seconds,
-            "parts_seconds": step.parts,
+            "parts": {
+                name: {"seconds": seconds, "provenance": str(step.provenance[name])}
+                for name, seconds in step.parts.items()
+            },
             "tokens": step.tokens,
             "tokens_per_second": step.tokens_per_second,
             "mfu": step.utilisation,
+            "bottleneck": step.bottleneck,
+            "levers": [_lever_as_json(lever) for lever in report.levers],
+            "links": [_link_as_json(link) for link in step.links],
         },
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
-        "traffic": [
-            {row.axis: {"bytes": row.bytes, "ranks_per_node": row.ranks_per_node} for row in rows}
-            for rows in report.traffic
-        ],
         "memory": memory_as_json(report.memory),
+    }
+
+
+def _lever_as_json(lever: StepLever) -> dict[str, Any]:
+    return {
+        "words": lever.words,
+        "setting": lever.setting,
+        "costs": lever.costs,
+        "saved_seconds": lever.seconds,
+    }
+
+
+def _link_as_json(link: LinkUse) -> dict[str, Any]:
+    return {
+        "axis": link.axis,
+        "ranks": link.group.num_ranks,
+        "bytes": link.bytes,
+        "sent_in_node_bytes": link.sent.inside,
+        "sent_between_nodes_bytes": link.sent.outside,
+        "into_node_bytes": link.into_node,
+        "seconds": link.seconds,
     }
 
 

@@ -7,18 +7,22 @@ the planner; its script looks up, multiplies by price and tokens, and draws.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glmforge.config import dump_config
 from glmforge.errors import ConfigError
+from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count, format_duration, format_seconds
-from glmforge.plan.answers import Answer, answers, layout_words, machine_words
+from glmforge.plan.answers import Answer, answers, layout_words, machine_words, saved_share
 from glmforge.plan.layout import axis_rows
 from glmforge.plan.report import PlanReport
 from glmforge.plan.variations import Variation, vary
 from glmforge.report.page import Column, Table, Tile, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
+
+if TYPE_CHECKING:
+    from glmforge.report.canvas import Figure
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,19 @@ class _Plan:
 
     answers: list[Answer]
     memory: MemoryBars | None
+    figures: "list[Figure]"
     variations: dict[str, Any]
 
 
 def write_plan(report: PlanReport, out: Path) -> Path:
-    """Write the page of a plan to `out`, which it returns. Raises `ConfigError` for a suffix other than .html."""
+    """Write the page of a plan to `out`, which it returns. Raises `ConfigError` for a suffix other than .html and
+    `MissingPackageError` if matplotlib is not installed."""
     check_suffix(out)
-    plan = _Plan(answers(report), memory_bars(report), variations_as_json(report))
+    with needed_for("--page: drawing"):
+        from glmforge.report.plan_figures import draw_pipeline
+    drawn = [draw_pipeline(report.step.timeline)]
+    figures = [figure for figure in drawn if figure is not None]
+    plan = _Plan(answers(report), memory_bars(report), figures, variations_as_json(report))
     page = page_template("plan.html")
     write_text(out, page.render(summary=_summarize(report), plan=plan, config=dump_config(report.run)))
     return out
@@ -100,7 +110,7 @@ def _summarize(report: PlanReport) -> _Summary:
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "
         f"{model.n_routed_experts} experts active",
         tiles=_tiles(report),
-        tables=[_layout(report), _traffic(report)],
+        tables=[_levers(report), _traffic(report), _layout(report)],
     )
 
 
@@ -118,19 +128,45 @@ def _tiles(report: PlanReport) -> list[Tile]:
     return tiles
 
 
+def _levers(report: PlanReport) -> Table:
+    rows = [
+        (lever.words, format_seconds(lever.seconds), saved_share(report, lever), lever.costs or "", lever.setting or "")
+        for lever in report.levers
+    ]
+    columns: list[str | Column] = ["change", "saves", "of a step", Column("costs"), Column("settings")]
+    return make_table("What would make it shorter", columns, rows, note="Each change alone; savings do not add up.")
+
+
 def _layout(report: PlanReport) -> Table:
     rows = [(axis, f"{size:,}", meaning) for axis, size, meaning in axis_rows(report.layout)]
     return make_table("Layout", ["axis", Column("ranks", number=True), Column("what they are")], rows)
 
 
 def _traffic(report: PlanReport) -> Table:
-    """Of the pipeline rank that sends most."""
-    rows = max(report.traffic, key=lambda rows: sum(row.bytes for row in rows))
-    cells = [
-        (row.axis, f"{row.num_ranks:,}", f"{row.ranks_per_node:,}", f"{row.bytes / 1e9:,.2f}")
-        for row in sorted(rows, key=lambda row: -row.bytes)
+    rows = [
+        (
+            link.axis,
+            f"{link.group.num_ranks:,}",
+            f"{link.group.num_nodes:,}",
+            _gigabytes(link.bytes),
+            _gigabytes(link.sent.inside),
+            _gigabytes(link.sent.outside),
+            _gigabytes(link.into_node),
+            format_seconds(link.seconds),
+        )
+        for link in sorted(report.step.links, key=lambda link: -link.seconds)
     ]
+    columns = [
+        "axis", "ranks of a group", "nodes of it", "GB of a rank", "sent in the node", "sent to others",
+        "into each node", "time",
+    ]  # fmt: skip
     return make_table(
-        "Traffic", ["axis", "ranks of a group", "of them in a node", "GB per step"], cells,
-        note="What the rank with most of it sends or receives in a step, the larger of the two for each collective.",
+        "Traffic", columns, rows,
+        note=f"Of a rank of pipeline place {report.step.slowest}, which works longest, in a step: bytes of its "
+        "collectives, what of them it sends over NVLink and over the network, what all ranks of a node receive from "
+        "other nodes, and what the links take for it, hidden behind computation or not.",
     )  # fmt: skip
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:,.2f}" if size else "–"

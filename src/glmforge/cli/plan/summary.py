@@ -60,6 +60,7 @@ def show_report(report: "PlanReport", console: Console, *, page: Path | None, as
     else:
         _print_answers(report, console)
         _print_parts(report, console)
+        _print_levers(report, console)
     if page is not None:
         from glmforge.report.plan_page import write_plan
 
@@ -89,8 +90,28 @@ def _print_parts(report: "PlanReport", console: Console) -> None:
     from glmforge.observe.units import format_seconds
     from glmforge.plan.answers import parts_by_size
 
-    rows, step = table("part", "time", "share", ""), report.step
+    rows, step = table("part", "time", "share", "", "from"), report.step
     for name, seconds in parts_by_size(step.parts):
         share = seconds / step.seconds
-        rows.add_row(name, format_seconds(seconds), f"{share:.1%}", "█" * round(_BAR * share))
+        rows.add_row(name, format_seconds(seconds), f"{share:.1%}", "█" * round(_BAR * share), step.provenance[name])
     print_table("A step of the slowest rank", rows, console)
+
+
+def _print_levers(report: "PlanReport", console: Console) -> None:
+    from glmforge.observe.units import format_seconds
+    from glmforge.plan.answers import saved_share
+
+    if not report.levers:
+        return
+    console.print("[italic]What would make it shorter, each change alone[/italic]")
+    console.print()
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for lever in report.levers:
+        words = f"{lever.words}, at the price of {lever.costs}" if lever.costs else lever.words
+        grid.add_row(saved_share(report, lever), format_seconds(lever.seconds), Text(words))
+        if lever.setting:
+            grid.add_row("", "", Text(lever.setting, "dim"))
+    console.print(grid)
