@@ -15,8 +15,8 @@ from glmforge.observe.units import format_seconds
 from glmforge.plan.time.simulate import Span
 from glmforge.report.canvas import SERIES, STYLE, Figure, to_svg
 
-MAX_SPANS = 20_000
-"""More than these are not drawn: pages stay below a few megabytes."""
+_MOST_PASSES = 90
+"""Of a rank on a drawing: of longer steps the beginning and the end are drawn."""
 _COLORS = {
     "forward": (SERIES[0], 0.95),
     "backward": (SERIES[1], 0.95),
@@ -38,47 +38,62 @@ def draw_pipeline(timeline: Sequence[Span]) -> Figure | None:
     num_ranks = 1 + max((span.pp_rank for span in timeline), default=0)
     if num_ranks == 1:
         return None
-    shown = timeline if len(timeline) <= MAX_SPANS else _beginning(timeline)
+    windows = _windows(timeline, num_ranks)
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=(10.6, 0.23 * num_ranks + 1.15), layout="constrained")
-        axes = canvas.add_subplot()
-        _draw_rows(axes, shown, num_ranks)
+        panels = canvas.subplots(1, len(windows), sharey=True, squeeze=False)[0]
+        for axes, window in zip(panels, windows, strict=True):
+            _draw_rows(axes, timeline, num_ranks, window)
+        if len(windows) == 1:
+            _number(panels[0], timeline)
+        panels[0].set(ylabel="pipeline rank", ylim=(num_ranks, 0))
+        panels[0].set_yticks([rank + 0.5 for rank in range(num_ranks)], [str(rank) for rank in range(num_ranks)])
+        _draw_key(panels[-1], timeline)
         svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", to_svg(canvas, "pipeline"))
     caption = "What each pipeline rank computes in a step, predicted; it waits where nothing is drawn."
-    if any(_is_later(span, num_ranks) for span in shown):
+    if any(_is_later(span, num_ranks) for span in timeline):
         caption += " Passes through a rank's second stage are paler."
-    if len(shown) < len(timeline):
-        caption += f" The beginning: {len(shown):,} of {len(timeline):,} passes."
+    if len(windows) > 1:
+        caption += " The beginning and the end; between them the pipeline is full."
     return Figure("A step of the pipeline", caption, svg, wide=True)
 
 
-def _beginning(timeline: Sequence[Span]) -> list[Span]:
-    return sorted(timeline, key=lambda span: span.start)[:MAX_SPANS]
+def _windows(timeline: Sequence[Span], num_ranks: int) -> list[tuple[float, float]]:
+    """From when to when is drawn: the whole step, or so much of its beginning and its end as can be read."""
+    stop = max(span.stop for span in timeline)
+    per_rank = len(timeline) / num_ranks
+    if per_rank <= _MOST_PASSES:
+        return [(0.0, stop)]
+    width = stop * _MOST_PASSES / 2 / per_rank
+    return [(0.0, width), (stop - width, stop)]
 
 
 def _is_later(span: Span, num_ranks: int) -> bool:
     return span.task in ("forward", "backward", "input", "weight") and span.stage >= num_ranks
 
 
-def _draw_rows(axes: Axes, timeline: Sequence[Span], num_ranks: int) -> None:
+def _draw_rows(axes: Axes, timeline: Sequence[Span], num_ranks: int, window: tuple[float, float]) -> None:
+    start, stop = window
+    shown = [span for span in timeline if span.stop > start and span.start < stop]
     boxes: dict[tuple[str, bool], list[Path]] = defaultdict(list)
-    for span in timeline:
+    for span in shown:
         boxes[span.task, _is_later(span, num_ranks)].append(_box(span))
     for (task, is_later), paths in boxes.items():
         color, opacity = _COLORS[task]
         opacity *= _LATER_STAGE if is_later else 1.0
         axes.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=color, alpha=opacity, linewidth=0))
-    stop = max(span.stop for span in timeline)
-    axes.set(xlim=(0, stop), ylim=(num_ranks, 0), ylabel="pipeline rank")
-    axes.set_yticks([rank + 0.5 for rank in range(num_ranks)], [str(rank) for rank in range(num_ranks)])
-    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.set_xlim(start, stop)
+    axes.xaxis.set_major_locator(MaxNLocator(8 if start == 0 else 5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
     axes.grid(visible=False)
-    _number(axes, timeline, stop)
-    tasks = [task for task in _COLORS if any(drawn == task for drawn, _ in boxes)]
+
+
+def _draw_key(axes: Axes, timeline: Sequence[Span]) -> None:
+    drawn = {span.task for span in timeline}
     handles = [
-        Patch(color=_COLORS[task][0], alpha=_COLORS[task][1], linewidth=0, label=_WORDS.get(task, task))
-        for task in tasks
+        Patch(color=color, alpha=opacity, linewidth=0, label=_WORDS.get(task, task))
+        for task, (color, opacity) in _COLORS.items()
+        if task in drawn
     ]
     axes.legend(
         handles=handles,
@@ -96,10 +111,10 @@ def _box(span: Span) -> Path:
     return Path(corners, closed=True)
 
 
-def _number(axes: Axes, timeline: Sequence[Span], stop: float) -> None:
+def _number(axes: Axes, timeline: Sequence[Span]) -> None:
     """The micro-batches, where all of them can be read."""
     passes = [span for span in timeline if span.task not in ("reduce", "update")]
-    if min(span.stop - span.start for span in passes) < _READABLE * stop:
+    if min(span.stop - span.start for span in passes) < _READABLE * max(span.stop for span in timeline):
         return
     for span in passes:
         middle = (span.start + span.stop) / 2, span.pp_rank + 0.5
