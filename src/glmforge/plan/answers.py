@@ -27,6 +27,12 @@ def answers(report: PlanReport) -> list[Answer]:
     return [answer for answer in found if answer is not None]
 
 
+def subject_words(report: PlanReport) -> str:
+    """What is planned: "Phase general", "Stage lora in phase general"."""
+    phase = f"phase {report.config.phases[0].name}"
+    return f"P{phase[1:]}" if report.stage.name == "pretrain" else f"Stage {report.stage.name} in {phase}"
+
+
 def machine_words(report: PlanReport) -> str:
     """For example "1,024 x H100 SXM, 128 nodes of 8 over ib400"."""
     machine, num_gpus, num_nodes = report.machine, report.layout.world_size, report.num_nodes

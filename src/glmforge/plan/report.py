@@ -11,6 +11,7 @@ from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
@@ -69,6 +70,7 @@ class PlanReport:
     run: RunConfig
     config: RunConfig
     layout: Layout
+    stage: Stage
     step: StepTime
     levers: tuple[StepLever, ...]
     memory: PlannedMemory | None = None
@@ -101,11 +103,21 @@ class PlanReport:
 
 
 def make_report(
-    run: RunConfig, config: RunConfig, layout: Layout, machine: Machine, memory: PlannedMemory | None = None
+    run: RunConfig,
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    stage: Stage = PRETRAINING,
+    memory: PlannedMemory | None = None,
 ) -> PlanReport:
-    """Plan the only phase of `config`, which is one of `run`. Raises `ConfigError` for what cannot be planned."""
-    step = predict_step(config, layout, machine)
-    return PlanReport(run, config, layout, step, tuple(step_levers(config, layout, machine)), memory)
+    """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
+
+    Raises `ConfigError` for what cannot be planned.
+    """
+    step = predict_step(config, layout, machine, stage=stage)
+    return PlanReport(
+        run, config, layout, stage, step, tuple(step_levers(config, layout, machine, stage=stage)), memory
+    )
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
     return {
         "run": report.run.name,
         "phase": report.config.phases[0].name,
+        "stage": report.stage.name,
         "machine": {
             "gpu": machine.accelerator.name,
             "memory_bytes": machine.accelerator.memory_bytes,

@@ -14,6 +14,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import Machine, find_machine
 from glmforge.plan.machine.network import Network, find_network
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 GPUS = ("A100 SXM 80GB", "H800 SXM", "H100 SXM", "H200 SXM", "B200")
@@ -33,8 +34,8 @@ class Variation(NamedTuple):
     reason: str
 
 
-def vary(config: RunConfig, layout: Layout, machine: Machine) -> Iterator[Variation]:
-    """All combinations around a plan of the only phase of `config`, itself among them."""
+def vary(config: RunConfig, layout: Layout, machine: Machine, stage: Stage = PRETRAINING) -> Iterator[Variation]:
+    """All combinations around a plan of `stage` in the only phase of `config`, itself among them."""
     machines = [
         Machine(other.accelerator, network, machine.ranks_per_node)
         for other in _gpus(machine)
@@ -44,7 +45,7 @@ def vary(config: RunConfig, layout: Layout, machine: Machine) -> Iterator[Variat
     for num_gpus, batch_size in product(numbers, _scaled(config.phases[0].batch_size, _BATCH_FACTORS)):
         varied = _with(config, layout, num_gpus, batch_size)
         for other in machines:
-            step, reason = _planned(varied, num_gpus, other)
+            step, reason = _planned(varied, num_gpus, other, stage)
             yield Variation(num_gpus, other.accelerator.name, other.network.name, batch_size, step, reason)
 
 
@@ -72,8 +73,8 @@ def _with(config: RunConfig, layout: Layout, num_gpus: int, batch_size: int) -> 
     return config.model_copy(update={"phases": [phase], "parallel": parallel})
 
 
-def _planned(config: RunConfig, num_gpus: int, machine: Machine) -> tuple[StepTime | None, str]:
+def _planned(config: RunConfig, num_gpus: int, machine: Machine, stage: Stage) -> tuple[StepTime | None, str]:
     try:
-        return predict_step(config, resolve_layout(config, num_gpus), machine), ""
+        return predict_step(config, resolve_layout(config, num_gpus), machine, stage=stage), ""
     except ConfigError as error:
         return None, str(error)

@@ -14,7 +14,7 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count, format_duration, format_seconds
-from glmforge.plan.answers import Answer, answers, layout_words, machine_words, saved_share
+from glmforge.plan.answers import Answer, answers, layout_words, machine_words, saved_share, subject_words
 from glmforge.plan.layout import axis_rows
 from glmforge.plan.report import PlanReport
 from glmforge.plan.variations import Variation, vary
@@ -65,7 +65,7 @@ def check_suffix(out: Path) -> None:
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:
     """What the form looks up. `cells`: seconds of a step and of its parts, or why there are none."""
-    found = list(vary(report.config, report.layout, report.machine))
+    found = list(vary(report.config, report.layout, report.machine, report.stage))
     parts = sorted({name for cell in found if cell.step for name in cell.step.parts})
     phase = report.config.phases[0]
     return {
@@ -106,7 +106,7 @@ def _summarize(report: PlanReport) -> _Summary:
     model = report.config.model
     return _Summary(
         name=report.run.name,
-        lead=f"Phase {report.config.phases[0].name} on {machine_words(report)} · {layout_words(report.layout)} · "
+        lead=f"{subject_words(report)} on {machine_words(report)} · {layout_words(report.layout)} · "
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "
         f"{model.n_routed_experts} experts active",
         tiles=_tiles(report),

@@ -114,7 +114,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], exactly:
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 4])
 def test_outputs_gradients_and_counts(num_ranks: int, situation: str) -> None:
     found = run_ranks(rank_results, num_ranks, situation)
     for (by_deepep, by_all_to_all), alone in zip(found, one_process(situation, num_ranks), strict=True):
@@ -172,7 +172,9 @@ PLANTS: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize(
+    "plant", [name if name == "expert offset" else pytest.param(name, marks=pytest.mark.full) for name in PLANTS]
+)
 def test_a_planted_bug_is_seen(plant: str) -> None:
     by_deepep, by_all_to_all = run_ranks(rank_results, 2, "usual", plant)[0]
     with pytest.raises(AssertionError):
@@ -235,7 +237,9 @@ def rank_waits(recompute: str) -> tuple[int, int, Counter[str]]:
     return deep_ep.Buffer.num_layouts, deep_ep.Buffer.num_repeated, Counter(p.partition(":")[0] for _, p in waits)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize(
+    "recompute", ["full", *(pytest.param(name, marks=pytest.mark.full) for name in ("none", "selective"))]
+)
 def test_a_layer_computed_again_repeats_its_layout(recompute: str) -> None:
     for num_layouts, num_repeated, waits in run_ranks(rank_waits, 2, recompute):
         num_forward = 4 * 2  # routed layers, MTP's among them, and micro-batches

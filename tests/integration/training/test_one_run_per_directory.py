@@ -74,6 +74,7 @@ def test_the_same_job_started_again_by_torchrun_is_not_locked_out(
     assert [record["step"] for record in read_jsonl(run / "metrics.jsonl")] == list(range(1, 61))
 
 
+@pytest.mark.chaos
 def test_a_run_that_was_suspended_and_taken_over_stops_in_one_line(
     tiny_data: TinyData, tmp_path: Path, commands: Commands
 ) -> None:

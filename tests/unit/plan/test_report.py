@@ -26,7 +26,7 @@ def planned(
 ) -> PlanReport:
     config = load_config(RUN, overrides)
     machine = find_machine("H100 SXM", network)
-    return make_report(config, config, resolve_layout(config, num_gpus), machine, memory)
+    return make_report(config, config, resolve_layout(config, num_gpus), machine, memory=memory)
 
 
 def peak_of(gigabytes: float) -> PlannedMemory:

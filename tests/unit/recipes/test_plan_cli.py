@@ -141,7 +141,7 @@ def test_two_plans_are_compared(tiny: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--page", "plan.html"], "--page: shows plans for a kind of GPU: give --gpu as well"),
+        (["--page", "plan.html"], "--page: needs to know the GPU: give --gpu as well"),
         (["--gpu", "H100 SXM", "--compare", "'"], "--compare: "),
     ],
 )

@@ -27,7 +27,7 @@ parallel: {micro_batch_size: 1}
 def planned(*overrides: str, sizes: dict[str, int] | None = None) -> PlanReport:
     config = load_config(RUN, overrides)
     memory = PlannedMemory("a test", (PlaceMemory(0, "all", sizes, "forward"),)) if sizes else None
-    return make_report(config, config, resolve_layout(config, 16), find_machine("H100 SXM"), memory)
+    return make_report(config, config, resolve_layout(config, 16), find_machine("H100 SXM"), memory=memory)
 
 
 def data_of(page: str) -> dict:

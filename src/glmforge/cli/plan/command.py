@@ -10,11 +10,13 @@ from rich.console import Console
 from glmforge.cli.plan.compare import other_run, show_comparison
 from glmforge.cli.plan.dry_run import show_dry_run, take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
+from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.serving import Service, show_serving
+from glmforge.cli.plan.stage import read_stage, show_stage
 from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
 
-_MACHINE = "The machine"
-_OUTPUT = "Output"
+_MACHINE, _STAGES, _SERVING, _OUTPUT = "The machine", "Stages", "Serving and rollouts", "Output"
 
 
 def plan(
@@ -30,7 +32,7 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Say whether it fits such GPUs ('H100 SXM'), how long it takes and what it costs.",
+            help="Say whether it fits such GPUs (h100-80gb, or a YAML file), how long it takes and what it costs.",
             rich_help_panel=_MACHINE,
         ),
     ] = None,
@@ -43,22 +45,6 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400",
-    page: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT",
-            help="Write what --gpu shows, and more, as a page to play with (.html).",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OTHER",
-            help="Plan this run too, on the same machine, and show both: a YAML file, or 'other.yaml parallel.tp=2'.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -82,6 +68,76 @@ def plan(
         ),
     ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes, if no --gpu says it.")] = 80.0,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    policy_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="actor+reference+critic+reward",
+            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Does the model fit as a service, and how fast is it?", rich_help_panel=_SERVING),
+    ] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="prompts=64,samples=8,prompt=1024,response=8192",
+            help="Time a policy's rollouts; with --stage policy a whole step. Tokens are means, longest= is the cut.",
+            rich_help_panel=_SERVING,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Format to serve in: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING
+        ),
+    ] = None,
+    cache: Annotated[str, typer.Option(help="Format of caches: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest sequence to serve. Default: the model's.", rich_help_panel=_SERVING),
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Mean tokens of a sequence.", rich_help_panel=_SERVING)] = 8192,
+    latency: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds per token at most.", rich_help_panel=_SERVING)
+    ] = 50.0,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Write what --gpu shows, and more, as a page to play with (.html).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER",
+            help="Plan this run too, on the same machine, and show both: a YAML file, or 'other.yaml parallel.tp=2'.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -107,18 +163,35 @@ def plan(
 
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
-        glmforge plan configs/pretrain_glm45_air_106b.yaml --gpus 1024 --gpu "H100 SXM" --page plan.html
+        glmforge plan configs/pretrain_glm45_air_106b.yaml --gpus 1024 --gpu h100-80gb --page plan.html
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
+
+        glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
     from glmforge.plan.layout import phases_not_served, select_phase
 
-    machine = chosen_machine(gpu, network, nodes_of, {"--page": page, "--compare": compare})
+    machine = chosen_machine(
+        gpu,
+        network,
+        nodes_of,
+        {"--page": page, "--compare": compare, "--serve": serve or None, "--rollout": rollout},
+    )
     loaded = load_config(config, overrides or [])
     other = other_run(compare) if compare is not None else None
     console, errors = Console(), Console(stderr=True)
+    chosen = read_stage(stage, lora, policy_models)
+    service = Service(weights, cache, acceptance, context, length, latency)
+    if serve and machine is not None:
+        show_serving(loaded.model, machine, world_size or 1, service, as_json=as_json)
+        return
+    if rollout is not None and machine is not None and chosen.name != "policy":
+        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        return
     if not as_json and not dry_run and roofline is None and machine is None:
         print_phases(loaded, console)
     if schedule is not None:
@@ -137,8 +210,19 @@ def plan(
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
         return
-    if not dry_run and machine is None:
-        print_layout(loaded, layout, console, as_json=as_json)
+    if rollout is not None and machine is not None:
+        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        return
+    is_stage = stage is not None or lora is not None or policy_models is not None
+    if is_stage and not as_json:
+        if machine is None:
+            print_layout(loaded, layout, console, as_json=False)
+        show_stage(loaded, layout, chosen, console, as_json=False)
+    if machine is None and not dry_run:
+        if is_stage and as_json:
+            show_stage(loaded, layout, chosen, console, as_json=True)
+        elif not is_stage:
+            print_layout(loaded, layout, console, as_json=as_json)
         return
     take = partial(
         take_dry_run,
@@ -152,11 +236,11 @@ def plan(
         assert found is not None, "without a machine this is a dry run"
         show_dry_run(found, layout, gpu_memory, console, as_json=as_json)
         return
-    report = plan_report(whole, loaded, layout, machine, found)
+    report = plan_report(whole, loaded, layout, machine, chosen, found)
     if other is None:
         show_report(report, console, page=page, as_json=as_json)
         return
     selected = select_phase(other, phase)
     other_layout = resolve_layout(other, world_size, phase=phase)
-    second = plan_report(other, selected, other_layout, machine, take(selected) if dry_run else None)
+    second = plan_report(other, selected, other_layout, machine, chosen, take(selected) if dry_run else None)
     show_comparison(report, second, console, page=page, as_json=as_json)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from glmforge.dryrun.run import DryRun
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.report import PlanReport
+    from glmforge.plan.stages.stage import Stage
 
 _BAR = 24
 
@@ -34,21 +35,26 @@ def chosen_machine(
         return find_machine(gpu, network, nodes_of)
     for option, value in need_it.items():
         if value is not None:
-            raise ConfigError(f"{option}: shows plans for a kind of GPU: give --gpu as well, such as --gpu 'H100 SXM'")
+            raise ConfigError(f"{option}: needs to know the GPU: give --gpu as well, such as --gpu h100-80gb")
     return None
 
 
 def plan_report(
-    run: "RunConfig", config: "RunConfig", layout: "Layout", machine: "Machine", found: "DryRun | None"
+    run: "RunConfig",
+    config: "RunConfig",
+    layout: "Layout",
+    machine: "Machine",
+    stage: "Stage",
+    found: "DryRun | None",
 ) -> "PlanReport":
     """With the memory that a dry run found, if one was taken."""
     from glmforge.plan.report import make_report
 
     if found is None:
-        return make_report(run, config, layout, machine)
+        return make_report(run, config, layout, machine, stage)
     from glmforge.dryrun.report import planned_memory
 
-    return make_report(run, config, layout, machine, planned_memory(found))
+    return make_report(run, config, layout, machine, stage, planned_memory(found))
 
 
 def show_report(report: "PlanReport", console: Console, *, page: Path | None, as_json: bool) -> None:
@@ -69,10 +75,10 @@ def show_report(report: "PlanReport", console: Console, *, page: Path | None, as
 
 
 def _print_answers(report: "PlanReport", console: Console) -> None:
-    from glmforge.plan.answers import answers, layout_words, machine_words
+    from glmforge.plan.answers import answers, layout_words, machine_words, subject_words
 
-    phase = report.config.phases[0].name
-    console.print(Text.assemble((report.run.name, "bold"), f", phase {phase}, on {machine_words(report)}"))
+    console.print(Text(report.run.name, "bold"))
+    console.print(Text(f"{subject_words(report)} on {machine_words(report)}"))
     console.print(Text(layout_words(report.layout), "dim"))
     console.print()
     grid = Table.grid(padding=(0, 2, 0, 0))

@@ -10,21 +10,22 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from glmforge.config.layout import Layout
 from glmforge.config.parallel import LowPrecisionMap
-from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent
 from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
+from glmforge.plan.stages.stage import Role, Stage
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.reached import AttentionKernel, Implementation
 from glmforge.plan.work.operations import Operation, Share
-from glmforge.plan.work.step import stage_operations, used_parameters
+from glmforge.plan.work.step import held_parameters, stage_operations
 from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_per_node, reduced_bytes
 from glmforge.plan.work.update_operations import update_operations
 
@@ -69,6 +70,7 @@ class Situation:
     share: Share
     kernels: Kernels
     imbalance: float
+    stage: Stage
 
     @property
     def with_mtp(self) -> bool:
@@ -82,17 +84,15 @@ class Situation:
 
 @dataclass(frozen=True)
 class PieceTime:
-    """Seconds of one micro-batch; `gather` and `reduce` are FSDP's of the piece's weights and gradients, once.
-
-    `is_kept`: whether its weights stay gathered between the passes, being part of no layer.
-    """
+    """Seconds of one micro-batch. Beside the passes, FSDP gathers the piece's weights for each, and reduces its
+    gradients: `gather` and `gather_again` are of a forward and of a backward pass, `reduce` of one reduction."""
 
     forward: Parts
     input: Parts
     weight: Parts
     gather: float
+    gather_again: float
     reduce: float
-    is_kept: bool
 
     def passes(self, kind: str) -> Parts:
         """The parts of a kind of pass of `glmforge.plan.time.schedules`."""
@@ -119,17 +119,24 @@ def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
     passes = {name: dict(compute[name]) for name in ("forward", "input", "weight")}
     for direction, axis, seconds in _communication(kind, situation):
         passes[direction][axis] = passes[direction].get(axis, 0.0) + seconds
-    gather, reduce = _weights(kind, situation)
-    is_kept = kind in ("embedding", "head")
-    return PieceTime(passes["forward"], passes["input"], passes["weight"], gather, reduce, is_kept)
+    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
 
 
-def update_seconds(kind: PieceKind, situation: Situation, casts_per_step: int) -> tuple[float, float, float]:
-    """Of a step: (casting weights for forward passes, adding up gradients, the optimizer's update)."""
+class UpdateTime(NamedTuple):
+    """Seconds of a step: casting weights for forward passes, adding up gradients, and the optimizer's update."""
+
+    casts: float
+    accumulation: float
+    update: float
+
+
+def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_step: int) -> UpdateTime:
+    """Of what a role trains of a piece."""
     config, layout = situation.config, situation.layout
     key = _UpdateKey(
         config,
         situation.model,
+        role,
         config.optim.model_dump_json(),
         kind,
         situation.with_mtp,
@@ -143,9 +150,9 @@ def update_seconds(kind: PieceKind, situation: Situation, casts_per_step: int) -
     return _update(key)
 
 
-def parameters_of(kind: PieceKind, situation: Situation) -> tuple[Parameter, ...]:
-    """The rows of the table that a piece of this kind has."""
-    return _parameters(_ParametersKey(situation.config, situation.model, kind, situation.with_mtp))
+def parameters_of(kind: PieceKind, role: Role, situation: Situation) -> tuple[Parameter, ...]:
+    """The rows of a role's table that a piece of this kind has, trained or frozen."""
+    return _parameters(_ParametersKey(situation.config, situation.model, role, kind, situation.with_mtp))
 
 
 def _content(kind: PieceKind, config: RunConfig) -> StageContent:
@@ -171,6 +178,7 @@ class _ComputeKey:
     accelerator: Accelerator
     kernels: Kernels
     imbalance: float
+    stage: Stage
 
     @classmethod
     def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":
@@ -185,13 +193,14 @@ class _ComputeKey:
             machine.accelerator,
             situation.kernels,
             situation.imbalance if situation.share.ep > 1 else 1.0,
+            situation.stage,
         )
 
 
 @lru_cache(maxsize=1 << 14)
 def _compute(key: _ComputeKey) -> dict[str, Parts]:
     found: dict[str, Parts] = {"forward": defaultdict(float), "input": defaultdict(float), "weight": defaultdict(float)}
-    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config)):
+    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
         for direction, part, seconds in _operation_seconds(operation, key):
             found[direction][part] += seconds
             if operation.name.startswith("experts:"):
@@ -227,21 +236,26 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
     """(pass, axis, seconds) of what a layer waits for."""
     config, layout = situation.config, situation.layout
     sizes: Counter[str] = Counter()
-    for axis, size in activation_bytes(config, layout, situation.share, _content(kind, config)):
-        if axis != "pp" and layout.size(axis) > 1:
-            sizes[axis] += size
-    forwards = 2 if config.parallel.recompute == "full" else 1
+    for role in situation.stage.roles:
+        for axis, size in activation_bytes(config, layout, situation.share, _content(kind, config), role):
+            if axis != "pp" and layout.size(axis) > 1:
+                sizes[axis] += size
     ulysses = config.parallel.context_method == "ulysses"
+    forwards = sum(role.is_trained + role.forwards for role in situation.stage.roles)
+    trained = sum(role.is_trained for role in situation.stage.roles)
+    again = 2 if config.parallel.recompute == "full" else 1
     found = []
     for axis, size in sizes.items():
-        forward = 1 / (forwards + 1) if axis != "cp" else 1 / 2 if ulysses else 1 / 3
+        # Keys and values are gathered again for the backward pass and their gradients scattered.
+        backwards = trained * (again if axis != "cp" else 1 if ulysses else 2)
+        forward = forwards / (forwards + backwards)
         of_axis: CollectiveKind = "all_to_all" if axis == "ep" or (axis == "cp" and ulysses) else "all_gather"
         visible = ASYNC_TP_EXPOSED if axis == "tp" and config.parallel.async_tp else 1.0
         if axis == "ep":
             visible *= situation.imbalance * _sent_share(situation)
-        for direction, share in (("forward", forward), ("input", 1 - forward)):
-            calls = _CALLS[axis] * share / forward
-            message = size * share / calls
+        for direction, share, number in (("forward", forward, forwards), ("input", 1 - forward, backwards)):
+            calls = _CALLS[axis] * number
+            message = size * share / max(1, calls)
             seconds = calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
             found.append((direction, axis, visible * seconds))
     return found
@@ -256,49 +270,51 @@ def _sent_share(situation: Situation) -> float:
     return (1 - elsewhere**choices) * group.num_nodes / choices
 
 
-def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float]:
-    """Seconds of one gather of the piece's weights, and of reducing its gradients once."""
+def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float]:
+    """Seconds of gathering a piece's weights for a forward and for a backward pass, and of reducing gradients once."""
     config, layout, machine = situation.config, situation.layout, situation.machine
-    rows = parameters_of(kind, situation)
-    gathers = 2 if config.parallel.reshards_after_forward else 1
-    gathered: Counter[str] = Counter()
-    for in_layer in (True, False):
-        some = [row for row in rows if (row.layer is not None) == in_layer]
-        for axis, size in gathered_bytes(config, layout, some):
-            gathered[axis] += size // (gathers if in_layer else 1)
-    reduced: Counter[str] = Counter()
-    for axis, size in reduced_bytes(config, layout, rows, 1):
-        reduced[axis] += size
-    gather = sum(
-        collective_seconds("all_gather", size, situation.group(axis), machine) for axis, size in gathered.items()
-    )
-    reduce = sum(
-        collective_seconds(
-            "all_reduce" if axis == "dp_replicate" else "reduce_scatter", size, situation.group(axis), machine
+    forward, backward, reduced = Counter[str](), Counter[str](), Counter[str]()
+    for role in situation.stage.roles:
+        rows = parameters_of(kind, role, situation)
+        forwards = role.forwards + role.is_trained
+        again = int(role.is_trained and config.parallel.reshards_after_forward)
+        for in_layer in (True, False):
+            some = [row for row in rows if (row.layer is not None) == in_layer]
+            for axis, size in gathered_bytes(config, layout, some, role):
+                once = size // (forwards + again * in_layer)
+                forward[axis] += once * forwards
+                backward[axis] += once * again * in_layer
+        for axis, size in reduced_bytes(config, layout, rows, 1, role):
+            reduced[axis] += size
+
+    def seconds(sizes: Counter[str], of_fsdp: CollectiveKind) -> float:
+        kinds = {axis: "all_reduce" if axis == "dp_replicate" else of_fsdp for axis in sizes}
+        return sum(
+            collective_seconds(kinds[axis], size, situation.group(axis), machine) for axis, size in sizes.items()
         )
-        for axis, size in reduced.items()
-    )
-    return gather, reduce
+
+    return seconds(forward, "all_gather"), seconds(backward, "all_gather"), seconds(reduced, "reduce_scatter")
 
 
 @dataclass(frozen=True)
 class _ParametersKey:
     config: RunConfig = field(compare=False)
     model: str
+    role: Role
     kind: PieceKind
     with_mtp: bool
 
 
 @lru_cache(maxsize=256)
 def _parameters(key: _ParametersKey) -> tuple[Parameter, ...]:
-    rows = used_parameters(parameter_table(key.config.model), key.config, _content(key.kind, key.config))
-    return tuple(row for row in rows if row.trained)
+    return tuple(held_parameters(key.config, _content(key.kind, key.config), key.role))
 
 
 @dataclass(frozen=True)
 class _UpdateKey:
     config: RunConfig = field(compare=False)
     model: str
+    role: Role
     optim: str
     kind: PieceKind
     with_mtp: bool
@@ -311,8 +327,9 @@ class _UpdateKey:
 
 
 @lru_cache(maxsize=1 << 12)
-def _update(key: _UpdateKey) -> tuple[float, float, float]:
-    rows = list(_parameters(_ParametersKey(key.config, key.model, key.kind, key.with_mtp)))
+def _update(key: _UpdateKey) -> UpdateTime:
+    held = _parameters(_ParametersKey(key.config, key.model, key.role, key.kind, key.with_mtp))
+    rows = [row for row in held if key.role.trains(row)]
     operations = update_operations(
         rows,
         ParameterTable(rows),
@@ -330,4 +347,4 @@ def _update(key: _UpdateKey) -> tuple[float, float, float]:
             update += forward + backward
         else:
             casts, accumulation = casts + forward, accumulation + backward
-    return casts, accumulation, update
+    return UpdateTime(casts, accumulation, update)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
-from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of, update_seconds
+from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, UpdateTime, pieces_of, update_time
 from glmforge.plan.time.schedules import Pass
 
 
@@ -54,12 +54,12 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
     for index, (number, stage) in enumerate(zip(numbers, stages_of_pp_rank(config, layout, pp_rank), strict=True)):
         kinds = pieces_of(stage)
         pieces = [pieces_by_kind[kind] for kind in kinds]
-        casts, accumulated, updated = _update(kinds, situation)
+        updated = _update(kinds, situation)
         waits = _fsdp_waits(pieces, situation, micro_batches)
         found: dict[Pass, Parts] = {
-            "forward": {"compute": casts, fsdp: waits.forward},
+            "forward": {"compute": updated.casts, fsdp: waits.forward},
             "input": {},
-            "weight": {"compute": accumulated, fsdp: waits.backward},
+            "weight": {"compute": updated.accumulation, fsdp: waits.backward},
         }
         for kind, sums in found.items():
             for piece in pieces:
@@ -71,7 +71,7 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
         # reductions is what no pass hides.
         start = waits.start if index == 0 else start
         reduce = max(reduce, waits.end)
-        update += updated
+        update += updated.update
     parts[fsdp] += start + reduce
     return RankTime(passes, start, reduce, update, dict(parts))
 
@@ -121,8 +121,8 @@ def _visible_backward(pieces: list[PieceTime], *, regathers: bool, reduces: bool
     visible = 0.0
     for index, piece in enumerate(pieces):
         traffic = 0.0
-        if regathers and index > 0 and not pieces[index - 1].is_kept:
-            traffic += pieces[index - 1].gather
+        if regathers and index > 0:
+            traffic += pieces[index - 1].gather_again
         if reduces and index + 1 < len(pieces):
             traffic += pieces[index + 1].reduce
         visible += max(0.0, traffic - _computes(piece.passes("backward")))
@@ -138,7 +138,8 @@ def _add(sums: Parts, parts: Parts, times: float = 1) -> None:
         sums[part] = sums.get(part, 0.0) + times * seconds
 
 
-def _update(kinds: list[PieceKind], situation: Situation) -> tuple[float, float, float]:
+def _update(kinds: list[PieceKind], situation: Situation) -> UpdateTime:
+    """Of what all the stage's models train."""
     config, layout = situation.config, situation.layout
     parallel = config.parallel
     micro_batches = layout.num_micro_batches(config.phases[0])
@@ -146,12 +147,9 @@ def _update(kinds: list[PieceKind], situation: Situation) -> tuple[float, float,
     regathers = parallel.reshards_after_forward
     again = parallel.recompute == "full" if layout.fsdp == 1 else regathers
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not regathers else micro_batches
-    casts = accumulated = updated = 0.0
-    for kind, number in Counter(kinds).items():
-        found = update_seconds(kind, situation, gathers * (1 + again))
-        casts, accumulated, updated = (
-            casts + number * found[0],
-            accumulated + number * found[1],
-            updated + number * found[2],
-        )
-    return casts, accumulated, updated
+    found = UpdateTime(0.0, 0.0, 0.0)
+    for role in situation.stage.roles:
+        for kind, number in Counter(kinds).items():
+            of_one = update_time(kind, role, situation, gathers * (1 + again + role.forwards))
+            found = UpdateTime(*(sum_ + number * seconds for sum_, seconds in zip(found, of_one, strict=True)))
+    return found

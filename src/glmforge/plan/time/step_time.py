@@ -19,6 +19,7 @@ from glmforge.plan.machine.collectives import Group, LinkBytes, collective_secon
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, Situation, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
 from glmforge.plan.time.simulate import Span, simulate, spans
@@ -68,7 +69,7 @@ class StepTime:
     provenance: dict[str, Provenance]
     tokens: int
     model_flops: float
-    _config: RunConfig = field(repr=False)
+    _run: tuple[RunConfig, Stage] = field(repr=False)
     _orders: tuple[Order, ...] = field(repr=False)
     _ranks: tuple[RankTime, ...] = field(repr=False)
     _message: float = field(repr=False)
@@ -103,7 +104,7 @@ class StepTime:
     @cached_property
     def links(self) -> list[LinkUse]:
         """What a rank of the slowest pipeline place sends, axis by axis."""
-        return _links(self._config, self.layout, self.machine, self.slowest)
+        return _links(*self._run, self.layout, self.machine, self.slowest)
 
     @cached_property
     def timeline(self) -> list[Span]:
@@ -125,18 +126,19 @@ def predict_step(
     layout: Layout,
     machine: Machine,
     kernels: Kernels | None = None,
+    stage: Stage = PRETRAINING,
     *,
     imbalance: float = 1.0,
     mean_attended: int | None = None,
 ) -> StepTime:
-    """Of the first phase of `config`.
+    """Of the first phase of `config`, in which `stage` says what is trained.
 
     `kernels`: those that the configuration asks for if None. `imbalance`: rows of the busiest ep rank as a multiple of
     an even share. `mean_attended` as for `train_flops_per_token`. Raises `ConfigError` for what is not counted: fp32 on
     a device whose fp32 products were not measured, and fp8 on a device without it.
     """
     phase = config.phases[0]
-    situation = _situation(config, layout, machine, kernels or Kernels.of(config), imbalance, mean_attended)
+    situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)
     pieces = {kind: piece_time(kind, situation) for kind in PIECE_KINDS}
     ranks = tuple(rank_time(situation, pieces, pp_rank) for pp_rank in range(layout.pp))
     orders = _orders(config, layout)
@@ -147,7 +149,7 @@ def predict_step(
     parts["bubble"] = max(0.0, before_update - slowest.busy)
     parts["update"] = max(rank.update for rank in ranks)
     found = {part: seconds for part, seconds in parts.items() if seconds > 0}
-    per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0)
+    per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return StepTime(
         machine,
         layout,
@@ -155,7 +157,7 @@ def predict_step(
         {part: _provenance(part, machine) for part in found},
         phase.tokens_per_step,
         per_token * phase.tokens_per_step,
-        config,
+        (config, stage),
         orders,
         ranks,
         message,
@@ -167,6 +169,7 @@ def _situation(
     layout: Layout,
     machine: Machine,
     kernels: Kernels,
+    stage: Stage,
     imbalance: float,
     mean_attended: int | None,
 ) -> Situation:
@@ -180,7 +183,7 @@ def _situation(
     capacity = config.phases[0].capacity_factor
     imbalance = imbalance if capacity is None else min(imbalance, capacity)
     share = micro_batch_share(config, layout, mean_attended)
-    return Situation(config, config.model.model_dump_json(), layout, machine, share, kernels, imbalance)
+    return Situation(config, config.model.model_dump_json(), layout, machine, share, kernels, imbalance, stage)
 
 
 def _orders(config: RunConfig, layout: Layout) -> tuple[Order, ...]:
@@ -207,13 +210,14 @@ def _stops(orders: tuple[Order, ...], ranks: tuple[RankTime, ...], message: floa
 def _message_seconds(situation: Situation) -> float:
     """Of what a micro-batch's activations, or their gradients, take to the next pipeline rank."""
     model = situation.config.model
-    size = BF16 * situation.share.normed * model.hidden_size * (1 + model.num_nextn_predict_layers)
+    carried = 1 + model.num_nextn_predict_layers * situation.stage.roles[0].has_vocabulary
+    size = BF16 * situation.share.normed * model.hidden_size * carried
     return collective_seconds("send", size, situation.group("pp"), situation.machine)
 
 
-def _links(config: RunConfig, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
+def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
     found = []
-    for traffic in step_traffic(config, layout, pp_rank):
+    for traffic in step_traffic(config, layout, pp_rank, stage):
         group = Group(traffic.num_ranks, ranks_per_node(layout, traffic.axis, machine.ranks_per_node))
         kind: CollectiveKind = "all_to_all" if traffic.is_exchange else "all_gather"
         if traffic.axis in ("pp", "dp_replicate"):
