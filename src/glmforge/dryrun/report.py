@@ -1,8 +1,11 @@
 """What a dry run found as rows for tables and as JSON, and what its figures do not hold."""
 
+from collections import Counter
+
 from glmforge.dryrun.run import DryRun, RankClass
-from glmforge.dryrun.steps import Purpose
-from glmforge.plan.report import PlaceMemory, PlannedMemory
+from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.report import PlannedMemory
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
 _AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
@@ -37,16 +40,8 @@ def peak_rows(found: DryRun) -> list[tuple[int, list[int]]]:
 
 def planned_memory(found: DryRun) -> PlannedMemory:
     """As a plan shows it."""
-    places = [
-        PlaceMemory(
-            kind.pp_rank,
-            "; ".join(stage.words for stage in kind.stages),
-            {str(purpose): kind.step.at_peak[purpose] for purpose in Purpose},
-            kind.step.moment,
-        )
-        for kind in found.classes
-    ]
-    return PlannedMemory("a dry run of the trainer's own step", tuple(places))
+    places = (PlaceMemory(kind.pp_rank, Counter(kind.step.at_peak), kind.step.moment) for kind in found.classes)
+    return PlannedMemory(MemoryEstimate(tuple(places)), "dry run of the trainer's own step")
 
 
 def traffic_axes(found: DryRun) -> list[str]:

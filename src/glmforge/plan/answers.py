@@ -65,13 +65,13 @@ def _fit(report: PlanReport) -> Answer | None:
     memory, share = report.memory, report.memory_share
     if memory is None or share is None:
         return None
-    fullest, total = memory.fullest, report.machine.accelerator.memory_bytes
+    fullest, total = memory.estimate.fullest, report.machine.accelerator.memory_bytes
     words = f"{verdict(share)}: {fullest.peak / 1e9:,.1f} of {total / 1e9:g} GB, {share:.0%}"
-    if len(memory.places) > 1:
+    if len(memory.estimate.places) > 1:
         words += f", at place {fullest.pp_rank} of the pipeline"
-    largest = sorted(fullest.at_peak.items(), key=lambda item: -item[1])[:3]
+    largest = sorted(fullest.at_peak.items(), key=lambda item: -item[1])[:_MOST_PARTS]
     parts = ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in largest if size)
-    details = [f"most of it: {parts}", f"from: {memory.source}"]
+    details = [f"{parts} ({memory.source})"]
     if share > 1 - RESERVE:
         details.append(f"leave {RESERVE:.0%} for allocator, NCCL and kernels' workspaces: at most {1 - RESERVE:.0%}")
     return Answer("Does it fit?", words, tuple(details))
@@ -87,11 +87,26 @@ def _speed(report: PlanReport) -> Answer:
 
 
 def _price(report: PlanReport) -> Answer:
-    phase, seconds = report.config.phases[0], report.phase_seconds
-    gpu_hours = seconds / 3600 * report.layout.world_size
-    tokens = format_count(report.phase_tokens, trim=True)
-    words = f"{format_duration(seconds)} for the {tokens} tokens of phase {phase.name}, {gpu_hours:,.0f} GPU-hours"
-    return Answer("How dear?", words)
+    cost = report.cost
+    words = f"{cost.gpu_hours:,.0f} GPU-hours in {format_duration(cost.seconds)}"
+    if cost.price is not None:
+        words = f"{dollar_words(sum(cost.dollars.values()))}: {words}"
+    timed = [phase for phase in cost.phases if phase.seconds is not None]
+    tokens = format_count(sum(phase.time.tokens for phase in timed), trim=True)
+    names = f"all {len(timed)} phases" if len(timed) == len(cost.phases) > 1 else ", ".join(p.time.name for p in timed)
+    details = [f"{tokens} tokens of {names}; failures leave {cost.goodput:.1%} of the time"]
+    if cost.price is not None:
+        price = cost.price
+        details.append(f"at ${price.dollars_per_gpu_hour:.2f} for a GPU-hour ({price.date}, {price.source}; --price)")
+    left_out = [phase.time.name for phase in cost.phases if phase.seconds is None]
+    if left_out:
+        details.append(f"without {', '.join(left_out)}, which this layout does not serve")
+    return Answer("How dear?", words, tuple(details))
+
+
+def dollar_words(dollars: float) -> str:
+    """65_923_040 -> '$65.9M'."""
+    return f"${format_count(dollars)}"
 
 
 def _bottleneck(report: PlanReport) -> Answer:

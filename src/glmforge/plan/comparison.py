@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from glmforge.observe.units import format_count, format_duration, format_seconds
-from glmforge.plan.answers import layout_words
+from glmforge.plan.answers import dollar_words, layout_words
 from glmforge.plan.report import PlanReport, as_json
 
 _OF_NO_INTEREST = ("name", "output_dir")
@@ -35,9 +35,12 @@ def compared_rows(first: PlanReport, second: PlanReport) -> list[ComparedRow]:
         _row("tokens per second", first.step.tokens_per_second, second.step.tokens_per_second, format_count),
         _row("MFU", first.step.utilisation, second.step.utilisation, lambda share: f"{share:.1%}"),
         _row("phase", first.phase_seconds, second.phase_seconds, format_duration),
+        _row("whole run", first.cost.seconds, second.cost.seconds, format_duration),
+        _row("GPU-hours", first.cost.gpu_hours, second.cost.gpu_hours, lambda hours: f"{hours:,.0f}"),
+        _row("dollars", sum(first.cost.dollars.values()), sum(second.cost.dollars.values()), dollar_words),
     ]
     if first.memory and second.memory:
-        peaks = first.memory.fullest.peak, second.memory.fullest.peak
+        peaks = first.memory.estimate.peak, second.memory.estimate.peak
         rows.append(_row("peak memory", *peaks, lambda size: f"{size / 1e9:,.1f} GB"))
     rows.append(_row("step", first.step.seconds, second.step.seconds, format_seconds))
     names = dict.fromkeys([*first.step.parts, *second.step.parts])

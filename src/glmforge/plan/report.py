@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
+from glmforge.plan.cost.phase_time import predicted_phases
+from glmforge.plan.cost.run_cost import RunCost, cost_as_json, run_cost
+from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.search.search import SearchResult
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
@@ -19,42 +25,15 @@ RESERVE = 0.1
 """Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
 
 
-class PlaceMemory(NamedTuple):
-    """The fullest rank of a place in the pipeline at its peak.
-
-    Attributes:
-        holds: its layers in words.
-        at_peak: bytes of each category that live at the peak; they add up to it.
-        moment: what the rank does at the peak.
-    """
-
-    pp_rank: int
-    holds: str
-    at_peak: dict[str, int]
-    moment: str
-
-    @property
-    def peak(self) -> int:
-        return sum(self.at_peak.values())
+_WHOLE = ("pretrain", "finetune")
+"""Stages that train every weight of the one model they hold."""
 
 
 class PlannedMemory(NamedTuple):
-    """Peaks of all places; `source` says where they come from."""
+    """Peaks of all places in the pipeline; `source` says where they come from."""
 
+    estimate: MemoryEstimate
     source: str
-    places: tuple[PlaceMemory, ...]
-
-    @property
-    def fullest(self) -> PlaceMemory:
-        return max(self.places, key=lambda place: place.peak)
-
-
-class PhaseLength(NamedTuple):
-    """How long a phase takes in seconds; None if the layout was not planned for it."""
-
-    name: str
-    tokens: int
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +44,9 @@ class PlanReport:
         run: the whole run.
         config: the run with the planned phase only.
         levers: single changes that would shorten a step, the best first.
+        cost: of the whole run.
+        memory: None for stages whose memory is not planned.
+        search: the layouts among which this one was found.
     """
 
     run: RunConfig
@@ -73,7 +55,9 @@ class PlanReport:
     stage: Stage
     step: StepTime
     levers: tuple[StepLever, ...]
-    memory: PlannedMemory | None = None
+    cost: RunCost
+    memory: PlannedMemory | None
+    search: SearchResult | None = None
 
     @property
     def machine(self) -> Machine:
@@ -99,7 +83,7 @@ class PlanReport:
         """Of a device, at the fullest place."""
         if self.memory is None:
             return None
-        return self.memory.fullest.peak / self.machine.accelerator.memory_bytes
+        return self.memory.estimate.peak / self.machine.accelerator.memory_bytes
 
 
 def make_report(
@@ -107,17 +91,23 @@ def make_report(
     config: RunConfig,
     layout: Layout,
     machine: Machine,
+    *,
     stage: Stage = PRETRAINING,
+    settings: CostSettings | None = None,
     memory: PlannedMemory | None = None,
+    search: SearchResult | None = None,
 ) -> PlanReport:
     """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
 
-    Raises `ConfigError` for what cannot be planned.
+    `memory` are closed forms if None is given. Raises `ConfigError` for what cannot be planned.
     """
     step = predict_step(config, layout, machine, stage=stage)
-    return PlanReport(
-        run, config, layout, stage, step, tuple(step_levers(config, layout, machine, stage=stage)), memory
-    )
+    levers = tuple(step_levers(config, layout, machine, stage=stage))
+    phases = predicted_phases(run, layout.world_size, machine, stage)
+    cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
+    if memory is None and stage.name in _WHOLE:
+        memory = PlannedMemory(estimate_memory(config, layout), "closed forms; --dry-run takes the trainer's own step")
+    return PlanReport(run, config, layout, stage, step, levers, cost, memory, search)
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -151,7 +141,8 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         },
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
-        "memory": memory_as_json(report.memory),
+        "cost": cost_as_json(report.cost),
+        "memory": memory_as_json(report),
     }
 
 
@@ -176,15 +167,22 @@ def _link_as_json(link: LinkUse) -> dict[str, Any]:
     }
 
 
-def memory_as_json(memory: PlannedMemory | None) -> dict[str, Any] | None:
+def memory_as_json(report: PlanReport) -> dict[str, Any] | None:
     """Peaks in bytes by place and category."""
-    if memory is None:
+    if report.memory is None:
         return None
+    estimate = report.memory.estimate
     return {
-        "source": memory.source,
-        "peak_bytes": memory.fullest.peak,
+        "source": report.memory.source,
+        "peak_bytes": estimate.peak,
+        "share": report.memory_share,
         "places": [
-            {"pp_rank": place.pp_rank, "holds": place.holds, "at_peak_bytes": place.at_peak, "peak_in": place.moment}
-            for place in memory.places
+            {
+                "pp_rank": place.pp_rank,
+                "at_peak_bytes": {str(purpose): place.at_peak[purpose] for purpose in Purpose},
+                "peak_in": place.moment,
+                "host_bytes": place.host_bytes,
+            }
+            for place in estimate.places
         ],
     }

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from glmforge.plan.report import PlaceMemory, PlanReport
+from glmforge.plan.layout import stages_of_pp_rank
+from glmforge.plan.memory.estimate import PlaceMemory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.report import PlanReport
 
 
 class Part(NamedTuple):
@@ -39,16 +42,18 @@ def memory_bars(report: PlanReport) -> MemoryBars | None:
     memory, device = report.memory, report.machine.accelerator
     if memory is None:
         return None
-    full = max(memory.fullest.peak, device.memory_bytes) * 1.02
+    full = max(memory.estimate.peak, device.memory_bytes) * 1.02
     return MemoryBars(
         memory.source,
-        list(memory.fullest.at_peak),
-        [_row(place, full) for place in memory.places],
+        [str(purpose) for purpose in Purpose],
+        [_row(report, place, full) for place in memory.estimate.places],
         f"{device.memory_bytes / 1e9:g} GB",
         100 * device.memory_bytes / full,
     )
 
 
-def _row(place: PlaceMemory, full: float) -> Row:
-    parts = [Part(round(100 * size / full, 3), f"{name}: {size / 1e9:,.2f} GB") for name, size in place.at_peak.items()]
-    return Row(f"place {place.pp_rank}", place.holds, parts, f"{place.peak / 1e9:,.1f} GB")
+def _row(report: PlanReport, place: PlaceMemory, full: float) -> Row:
+    sizes = ((purpose, place.at_peak[purpose]) for purpose in Purpose)
+    parts = [Part(round(100 * size / full, 3), f"{purpose}: {size / 1e9:,.2f} GB") for purpose, size in sizes]
+    held = "; ".join(stage.words for stage in stages_of_pp_rank(report.config, report.layout, place.pp_rank))
+    return Row(f"place {place.pp_rank}", held, parts, f"{place.peak / 1e9:,.1f} GB")

@@ -1,6 +1,7 @@
 """A plan gathered, in words, as JSON, varied and compared: all of the same figures."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -8,8 +9,13 @@ from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.plan.answers import answers, layout_words, machine_words
 from glmforge.plan.comparison import compared_rows, comparison_as_json, differing_settings
+from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import find_machine
-from glmforge.plan.report import PlaceMemory, PlannedMemory, PlanReport, as_json, make_report
+from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory, estimate_memory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.report import PlannedMemory, PlanReport, as_json, make_report
+from glmforge.plan.stages.lora import parse_lora
+from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.variations import vary
 
 RUN = """
@@ -30,10 +36,9 @@ def planned(
 
 
 def peak_of(gigabytes: float) -> PlannedMemory:
-    places = [
-        PlaceMemory(rank, "layers", {"weights": int(size * 1e9)}, "forward") for rank, size in ((0, 1), (1, gigabytes))
-    ]
-    return PlannedMemory("a test", tuple(places))
+    sizes = (1e9, gigabytes * 1e9)
+    places = (PlaceMemory(rank, Counter({Purpose.WEIGHTS: int(size)}), "forward") for rank, size in enumerate(sizes))
+    return PlannedMemory(MemoryEstimate(tuple(places)), "a test")
 
 
 @pytest.mark.parametrize(("gigabytes", "word"), [(40, "yes"), (76, "hardly"), (81, "no")])
@@ -44,11 +49,26 @@ def test_fits_with_a_tenth_to_spare_or_says_so(gigabytes: float, word: str) -> N
     assert "place 1 of the pipeline" in fit.words
 
 
-def test_without_memory_nothing_is_said_of_it() -> None:
+def test_memory_is_of_closed_forms_unless_given_and_of_stages_that_train_everything() -> None:
     report = planned()
-    assert report.memory_share is None
-    assert next(answer.question for answer in answers(report)) == "How fast?"
-    assert as_json(report)["memory"] is None
+    assert report.memory is not None
+    assert report.memory.estimate == estimate_memory(report.config, report.layout)
+    adapters = find_stage("lora", parse_lora("rank=4,target=q_proj"))
+    config, layout, machine = report.config, report.layout, report.machine
+    without = make_report(config, config, layout, machine, stage=adapters)
+    assert without.memory_share is None
+    assert next(answer.question for answer in answers(without)) == "How fast?"
+    assert as_json(without)["memory"] is None
+
+
+def test_all_phases_are_paid_for_and_what_a_layout_does_not_serve_is_named() -> None:
+    second = "{name: second, steps: 10, seq_len: 64, batch_size: 36}"
+    run = load_config(RUN.replace("batch_size: 32}]", f"batch_size: 32}}, {second}]"))
+    first = select_phase(run, "main")
+    report = make_report(run, first, resolve_layout(first, 16), find_machine("H100 SXM"))
+    price = next(answer for answer in answers(report) if answer.question == "How dear?")
+    assert price.words.startswith("$")
+    assert "without second, which this layout does not serve" in price.details
 
 
 def test_json_holds_the_figures_of_the_step_and_of_all_parts() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import find_machine
-from glmforge.plan.report import PlaceMemory, PlannedMemory, PlanReport, make_report
+from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.report import PlannedMemory, PlanReport, make_report
 from glmforge.report.plan_comparison import write_comparison
 from glmforge.report.plan_memory import memory_bars
 from glmforge.report.plan_page import write_plan
@@ -26,7 +29,10 @@ parallel: {micro_batch_size: 1}
 
 def planned(*overrides: str, sizes: dict[str, int] | None = None) -> PlanReport:
     config = load_config(RUN, overrides)
-    memory = PlannedMemory("a test", (PlaceMemory(0, "all", sizes, "forward"),)) if sizes else None
+    memory = None
+    if sizes:
+        at_peak = Counter({Purpose(name): size for name, size in sizes.items()})
+        memory = PlannedMemory(MemoryEstimate((PlaceMemory(0, at_peak, "forward"),)), "a test")
     return make_report(config, config, resolve_layout(config, 16), find_machine("H100 SXM"), memory=memory)
 
 
@@ -57,12 +63,12 @@ def test_the_page_needs_nothing_else_and_holds_no_markup_of_the_config(tmp_path:
 def test_bars_are_of_the_devices_memory_unless_more_is_needed() -> None:
     small = memory_bars(planned(sizes={"weights": 20 * 10**9, "activations": 20 * 10**9}))
     assert small is not None
-    assert [part.percent for part in small.rows[0].parts] == pytest.approx([25 / 1.02] * 2, abs=1e-3)
+    widths = [part.percent for part in small.rows[0].parts if part.percent]
+    assert widths == pytest.approx([25 / 1.02] * 2, abs=1e-3)
     assert small.device_percent == pytest.approx(100 / 1.02)
     large = memory_bars(planned(sizes={"weights": 160 * 10**9}))
     assert large is not None
     assert (large.rows[0].parts[0].percent, large.device_percent) == pytest.approx((100 / 1.02, 50 / 1.02), abs=1e-3)
-    assert memory_bars(planned()) is None
 
 
 def test_a_page_of_two_plans(tmp_path: Path) -> None:

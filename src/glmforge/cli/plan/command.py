@@ -8,15 +8,19 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.plan.compare import other_run, show_comparison
+from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import show_dry_run, take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, show_serving
+from glmforge.cli.plan.sheet import show_sheet
 from glmforge.cli.plan.stage import read_stage, show_stage
 from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
 
-_MACHINE, _STAGES, _SERVING, _OUTPUT = "The machine", "Stages", "Serving and rollouts", "Output"
+_MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
+_OUTPUT = "Output"
 
 
 def plan(
@@ -67,7 +71,51 @@ def plan(
             help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes, if no --gpu says it.")] = 80.0,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -126,7 +174,7 @@ def plan(
         Path | None,
         typer.Option(
             metavar="OUT",
-            help="Write what --gpu shows, and more, as a page to play with (.html).",
+            help="Write what --gpu or --search shows, and more, as a page to play with (.html).",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -151,6 +199,9 @@ def plan(
     With --gpu, answers whether the run fits that many of such GPUs, how long it takes, what it costs, and what its
     steps spend their time on; with --page, on a page as well, on which GPUs, network, batch and prices can be changed.
 
+    With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
+    they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
+
     With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
     name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
     compiled layers and of Triton's kernels. A GPU that is not known gets no times.
@@ -167,24 +218,35 @@ def plan(
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
 
+        glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
+
+        glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
+
         glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
 
         glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
+    from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
 
-    machine = chosen_machine(
-        gpu,
-        network,
-        nodes_of,
-        {"--page": page, "--compare": compare, "--serve": serve or None, "--rollout": rollout},
-    )
+    needed = {"--page": page, "--compare": compare, "--rollout": rollout}
+    flags = {"--serve": serve, "--search": search, "--cost": cost}
+    machine = chosen_machine(gpu, network, nodes_of, needed | {name: flag or None for name, flag in flags.items()})
     loaded = load_config(config, overrides or [])
     other = other_run(compare) if compare is not None else None
     console, errors = Console(), Console(stderr=True)
     chosen = read_stage(stage, lora, policy_models)
+    check_cost_options(cost, gpu, price, mfu)
+    if sheet is not None:
+        show_sheet(sheet, loaded, network, console, as_json=as_json)
+        return
+    if cost and machine is not None:
+        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve and machine is not None:
         show_serving(loaded.model, machine, world_size or 1, service, as_json=as_json)
@@ -203,7 +265,24 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    layout = resolve_layout(whole, world_size, phase=phase)
+    if search and machine is not None:
+        search_best(
+            whole,
+            world_size,
+            machine,
+            phase=phase,
+            source=config,
+            overrides=overrides or [],
+            winner=winner,
+            as_json=as_json,
+        )
+        return
+    try:
+        layout = resolve_layout(whole, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, whole, world_size, machine, phase) from None
+    for warning in layout_warnings(loaded, layout, machine):
+        errors.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             errors.print(reason, highlight=False, soft_wrap=True)
@@ -236,11 +315,11 @@ def plan(
         assert found is not None, "without a machine this is a dry run"
         show_dry_run(found, layout, gpu_memory, console, as_json=as_json)
         return
-    report = plan_report(whole, loaded, layout, machine, chosen, found)
+    report = plan_report(whole, loaded, layout, machine, chosen, price, found)
     if other is None:
         show_report(report, console, page=page, as_json=as_json)
         return
     selected = select_phase(other, phase)
     other_layout = resolve_layout(other, world_size, phase=phase)
-    second = plan_report(other, selected, other_layout, machine, chosen, take(selected) if dry_run else None)
+    second = plan_report(other, selected, other_layout, machine, chosen, price, take(selected) if dry_run else None)
     show_comparison(report, second, console, page=page, as_json=as_json)

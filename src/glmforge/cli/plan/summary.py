@@ -45,16 +45,19 @@ def plan_report(
     layout: "Layout",
     machine: "Machine",
     stage: "Stage",
+    price: str | None,
     found: "DryRun | None",
 ) -> "PlanReport":
     """With the memory that a dry run found, if one was taken."""
+    from glmforge.plan.cost.settings import read_settings
     from glmforge.plan.report import make_report
 
-    if found is None:
-        return make_report(run, config, layout, machine, stage)
-    from glmforge.dryrun.report import planned_memory
+    memory = None
+    if found is not None:
+        from glmforge.dryrun.report import planned_memory
 
-    return make_report(run, config, layout, machine, stage, planned_memory(found))
+        memory = planned_memory(found)
+    return make_report(run, config, layout, machine, stage=stage, settings=read_settings(price), memory=memory)
 
 
 def show_report(report: "PlanReport", console: Console, *, page: Path | None, as_json: bool) -> None:

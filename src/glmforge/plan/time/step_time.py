@@ -104,7 +104,11 @@ class StepTime:
     @cached_property
     def links(self) -> list[LinkUse]:
         """What a rank of the slowest pipeline place sends, axis by axis."""
-        return _links(*self._run, self.layout, self.machine, self.slowest)
+        return self.links_at(self.slowest)
+
+    def links_at(self, pp_rank: int) -> list[LinkUse]:
+        """What a rank of any pipeline place sends, axis by axis."""
+        return _links(*self._run, self.layout, self.machine, pp_rank)
 
     @cached_property
     def timeline(self) -> list[Span]:
