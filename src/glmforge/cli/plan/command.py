@@ -271,6 +271,7 @@ def plan(
             world_size,
             machine,
             phase=phase,
+            stage=chosen,
             source=config,
             overrides=overrides or [],
             winner=winner,
@@ -293,15 +294,13 @@ def plan(
         show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
         return
     is_stage = stage is not None or lora is not None or policy_models is not None
-    if is_stage and not as_json:
-        if machine is None:
+    if is_stage and page is None and compare is None:
+        if not as_json:
             print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, console, as_json=False)
+        show_stage(loaded, layout, chosen, machine, console, as_json=as_json)
+        return
     if machine is None and not dry_run:
-        if is_stage and as_json:
-            show_stage(loaded, layout, chosen, console, as_json=True)
-        elif not is_stage:
-            print_layout(loaded, layout, console, as_json=as_json)
+        print_layout(loaded, layout, console, as_json=as_json)
         return
     take = partial(
         take_dry_run,
