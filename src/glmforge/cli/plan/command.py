@@ -212,7 +212,8 @@ def plan(
         return
     if cost and gpu is not None:
         machine = find_machine(gpu, network, nodes_of)
-        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        costed = loaded if phase is None else select_phase(loaded, phase)
+        show_cost(costed, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
         return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve:
