@@ -142,11 +142,11 @@ def test_the_command_prints_the_guides_sheet() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cost"], "--cost: give the kind of GPU"),
+        (["--cost"], "--cost: .*--gpu"),
         (["--cost", "--gpu", "H100 SXM", "--mfu", "2"], "--mfu: 2 is no share of a peak"),
         (["--cost", "--gpu", "H100 SXM", "--price", "much"], "--price: "),
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
-        (["--price", "2"], "--price: .*--cost"),
+        (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
         (["--sheet", "mine"], "--sheet: 'mine' is none"),
     ],
