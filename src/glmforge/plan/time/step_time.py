@@ -117,7 +117,7 @@ class StepTime:
 
     @cached_property
     def _orders(self) -> tuple[Order, ...]:
-        return _orders(self._config[0], self.layout)
+        return _orders(self._run[0], self.layout)
 
     @cached_property
     def _stops(self) -> list[float]:
