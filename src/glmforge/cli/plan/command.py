@@ -6,15 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, service_machine, show_serving
+from glmforge.cli.plan.sheet import show_sheet
 from glmforge.cli.plan.stage import read_stage, show_stage
 
-_MACHINE, _STAGES, _SERVING = "The machine", "Stages", "Serving and rollouts"
+_MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
 
 
 def plan(
@@ -78,6 +80,34 @@ def plan(
         ),
     ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
     stage: Annotated[
         str | None,
         typer.Option(
@@ -140,6 +170,9 @@ def plan(
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
 
+    With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
+    they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
+
     With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
     name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
     compiled layers and of Triton's kernels. A GPU that is not known gets no times.
@@ -153,6 +186,10 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
+
+        glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
 
         glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
 
@@ -169,13 +206,21 @@ def plan(
     loaded = load_config(config, overrides or [])
     console = Console()
     chosen = read_stage(stage, lora, policy_models)
+    check_cost_options(cost, gpu, price, mfu)
+    if sheet is not None:
+        show_sheet(sheet, loaded, network, console, as_json=as_json)
+        return
+    if cost and gpu is not None:
+        machine = find_machine(gpu, network, nodes_of)
+        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve:
         show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
         return
     if rollout is not None and chosen.name != "policy":
-        machine = service_machine(gpu, network, nodes_of)
-        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        generating = service_machine(gpu, network, nodes_of)
+        show_rollout(loaded.model, generating, world_size or 1, service, rollout, as_json=as_json)
         return
     if not as_json and not dry_run and roofline is None and rollout is None:
         print_phases(loaded, console)
@@ -197,6 +242,7 @@ def plan(
             world_size,
             cluster,
             phase=phase,
+            stage=chosen,
             source=config,
             overrides=overrides or [],
             winner=winner,
@@ -216,13 +262,13 @@ def plan(
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
         return
     if rollout is not None:
-        machine = service_machine(gpu, network, nodes_of)
-        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        generating = service_machine(gpu, network, nodes_of)
+        show_policy_step(loaded, layout, chosen, generating, service, rollout, as_json=as_json)
         return
     if stage is not None or lora is not None or policy_models is not None:
         if not as_json:
             print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, console, as_json=as_json)
+        show_stage(loaded, layout, chosen, cluster, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

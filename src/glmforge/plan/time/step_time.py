@@ -15,20 +15,21 @@ from glmforge.config.pipeline import stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import train_flops_per_token
-from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds, link_bytes
+from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, PieceKind, Situation, pass_seconds, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
+from glmforge.plan.time.shared_cores import parts_on_cores
 from glmforge.plan.time.simulate import Span, simulate, spans
 from glmforge.plan.time.stage_passes import RankTime, rank_time
 from glmforge.plan.work.operations import BF16
 from glmforge.plan.work.step import micro_batch_share
 from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
-_COMPUTED = ("compute", "recompute", "imbalance", "update")
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
 
 
 class LinkUse(NamedTuple):
@@ -57,7 +58,7 @@ class StepTime:
     Attributes:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
             "update", "checkpoint") or waits for ("bubble", and the axis of what is communicated while nothing is
-            computed); they add up to `seconds`.
+            computed); they add up to `seconds`. Of ranks that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.
@@ -103,11 +104,16 @@ class StepTime:
     @cached_property
     def links(self) -> list[LinkUse]:
         """What a rank of the slowest pipeline place sends, axis by axis."""
-        return _links(*self._run, self.layout, self.machine, self.slowest)
+        return self.links_at(self.slowest)
+
+    def links_at(self, pp_rank: int) -> list[LinkUse]:
+        """What a rank of any pipeline place sends, axis by axis."""
+        return _links(*self._run, self.layout, self.machine, pp_rank)
 
     @cached_property
     def timeline(self) -> list[Span]:
-        """What every pipeline rank does when, from the step's first pass to the end of its update."""
+        """What every pipeline rank does when, from the step's first pass to the end of its update; of ranks that share
+        cores, as if each had one of its own."""
         found = spans(self._orders, _times(self._orders, self._ranks, self._message))
         ready = max(self._stops)
         for rank, (time, stop) in enumerate(zip(self._ranks, self._stops, strict=True)):
@@ -150,6 +156,8 @@ def predict_step(
     parts = dict(slowest.parts)
     parts["bubble"] = max(0.0, before_update - slowest.busy)
     parts["update"] = max(rank.update for rank in ranks)
+    if machine.cores is not None:
+        parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
     found = {part: seconds for part, seconds in parts.items() if seconds > 0}
     per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return StepTime(
@@ -255,16 +263,12 @@ def _message_seconds(situation: Situation) -> float:
 def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
     found = []
     for traffic in step_traffic(config, layout, pp_rank, stage):
-        group = Group(traffic.num_ranks, ranks_per_node(layout, traffic.axis, machine.ranks_per_node))
-        kind: CollectiveKind = "all_to_all" if traffic.is_exchange else "all_gather"
-        if traffic.axis in ("pp", "dp_replicate"):
-            kind = "send" if traffic.axis == "pp" else "all_reduce"
-        # Half of what a pipeline's messages count is received, while the other half is sent.
-        num_bytes = traffic.bytes / (2 if kind == "send" else 1)
-        sent = link_bytes(kind, num_bytes, group)
-        seconds = collective_seconds(kind, num_bytes, group, machine)
-        ranks = min(machine.ranks_per_node, layout.world_size)
-        found.append(LinkUse(traffic.axis, kind, group, traffic.bytes, sent, sent.outside * ranks, seconds))
+        near = ranks_per_node(layout, traffic.axis, machine.ranks_per_node)
+        here = traffic._replace(ranks_per_node=near)
+        num_bytes = here.bytes / (2 if here.kind == "send" else 1)
+        seconds = collective_seconds(here.kind, num_bytes, here.group, machine)
+        into_node = here.sent.outside * min(machine.ranks_per_node, layout.world_size)
+        found.append(LinkUse(here.axis, here.kind, here.group, here.bytes, here.sent, into_node, seconds))
     return found
 
 
