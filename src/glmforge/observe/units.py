@@ -26,6 +26,11 @@ def format_bytes(value: float) -> str:
     raise AssertionError("unreachable: the last suffix takes every value")
 
 
+def gigabytes(value: float) -> str:
+    """1 500 000 000 -> '1.50 GB': as makers and planners count memory."""
+    return f"{_three_digits(value / 1e9)} GB"
+
+
 def format_duration(seconds: float) -> str:
     """3 725 -> '1h 02m', 200 -> '3m 20s', 4.2 -> '4.2s'."""
     if seconds < 9.95:
@@ -38,6 +43,14 @@ def format_duration(seconds: float) -> str:
     if total < 86400:
         return f"{total // 3600}h {total % 3600 // 60:02d}m"
     return f"{total // 86400}d {total % 86400 // 3600:02d}h"
+
+
+def format_seconds(seconds: float) -> str:
+    """Of what takes seconds or less, in three digits: 0.0123 -> '12.3 ms', 33.28 -> '33.3 s'."""
+    if seconds == 0:
+        return "0 s"
+    factor, unit = (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{_three_digits(seconds * factor)} {unit}"
 
 
 def _three_digits(value: float) -> str:
