@@ -99,7 +99,7 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--serve",), "add --gpu"),
+        (("--serve",), "--serve: needs to know the GPU"),
         (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: 'q3' is none"),
         (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: 'int8' is none"),
         (("--policy-models", "actor"), "add --stage policy"),
