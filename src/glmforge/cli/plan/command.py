@@ -247,7 +247,8 @@ def plan(
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return
     if cost and machine is not None:
-        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        costed = loaded if phase is None else select_phase(loaded, phase)
+        show_cost(costed, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
         return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve and machine is not None:
