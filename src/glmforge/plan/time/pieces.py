@@ -115,6 +115,16 @@ def pieces_of(stage: StageContent) -> list[PieceKind]:
 
 def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
     """Of a micro-batch on a rank that has a piece of this kind."""
+    passes = _passes(kind, situation)
+    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
+
+
+def pass_seconds(kind: PieceKind, situation: Situation) -> dict[str, float]:
+    """Of "forward", "input" and "weight", without FSDP's traffic."""
+    return {name: sum(parts.values()) for name, parts in _passes(kind, situation).items()}
+
+
+def _passes(kind: PieceKind, situation: Situation) -> dict[str, Parts]:
     compute = _compute(_ComputeKey.of(kind, situation))
     passes = {name: dict(compute[name]) for name in ("forward", "input", "weight")}
     for direction, axis, seconds in _communication(kind, situation):
@@ -123,7 +133,7 @@ def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
         copy = _saved_bytes(kind, situation) / situation.machine.host_link
         for direction, parts in (("forward", passes["forward"]), ("input", passes["input"] | passes["weight"])):
             passes[direction]["offload"] = max(0.0, copy - sum(parts.values()))
-    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
+    return passes
 
 
 def parameters_of(kind: PieceKind, role: Role, situation: Situation) -> tuple[Parameter, ...]:
