@@ -128,10 +128,11 @@ def run_cost(
     interval = restart_interval(config.checkpoint, config.num_steps)
     price = price_of(machine.accelerator, settings)
     power = machine.accelerator.power
+    added = settings.node_power_factor * settings.power_usage_effectiveness
     rates = _Rates(
         num_gpus=world_size,
-        kilowatts=power and power * settings.node_power_factor * settings.power_usage_effectiveness / 1e3,
-        dollars=price and price.dollars_per_gpu_hour,
+        kilowatts=None if power is None else power * added / 1e3,
+        dollars=None if price is None else price.dollars_per_gpu_hour,
     )
     return RunCost(
         machine=machine,
