@@ -66,7 +66,7 @@ def main() -> None:
     for name, (world_size, settings) in SHIPPED.items():
         if only not in name:
             continue
-        for phase in _different(load_config(_where(name)).phases):
+        for phase in different_phases(load_config(where(name)).phases):
             options = settings.get(phase, ())
             if options is None:
                 continue
@@ -89,11 +89,11 @@ def _not_listed() -> list[str]:
     return [f"{name}: not measured; put it into SHIPPED of {__file__}" for name in shipped if name not in SHIPPED]
 
 
-def _where(name: str) -> str:
+def where(name: str) -> str:
     return str(ROOT / name) if name.endswith(".yaml") else name
 
 
-def _different(phases: list[PhaseConfig]) -> list[str]:
+def different_phases(phases: list[PhaseConfig]) -> list[str]:
     """Names of the phases, of those that a dry run cannot tell apart the first."""
     kinds = {
         (phase.seq_len, phase.batch_size, phase.mtp_loss_weight > 0, phase.aux_loss_weight > 0): phase.name
@@ -104,7 +104,7 @@ def _different(phases: list[PhaseConfig]) -> list[str]:
 
 def _measure(name: str, world_size: int, phase: str, settings: tuple[str, ...]) -> dict[str, Any]:
     options = ["--world-size", str(world_size), "--phase", phase, "--dry-run", "--json"]
-    command = [sys.executable, "-m", "glmforge", "plan", _where(name), *settings, *options]
+    command = [sys.executable, "-m", "glmforge", "plan", where(name), *settings, *options]
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         cost = _watch(process)

@@ -16,11 +16,11 @@ from record import RESULTS, ROOT
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.plan.layout import select_phase
-from glmforge.plan.machine.ceilings import MEASURED_CEILINGS
+from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, find_accelerator
-from glmforge.plan.time import expected
-from glmforge.plan.time.expected import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
+from glmforge.plan.time import reached
 from glmforge.plan.time.ledger import Ledger, Row, make_ledger, total
+from glmforge.plan.time.reached import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
 
 DEVICES = {row.name: row for row in ACCELERATORS if row.name in ("H200 SXM", "H100 SXM")}
 LAYOUTS = (("pretrain_glm45_air_106b", 1024, 128), ("pretrain_glm45_355b", 8192, 512))
@@ -57,9 +57,9 @@ def ceilings_table() -> str:
     """Data sheets, and what was measured of them."""
     rows = []
     for name, device in DEVICES.items():
-        reached = MEASURED_CEILINGS[name]
-        rates = (device.bf16_flops, reached.bf16_flops, device.fp32_flops)
-        bandwidths = (device.memory_bandwidth, reached.bandwidth)
+        best = ceilings(device)
+        rates = (device.bf16_flops, best.bf16_flops, device.fp32_flops)
+        bandwidths = (device.memory_bandwidth, best.bandwidth)
         rows.append([name, *(_number(rate / 1e12) for rate in rates), *(f"{rate / 1e12:.2f}" for rate in bandwidths)])
     header = ["device", "bf16, TFLOP/s", "measured", "fp32, TFLOP/s", "memory, TB/s", "measured"]
     return _table(header, rows)
@@ -185,12 +185,12 @@ def factors_table() -> str:
 def rates_table() -> str:
     """What of a rate is reached."""
     rates = {
-        "elementwise kernels": expected.STREAMING,
-        "kernels that gather rows": expected.GATHERING,
-        "attention": expected.ATTENTION,
-        "grouped matmuls": expected.GROUPED,
-        "symmetric matmuls, triton": expected.SYMMETRIC,
-        "fp32 matmuls": expected.FP32_MATMUL,
+        "elementwise kernels": reached.STREAMING,
+        "kernels that gather rows": reached.GATHERING,
+        "attention": reached.ATTENTION,
+        "grouped matmuls": reached.GROUPED,
+        "symmetric matmuls, triton": reached.SYMMETRIC,
+        "fp32 matmuls": reached.FP32_MATMUL,
     }
     rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]
     return _table(["rate reached by", "forward", "backward", "of what"], rows)

@@ -1,4 +1,5 @@
-"""Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance.
+"""Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
+claims.
 
 python scripts/doc_tables.py
 """
@@ -12,10 +13,16 @@ from glmforge.observe.metrics import metrics_markdown
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import claims  # noqa: E402
 import performance  # noqa: E402
 
 DOCS = ROOT / "docs"
-TABLES = {"metrics.md": [metrics_markdown], "checkpoints.md": [rules_markdown], "performance.md": performance.TABLES}
+TABLES = {
+    "metrics.md": [metrics_markdown],
+    "checkpoints.md": [rules_markdown],
+    "performance.md": performance.TABLES,
+    "claims.md": claims.TABLES,
+}
 
 
 def replaced(page: str, table: str) -> str:

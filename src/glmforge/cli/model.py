@@ -1,6 +1,7 @@
 """`glmforge model`: what a model is and what it costs, from its configuration alone."""
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -22,6 +23,13 @@ def show(
         str,
         typer.Argument(help="A preset, the YAML file of a model or run, or a directory with a config.json."),
     ],
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Also count adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Print a model's shape, parameters, training FLOPs per token and memory, without allocating it.
@@ -31,13 +39,19 @@ def show(
         glmforge model show glm46_355b
 
         glmforge model show runs/demo --json
+
+        glmforge model show glm45_air_106b --lora rank=16,target=q_proj+k_proj+v_proj+o_proj
     """
     from glmforge.config import load_model_config
+    from glmforge.plan.counts.adapter_summary import adapter_rows, summarise_adapters
     from glmforge.plan.counts.summary import architecture_rows, flop_rows, memory_rows, parameter_rows, summarise
+    from glmforge.plan.stages.lora import parse_lora
 
     config = load_model_config(model)
+    adapters = None if lora is None else summarise_adapters(config, parse_lora(lora))
     if as_json:
-        typer.echo(json.dumps(summarise(config), indent=2))
+        found = summarise(config) | ({"lora": asdict(adapters)} if adapters else {})
+        typer.echo(json.dumps(found, indent=2))
         return
     architecture = _table("Architecture", "part", "")
     for name, words in architecture_rows(config):
@@ -53,6 +67,11 @@ def show(
     for name, size in memory_rows(config):
         memory.add_row(name, f"{size:,}", _bytes(size))
     Console().print(architecture, parameters, flops, memory)
+    if adapters:
+        trained = _table(f"LoRA of rank {adapters.rank}", "map", "adapters", "tensors", "trained", "")
+        for name, maps, tensors, elements in adapter_rows(adapters):
+            trained.add_row(name, f"{maps:,}", f"{tensors:,}", f"{elements:,}", _count(elements))
+        Console().print(trained, f"{adapters.share:.4%} of the model is trained", highlight=False)
 
 
 def _table(title: str, first: str, *others: str) -> Table:

@@ -79,6 +79,13 @@ def load_model_config(source: str | Path) -> ModelConfig:
     return _validate(ModelConfig, _read_model(source, _Reading()))
 
 
+def load_settings(cls: type[_Config], source: Path | Node) -> _Config:
+    """Settings that are no part of a run, from a YAML file of their own or a tree. Raises `ConfigError` as above."""
+    if isinstance(source, Path):
+        source = parse(read_text(source, error=ConfigError, max_bytes=_MAX_YAML_BYTES), str(source))
+    return _validate(cls, as_mapping(source))
+
+
 def dump_config(config: Strict) -> str:
     """A configuration as YAML with every field explicit; `load_config` of it gives an equal one."""
     return dump(config.model_dump(mode="json"))

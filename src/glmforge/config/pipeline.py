@@ -6,7 +6,7 @@ trunk layers are spread such that the most expensive stage costs as little as po
 """
 
 import itertools
-from functools import cache
+from functools import cache, lru_cache
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
@@ -52,6 +52,11 @@ def layer_costs(model: ModelConfig) -> tuple[list[int], int]:
 def balanced_split(model: ModelConfig, num_stages: int) -> tuple[int, ...]:
     """Trunk layers of each stage: the largest cost of a stage is minimal, the others are as equal as that allows."""
     costs, tail = layer_costs(model)
+    return _balanced(tuple(costs), tail, num_stages)
+
+
+@lru_cache(maxsize=256)
+def _balanced(costs: tuple[int, ...], tail: int, num_stages: int) -> tuple[int, ...]:
     num_layers = len(costs)
     prefix = [0, *itertools.accumulate(costs)]
 

@@ -14,7 +14,7 @@ from glmforge.backend.native import NativeBackend
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
-from glmforge.dryrun.steps import BACKWARD, FORWARD, Purpose, Task, label_of
+from glmforge.dryrun.steps import BACKWARD, FORWARD, Task, label_of
 from glmforge.dryrun.tracker import MemoryTracker, Storage
 from glmforge.kernels.choice import choose
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
@@ -28,6 +28,7 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.pipeline import Pipeline
 from glmforge.parallel.world import World
+from glmforge.plan.memory.purposes import Purpose
 from glmforge.training.step import train_step
 
 

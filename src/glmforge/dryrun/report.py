@@ -1,7 +1,7 @@
 """What a dry run found as rows for tables and as JSON, and what its figures do not hold."""
 
 from glmforge.dryrun.run import DryRun, RankClass
-from glmforge.dryrun.steps import Purpose
+from glmforge.plan.memory.purposes import Purpose
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
 _AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")

@@ -14,25 +14,9 @@ Does not import torch.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import NamedTuple
 
-
-class Purpose(StrEnum):
-    """What memory is for."""
-
-    WEIGHTS = "weights"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    GATHERED = "gathered weights"
-    UNREDUCED = "unreduced gradients"
-    ACTIVATIONS = "activations"
-    BUFFERS = "pipeline buffers"
-    WORKING = "working memory"
-
-
-Memory = Counter[Purpose]
-"""Bytes by purpose; differences may be negative."""
+from glmforge.plan.memory.purposes import Memory, Purpose
 
 Traffic = Counter[tuple[str, str]]
 """(axis, "calls" or "bytes") -> number."""

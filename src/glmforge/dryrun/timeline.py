@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from glmforge.dryrun.observe import Mark, Observation
-from glmforge.dryrun.steps import Action, Actions, Memory, Purpose, Task, Traffic
+from glmforge.dryrun.steps import Action, Actions, Task, Traffic
 from glmforge.dryrun.tracker import Storage
 from glmforge.parallel.communication import Collective
+from glmforge.plan.memory.purposes import Memory, Purpose
 
 _CUTS = ("share", "receive", "reduction", "update", "end")
 """Labels of marks at which an action begins that is no task."""

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from glmforge.dryrun.steps import Purpose
+from glmforge.plan.memory.purposes import Purpose
 
 
 class Storage:

@@ -16,7 +16,7 @@ from glmforge.dryrun import excerpts
 from glmforge.dryrun.observe import StandIns, observe_step
 from glmforge.dryrun.rank import dry_run_rank
 from glmforge.dryrun.run import dry_run
-from glmforge.dryrun.steps import Actions, Purpose, RankFindings, StepResources, replay
+from glmforge.dryrun.steps import Actions, RankFindings, StepResources, replay
 from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.parallel.build import initialize_shards
 from glmforge.parallel.model import ParallelModel

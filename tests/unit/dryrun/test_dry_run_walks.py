@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from glmforge.dryrun.steps import Action, Actions, Purpose, Task, compose
+from glmforge.dryrun.steps import Action, Actions, Task, compose
 from glmforge.dryrun.walk import shortest_walk, wanted_of
+from glmforge.plan.memory.purposes import Purpose
 
 U, F, B, INPUT, WEIGHT, G, R = (
     Task(kind, 0)

@@ -4,9 +4,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from glmforge.dryrun.steps import Purpose
 from glmforge.dryrun.tracker import MemoryTracker
 from glmforge.model.transformer import GlmMoe
+from glmforge.plan.memory.purposes import Purpose
 from helpers.models import tiny_config
 
 

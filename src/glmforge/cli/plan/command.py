@@ -6,9 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
+from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
+from glmforge.cli.plan.search import search as search_best
+from glmforge.cli.plan.serving import Service, service_machine, show_serving
+from glmforge.cli.plan.sheet import show_sheet
+from glmforge.cli.plan.stage import read_stage, show_stage
+
+_MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
 
 
 def plan(
@@ -17,8 +25,22 @@ def plan(
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option("--world-size", min=1, help="Number of processes (GPUs); 1 if not given.")
+        int | None,
+        typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given."),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which GPU ('H100 SXM').", rich_help_panel=_MACHINE),
+    ] = None,
+    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Between nodes, in Gb/s: ib400 and roce200 for each GPU, tcp30 for each node.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "ib400",
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -41,7 +63,105 @@ def plan(
             help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option(
+            "--search",
+            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    cost: Annotated[
+        bool,
+        typer.Option(
+            "--cost",
+            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            rich_help_panel=_COST,
+        ),
+    ] = False,
+    price: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOLLARS",
+            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+    ] = None,
+    sheet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            rich_help_panel=_COST,
+        ),
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="rank=16,target=q_proj+v_proj",
+            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    policy_models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="actor+reference+critic+reward",
+            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            rich_help_panel=_STAGES,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Does the model fit as a service, and how fast is it?", rich_help_panel=_SERVING),
+    ] = False,
+    rollout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="prompts=64,samples=8,prompt=1024,response=8192",
+            help="Time a policy's rollouts; with --stage policy a whole step. Tokens are means, longest= is the cut.",
+            rich_help_panel=_SERVING,
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Format to serve in: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING
+        ),
+    ] = None,
+    cache: Annotated[str, typer.Option(help="Format of caches: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16",
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest sequence to serve. Default: the model's.", rich_help_panel=_SERVING),
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Mean tokens of a sequence.", rich_help_panel=_SERVING)] = 8192,
+    latency: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds per token at most.", rich_help_panel=_SERVING)
+    ] = 50.0,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Say what a run will do and what its layout takes, before anything is launched.
@@ -49,6 +169,9 @@ def plan(
     Prints the phases of CONFIG and how it lies on that many GPUs; with --dry-run, what each kind of rank holds, needs
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
+
+    With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
+    they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
 
     With --roofline, lists what a rank's step computes, operation by operation, with the least time that a GPU of that
     name (as the driver gives it, such as "NVIDIA H200") can take for it, and the time expected of eager torch, of
@@ -63,14 +186,43 @@ def plan(
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
+
+        glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
+
+        glmforge plan configs/pretrain_glm45_355b_guide.yaml --sheet guide
+
+        glmforge plan configs/scaled_down_64gpu.yaml --world-size 64 --lora rank=16,target=self_attn+experts
+
+        glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
     from glmforge.config.layout import resolve_layout
+    from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
 
     loaded = load_config(config, overrides or [])
     console = Console()
-    if not as_json and not dry_run and roofline is None:
+    chosen = read_stage(stage, lora, policy_models)
+    check_cost_options(cost, gpu, price, mfu)
+    if sheet is not None:
+        show_sheet(sheet, loaded, network, console, as_json=as_json)
+        return
+    if cost and gpu is not None:
+        machine = find_machine(gpu, network, nodes_of)
+        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        return
+    service = Service(weights, cache, acceptance, context, length, latency)
+    if serve:
+        show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
+        return
+    if rollout is not None and chosen.name != "policy":
+        machine = service_machine(gpu, network, nodes_of)
+        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        return
+    if not as_json and not dry_run and roofline is None and rollout is None:
         print_phases(loaded, console)
     if schedule is not None:
         from glmforge.report.schedule_page import write_schedule
@@ -81,12 +233,41 @@ def plan(
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    layout = resolve_layout(whole, world_size, phase=phase)
+    cluster = find_machine(gpu, network, nodes_of) if gpu else None
+    if search:
+        if cluster is None:
+            raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
+        search_best(
+            whole,
+            world_size,
+            cluster,
+            phase=phase,
+            source=config,
+            overrides=overrides or [],
+            winner=winner,
+            as_json=as_json,
+        )
+        return
+    try:
+        layout = resolve_layout(whole, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, whole, world_size, cluster, phase) from None
+    for warning in layout_warnings(loaded, layout, cluster):
+        Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
             Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        return
+    if rollout is not None:
+        machine = service_machine(gpu, network, nodes_of)
+        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        return
+    if stage is not None or lora is not None or policy_models is not None:
+        if not as_json:
+            print_layout(loaded, layout, console, as_json=False)
+        show_stage(loaded, layout, chosen, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

@@ -11,7 +11,7 @@ def table(*columns: str) -> Table:
     """Words to the left, numbers to the right."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
-        in_words = name in ("", "axis", "ranks that", "holds", "phase")
+        in_words = name in ("", "axis", "ranks that", "holds", "phase", "model")
         table.add_column(name, justify="left" if in_words else "right", no_wrap=not in_words, overflow="fold")
     return table
 

@@ -9,28 +9,63 @@ figure that utilisation is measured against.
     6 (N_trunk + V D [+ N_mtp]) + 6 s H P (L [+ L_mtp])
 
 with N the matrix elements that multiply each token and s the mean attended length.
+
+That is a stage that trains everything. A frozen matrix has no gradient of its own, which is a third of its work: 4
+instead of 6, plus 6 for each element of an adapter. A forward pass alone is 2 of the 6, and a model without the
+vocabulary has no V D.
 """
 
 from collections.abc import Iterable
 
 from glmforge.config.model import ModelConfig
 from glmforge.plan.counts.parameters import count_parameters
+from glmforge.plan.stages.lora import Lora, adapter_parameters
+from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
 
 
-def train_flops_per_token(config: ModelConfig, mean_attended: float, with_mtp: bool = True) -> float:
-    """FLOPs of forward and backward per trained token.
+def train_flops_per_token(
+    config: ModelConfig, mean_attended: float, with_mtp: bool = True, stage: Stage = PRETRAINING
+) -> float:
+    """FLOPs per token of a training step, of all models of the stage: forward and backward of what is trained.
 
     `mean_attended` is the sequence length, or `mean_attended_length` of packed documents; the causal half of
-    it is part of the formula. `with_mtp` adds the multi-token-prediction layers.
+    it is part of the formula. `with_mtp` adds the multi-token-prediction layers of models that have a vocabulary, to
+    the passes that train.
     """
+    return sum(role_flops_per_token(config, mean_attended, with_mtp, role) for role in stage.roles)
+
+
+def forward_flops_per_token(config: ModelConfig, mean_attended: float, with_head: bool = True) -> float:
+    """FLOPs of a forward pass per token, as in `train_flops_per_token`; the head is left out of a prefill's most."""
     counts = count_parameters(config)
-    matmul = counts.trunk_matmul + counts.head.matrices
-    num_attentions = config.num_hidden_layers
-    if with_mtp:
-        matmul += counts.mtp_matmul
-        num_attentions += config.num_nextn_predict_layers
-    attention = mean_attended * config.num_attention_heads * config.head_dim * num_attentions
-    return 6 * (matmul + attention)
+    return 2 * (counts.trunk_matmul + counts.head.matrices * with_head + _attended(config, mean_attended, 0))
+
+
+def role_flops_per_token(config: ModelConfig, mean_attended: float, with_mtp: bool, role: Role) -> float:
+    """The same of one of a stage's models."""
+    counts = count_parameters(config)
+    has_mtp = with_mtp and role.has_vocabulary
+    matrices = counts.trunk_matmul + counts.head.matrices * role.has_vocabulary
+    total = role.forwards * 2 * (matrices + _attended(config, mean_attended, 0))
+    if role.is_trained:
+        matrices += counts.mtp_matmul * has_mtp
+        num_mtp = config.num_nextn_predict_layers * has_mtp
+        total += (6 if role.trains_all else 4) * matrices + 6 * _attended(config, mean_attended, num_mtp)
+    if role.lora:
+        total += (6 * role.is_trained + 2 * role.forwards) * _adapter_matmul(config, role.lora)
+    return total
+
+
+def _attended(config: ModelConfig, mean_attended: float, num_mtp: int) -> float:
+    """The causal half of attention's two products, in multiplications and additions of one pass and token."""
+    return mean_attended * config.num_attention_heads * config.head_dim * (config.num_hidden_layers + num_mtp)
+
+
+def _adapter_matmul(config: ModelConfig, lora: Lora) -> int:
+    """Elements of adapters that multiply each token: of an expert's, those of the experts that it visits."""
+    visited = config.num_experts_per_tok
+    rows = adapter_parameters(config, lora)
+    return sum(row.size // config.n_routed_experts * visited if row.expert else row.size for row in rows)
 
 
 def mean_attended_length(document_lengths: Iterable[int]) -> float:

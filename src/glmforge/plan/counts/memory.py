@@ -5,14 +5,15 @@ Activations, gathered layers, communication buffers and the allocator's slack de
 are not in them.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import parameter_groups
-from glmforge.config.parameters import parameter_table
+from glmforge.config.parameters import ParameterTable
 from glmforge.plan.counts.parameters import count_parameters
+from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
 
 _BYTES = {"bf16": 2, "fp32": 4}
 _FP32 = _BYTES["fp32"]
@@ -40,14 +41,23 @@ def weight_bytes(config: ModelConfig, dtype: DType, with_mtp: bool = True) -> in
     return count.parameters * _BYTES[dtype] + count.buffers * _FP32
 
 
-def training_state(config: ModelConfig, optim: OptimConfig) -> TrainingState:
-    """Bytes of fp32 master weights and gradients and of the states that each group's optimizer declares.
+def training_state(config: ModelConfig, optim: OptimConfig, stage: Stage = PRETRAINING) -> TrainingState:
+    """Bytes of weights, fp32 gradients and the states that each group's optimizer declares, of all the stage's models.
 
-    Scalars beside a parameter (its number of steps) are left out. What a rule freezes has neither gradient nor state.
+    Weights are fp32 masters of what the stage trains, and bf16 otherwise. Scalars beside a parameter (its number of
+    steps) are left out. What a rule freezes has neither gradient nor state.
     """
-    trained = [group for group in parameter_groups(parameter_table(config), optim) if not group.is_frozen]
+    states = [role_state(config, optim, role) for role in stage.roles]
+    return TrainingState(*(sum(sizes) for sizes in zip(*map(astuple, states), strict=True)))
+
+
+def role_state(config: ModelConfig, optim: OptimConfig, role: Role) -> TrainingState:
+    """The same of one of a stage's models."""
+    table = role.parameters(config)
+    changed = ParameterTable(row for row in table.values() if role.trains(row))
+    trained = [group for group in parameter_groups(changed, optim) if not group.is_frozen]
     return TrainingState(
-        weights=count_parameters(config).with_mtp.total * _FP32,
+        weights=sum(row.size * role.element_bytes(row) for row in table.values()),
         gradients=sum(group.num_elements for group in trained) * _FP32,
         optimizer=sum(group.num_elements * group.optimizer.bytes_per_element for group in trained),
     )

@@ -3,31 +3,56 @@
 from dataclasses import dataclass
 
 from glmforge.errors import ConfigError
-from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, find_accelerator
+from glmforge.files import shown
+from glmforge.plan.machine.description import is_file_name, read_accelerator, read_network
+from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, accelerator_named
+from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.machine.network import Network, find_network
+from glmforge.plan.machine.provenance import Provenance
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a planner has to know of a cluster. Ranks that follow one another are in one node as long as it has room."""
+    """What a planner has to know of a cluster. Ranks that follow one another are in one node as long as it has room.
+
+    Attributes:
+        collectives: measured ones, which take the place of what the links' figures give.
+    """
 
     accelerator: Accelerator
     network: Network
     ranks_per_node: int = 8
+    collectives: tuple[CollectivePoint, ...] = ()
 
     @property
     def link_bandwidth(self) -> float:
         """Bytes per second each way between two nodes, for each rank when all of them send."""
         return self.network.bandwidth_per_rank(self.ranks_per_node)
 
+    @property
+    def compute_provenance(self) -> Provenance:
+        """Of what the device computes: shapes other than the measured ones are calibrated at best."""
+        return Provenance.CALIBRATED if self.accelerator.points else Provenance.ASSUMED
+
+    @property
+    def link_provenance(self) -> Provenance:
+        """Of what is sent."""
+        return Provenance.CALIBRATED if self.collectives else Provenance.ASSUMED
+
 
 def find_machine(gpu: str, network: str = "ib400", ranks_per_node: int = 8) -> Machine:
-    """A machine by the names of its parts. Raises `ConfigError` for what is not known."""
-    accelerator = find_accelerator(gpu) or next((row for row in ACCELERATORS if _short(row.name) == _short(gpu)), None)
+    """A machine by the names of its parts, or by the YAML files that describe them.
+
+    Raises `ConfigError` for what is not known, saying what is and how to describe one's own.
+    """
+    link = read_network(network) if is_file_name(network) else find_network(network)
+    if is_file_name(gpu):
+        return Machine(read_accelerator(gpu), link, ranks_per_node)
+    accelerator = accelerator_named(gpu)
     if accelerator is None:
-        raise ConfigError(f"--gpu: '{gpu}' is not known; known are {', '.join(row.name for row in ACCELERATORS)}")
-    return Machine(accelerator, find_network(network), ranks_per_node)
-
-
-def _short(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+        known = ", ".join(row.name for row in ACCELERATORS)
+        raise ConfigError(
+            f"--gpu: '{shown(gpu)}' is not known; known are {known}; or give a .yaml file with name, bf16_tflops, "
+            "memory_gb and memory_gb_per_s"
+        )
+    return Machine(accelerator, link, ranks_per_node)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from glmforge.errors import ConfigError
 
-_GIGABIT = 1e9 / 8
+GIGABIT = 1e9 / 8
 
 
 class Network(NamedTuple):
@@ -51,4 +51,4 @@ def find_network(name: str) -> Network:
             "such as ib400 or tcp30"
         )
     latency, is_shared, source = _FAMILIES[match[1]]
-    return Network(name, float(match[2]) * _GIGABIT, latency, is_shared, source)
+    return Network(name, float(match[2]) * GIGABIT, latency, is_shared, source)

@@ -7,7 +7,9 @@ from typing import Any
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.time.expected import IMPLEMENTATIONS, LEVERS, Implementation, expected_seconds
+from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.reached import IMPLEMENTATIONS, LEVERS, Implementation
 from glmforge.plan.time.roofline import work_limit
 from glmforge.plan.work.operations import Direction, Kind, Operation
 from glmforge.plan.work.step import model_flops, step_operations
@@ -81,10 +83,16 @@ class Ledger:
         return self.model_flops / seconds / self.accelerator.bf16_flops
 
 
-def make_ledger(config: RunConfig, layout: Layout, accelerator: Accelerator | None, pp_rank: int = 0) -> Ledger:
+def make_ledger(
+    config: RunConfig,
+    layout: Layout,
+    accelerator: Accelerator | None,
+    pp_rank: int = 0,
+    stage: Stage = PRETRAINING,
+) -> Ledger:
     """Of a step of the first phase on a rank of `pp_rank`. Raises `ConfigError` as `step_operations` does."""
     rows: dict[str, Row] = {}
-    operations = step_operations(config, layout, pp_rank)
+    operations = step_operations(config, layout, pp_rank, stage=stage)
     for operation in operations:
         row = rows.setdefault(operation.name, Row(operation.name, operation.kind, operation.is_update))
         for direction in ("forward", "backward"):
@@ -95,7 +103,7 @@ def make_ledger(config: RunConfig, layout: Layout, accelerator: Accelerator | No
         config.phases[0].tokens_per_step / (layout.world_size / layout.pp),
         float(model_flops(operations)),
         list(rows.values()),
-        step_traffic(config, layout, pp_rank),
+        step_traffic(config, layout, pp_rank, stage),
     )
 
 

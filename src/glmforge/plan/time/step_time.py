@@ -1,12 +1,53 @@
-"""How long an optimizer step of a whole job takes: the slowest pipeline rank's work, what it waits for, the update."""
+"""How long an optimizer step of a whole job takes, what it waits for, and what would make it shorter.
 
-from dataclasses import dataclass
+A pipeline's passes are put in the order of its schedule and timed (`glmforge.plan.time.simulate`); without a pipeline
+there is one rank to look at. Then gradients are reduced, as far as that was not hidden behind other work, and the
+optimizer updates the weights. Ranks of the same pipeline place are alike: experts get their share of tokens times
+`imbalance`, documents are as long as sequences unless `mean_attended` says otherwise.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from glmforge.config.layout import Layout
+from glmforge.config.pipeline import stages_per_rank
 from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds, link_bytes
 from glmforge.plan.machine.machine import Machine
-from glmforge.plan.time.expected import Implementation
-from glmforge.plan.time.ledger import make_ledger
+from glmforge.plan.machine.measured import CollectiveKind
+from glmforge.plan.machine.provenance import Provenance, least_sure
+from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, Situation, piece_time
+from glmforge.plan.time.schedules import Order, pipeline_orders
+from glmforge.plan.time.simulate import Span, simulate, spans
+from glmforge.plan.time.stage_passes import RankTime, rank_time
+from glmforge.plan.work.operations import BF16
+from glmforge.plan.work.step import micro_batch_share
+from glmforge.plan.work.traffic import ranks_per_node, step_traffic
+
+_COMPUTED = ("compute", "recompute", "imbalance", "update")
+
+
+class LinkUse(NamedTuple):
+    """What a rank sends along an axis in a step, and over which links.
+
+    Attributes:
+        bytes: of its collectives, the larger of input and output of each.
+        sent: by the rank over NVLink (`inside`) and over its adapter (`outside`).
+        into_node: by all ranks together into each node from others.
+        seconds: what the links take for it, hidden behind computation or not.
+    """
+
+    axis: str
+    kind: CollectiveKind
+    group: Group
+    bytes: float
+    sent: LinkBytes
+    into_node: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -14,8 +55,10 @@ class StepTime:
     """A step of the first phase.
 
     Attributes:
-        parts: seconds of the slowest rank by what it does or waits for ("compute", "update", "bubble", and the axis of
-            what is communicated while nothing is computed); they add up to `seconds`.
+        parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
+            "update", "checkpoint") or waits for ("bubble", and the axis of what is communicated while nothing is
+            computed); they add up to `seconds`.
+        provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.
     """
@@ -23,8 +66,13 @@ class StepTime:
     machine: Machine
     layout: Layout
     parts: dict[str, float]
+    provenance: dict[str, Provenance]
     tokens: int
     model_flops: float
+    _run: tuple[RunConfig, Stage] = field(repr=False)
+    _orders: tuple[Order, ...] = field(repr=False)
+    _ranks: tuple[RankTime, ...] = field(repr=False)
+    _message: float = field(repr=False)
 
     @property
     def seconds(self) -> float:
@@ -41,19 +89,155 @@ class StepTime:
         peak = self.layout.world_size * self.machine.accelerator.bf16_flops
         return self.model_flops / self.seconds / peak
 
+    @property
+    def bottleneck(self) -> str:
+        """The part that takes longest beside computing what the model asks for."""
+        others = {part: seconds for part, seconds in self.parts.items() if part != "compute"}
+        largest = max(others, key=others.__getitem__, default="compute")
+        return largest if others and others[largest] > 0.1 * self.seconds else "compute"
+
+    @property
+    def slowest(self) -> int:
+        """The pipeline rank that works longest."""
+        return max(range(len(self._ranks)), key=lambda rank: self._ranks[rank].busy)
+
+    @cached_property
+    def links(self) -> list[LinkUse]:
+        """What a rank of the slowest pipeline place sends, axis by axis."""
+        return self.links_at(self.slowest)
+
+    def links_at(self, pp_rank: int) -> list[LinkUse]:
+        """What a rank of any pipeline place sends, axis by axis."""
+        return _links(*self._run, self.layout, self.machine, pp_rank)
+
+    @cached_property
+    def timeline(self) -> list[Span]:
+        """What every pipeline rank does when, from the step's first pass to the end of its update."""
+        found = spans(self._orders, _times(self._orders, self._ranks, self._message))
+        ready = max(self._stops)
+        for rank, (time, stop) in enumerate(zip(self._ranks, self._stops, strict=True)):
+            found.append(Span(rank, "reduce", 0, 0, stop - time.reduce, stop))
+            found.append(Span(rank, "update", 0, 0, ready, ready + time.update))
+        return [span for span in found if span.stop > span.start]
+
+    @cached_property
+    def _stops(self) -> list[float]:
+        return _stops(self._orders, self._ranks, self._message)
+
 
 def predict_step(
-    config: RunConfig, layout: Layout, machine: Machine, implementation: Implementation = "compiled"
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    kernels: Kernels | None = None,
+    stage: Stage = PRETRAINING,
+    *,
+    imbalance: float = 1.0,
+    mean_attended: int | None = None,
 ) -> StepTime:
-    """Of the first phase of `config`. Nothing overlaps, and the pipeline waits as under 1F1B."""
+    """Of the first phase of `config`, in which `stage` says what is trained.
+
+    `kernels`: those that the configuration asks for if None. `imbalance`: rows of the busiest ep rank as a multiple of
+    an even share. `mean_attended` as for `train_flops_per_token`. Raises `ConfigError` for what is not counted: fp32 on
+    a device whose fp32 products were not measured, and fp8 on a device without it.
+    """
     phase = config.phases[0]
-    ledgers = [make_ledger(config, layout, machine.accelerator, pp_rank) for pp_rank in range(layout.pp)]
-    slowest = max(ledgers, key=lambda ledger: ledger.total.expected[implementation])
-    update = slowest.update.expected[implementation]
-    compute = slowest.total.expected[implementation] - update
-    parts = {"compute": compute, "update": update}
-    parts["bubble"] = compute * (layout.pp - 1) / layout.num_micro_batches(phase)
-    for traffic in slowest.traffic:
-        parts[traffic.axis] = traffic.seconds(machine.accelerator) or 0.0
-    model_flops = sum(ledger.model_flops for ledger in ledgers) * layout.stage_ranks
-    return StepTime(machine, layout, parts, phase.tokens_per_step, model_flops)
+    situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)
+    pieces = {kind: piece_time(kind, situation) for kind in PIECE_KINDS}
+    ranks = tuple(rank_time(situation, pieces, pp_rank) for pp_rank in range(layout.pp))
+    orders = _orders(config, layout)
+    message = _message_seconds(situation)
+    before_update = max(_stops(orders, ranks, message))
+    slowest = max(ranks, key=lambda rank: rank.busy)
+    parts = dict(slowest.parts)
+    parts["bubble"] = max(0.0, before_update - slowest.busy)
+    parts["update"] = max(rank.update for rank in ranks)
+    found = {part: seconds for part, seconds in parts.items() if seconds > 0}
+    per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
+    return StepTime(
+        machine,
+        layout,
+        found,
+        {part: _provenance(part, machine) for part in found},
+        phase.tokens_per_step,
+        per_token * phase.tokens_per_step,
+        (config, stage),
+        orders,
+        ranks,
+        message,
+    )
+
+
+def _situation(
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    kernels: Kernels,
+    stage: Stage,
+    imbalance: float,
+    mean_attended: int | None,
+) -> Situation:
+    if config.precision.compute != "bf16":
+        raise ConfigError("precision.compute: the time of a step is predicted for bf16 only; set it to bf16")
+    if kernels.fp8_maps and machine.accelerator.fp8_flops is None:
+        raise ConfigError(
+            f"precision.low_precision: {machine.accelerator.name} has no fp8; set it to 'none', or choose another GPU"
+        )
+    # An expert takes no more than its capacity.
+    capacity = config.phases[0].capacity_factor
+    imbalance = imbalance if capacity is None else min(imbalance, capacity)
+    share = micro_batch_share(config, layout, mean_attended)
+    return Situation(config, config.model.model_dump_json(), layout, machine, share, kernels, imbalance, stage)
+
+
+def _orders(config: RunConfig, layout: Layout) -> tuple[Order, ...]:
+    """Without a pipeline a rank goes through its micro-batches one by one."""
+    micro_batches = layout.num_micro_batches(config.phases[0])
+    if layout.pp == 1:
+        return pipeline_orders("1f1b", 1, 1, micro_batches)
+    return pipeline_orders(
+        config.parallel.pipeline_schedule, layout.pp, stages_per_rank(config.parallel), micro_batches
+    )
+
+
+def _times(orders: tuple[Order, ...], ranks: tuple[RankTime, ...], message: float) -> list[list[tuple[float, float]]]:
+    seconds = {key: value for rank in ranks for key, value in rank.passes.items()}
+    return simulate(orders, seconds, message, [rank.start for rank in ranks])
+
+
+def _stops(orders: tuple[Order, ...], ranks: tuple[RankTime, ...], message: float) -> list[float]:
+    """When each rank has reduced its gradients."""
+    times = _times(orders, ranks, message)
+    return [mine[-1][1] + rank.reduce for mine, rank in zip(times, ranks, strict=True)]
+
+
+def _message_seconds(situation: Situation) -> float:
+    """Of what a micro-batch's activations, or their gradients, take to the next pipeline rank."""
+    model = situation.config.model
+    carried = 1 + model.num_nextn_predict_layers * situation.stage.roles[0].has_vocabulary
+    size = BF16 * situation.share.normed * model.hidden_size * carried
+    return collective_seconds("send", size, situation.group("pp"), situation.machine)
+
+
+def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
+    found = []
+    for traffic in step_traffic(config, layout, pp_rank, stage):
+        group = Group(traffic.num_ranks, ranks_per_node(layout, traffic.axis, machine.ranks_per_node))
+        kind: CollectiveKind = "all_to_all" if traffic.is_exchange else "all_gather"
+        if traffic.axis in ("pp", "dp_replicate"):
+            kind = "send" if traffic.axis == "pp" else "all_reduce"
+        # Half of what a pipeline's messages count is received, while the other half is sent.
+        num_bytes = traffic.bytes / (2 if kind == "send" else 1)
+        sent = link_bytes(kind, num_bytes, group)
+        seconds = collective_seconds(kind, num_bytes, group, machine)
+        ranks = min(machine.ranks_per_node, layout.world_size)
+        found.append(LinkUse(traffic.axis, kind, group, traffic.bytes, sent, sent.outside * ranks, seconds))
+    return found
+
+
+def _provenance(part: str, machine: Machine) -> Provenance:
+    if part in _COMPUTED:
+        return machine.compute_provenance
+    if part == "bubble":
+        return least_sure((machine.compute_provenance, machine.link_provenance))
+    return machine.link_provenance

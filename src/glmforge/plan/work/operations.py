@@ -77,6 +77,8 @@ class Operation:
 
     Attributes:
         in_model: whether it belongs to what `train_flops_per_token` counts.
+        model_passes: how many times the forward FLOPs that count has of it: forward, gradients of the inputs and of
+            the weights, as far as they are computed.
         again: whether the backward pass computes the forward one a second time.
         repeats: how often today's code does what would be enough once.
         is_update: whether it is done once a step, when all gradients are there.
@@ -88,6 +90,7 @@ class Operation:
     backward: Work = NOTHING
     times: int | Fraction = 1
     in_model: bool = True
+    model_passes: int = 3
     again: bool = False
     repeats: int = 1
     is_update: bool = False
@@ -110,8 +113,8 @@ class Operation:
 
     @property
     def model_flops(self) -> int | Fraction:
-        """Forward, and twice that backward."""
-        return 3 * self.times * self.forward.flops * self.in_model
+        """Of the step, without what is recomputed."""
+        return self.model_passes * self.times * self.forward.flops * self.in_model
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def mtp_entry(config: ModelConfig, share: Share) -> Iterator[Operation]:
     """What an MTP layer does before and after its decoder layer: three norms, and `eh_proj`."""
     elements = share.normed * config.hidden_size
     yield Operation("MTP: norms", "memory", Work(3 * 2 * BF16 * elements), Work(3 * 3 * BF16 * elements))
-    yield _maps("MTP: eh_proj", share.normed, 2 * config.hidden_size, [config.hidden_size])
+    yield linear("MTP: eh_proj", share.normed, 2 * config.hidden_size, [config.hidden_size])
 
 
 def final_norm(config: ModelConfig, share: Share) -> Operation:
@@ -177,7 +180,7 @@ def final_norm(config: ModelConfig, share: Share) -> Operation:
 def head(config: ModelConfig, share: Share) -> Iterator[Operation]:
     """Logits and their loss. The gradients are computed along with the loss; the weight's is fp32."""
     rows = config.vocab_size // share.tp
-    yield _maps("head", share.tokens, config.hidden_size, [rows])
+    yield linear("head", share.tokens, config.hidden_size, [rows])
     logits = share.tokens * rows
     yield Operation("cross-entropy", "memory", Work(BF16 * 2 * logits))
 
@@ -192,7 +195,7 @@ def _norms(config: ModelConfig, share: Share) -> Operation:
 def _attention(config: ModelConfig, share: Share) -> Iterator[Operation]:
     q = config.num_attention_heads * config.head_dim // share.tp
     kv = config.num_key_value_heads * config.head_dim // share.tp
-    yield _maps("q, k, v projections", share.tokens, config.hidden_size, [q, kv, kv])
+    yield linear("q, k, v projections", share.tokens, config.hidden_size, [q, kv, kv])
     rotated = BF16 * share.tokens * (q + kv)
     saved = rotated if config.use_qk_norm else 0  # a norm's backward pass reads what was normed
     name = "q/k norm and RoPE" if config.use_qk_norm else "RoPE"
@@ -207,7 +210,7 @@ def _attention(config: ModelConfig, share: Share) -> Iterator[Operation]:
         Work(2 * q_bytes + kv_bytes + logsumexp, attention_flops=2 * product),
         Work(4 * q_bytes + 2 * kv_bytes + logsumexp, attention_flops=5 * product),
     )
-    yield _maps("output projection", share.tokens, q, [config.hidden_size])
+    yield linear("output projection", share.tokens, q, [config.hidden_size])
 
 
 def _moe(config: ModelConfig, share: Share) -> Iterator[Operation]:
@@ -218,9 +221,9 @@ def _moe(config: ModelConfig, share: Share) -> Iterator[Operation]:
     yield _router(config, share)
     # Three index tensors are made of the choices.
     yield Operation("sort and permute", "memory", Work(4 * INT64 * rows + x + x_rows), Work(INT64 * rows + x_rows + x))
-    yield _maps("experts: gate and up", rows, d, [2 * inner], num_experts)
+    yield linear("experts: gate and up", rows, d, [2 * inner], num_experts)
     yield _silu("experts: SwiGLU", rows, inner)
-    yield _maps("experts: down", rows, inner, [d], num_experts)
+    yield linear("experts: down", rows, inner, [d], num_experts)
     # With the shared expert's result added. Backward: the results are read once more for the weights' gradients.
     weights = FP32 * rows + INT64 * rows
     yield Operation("combine", "memory", Work(weights + x_rows + 2 * x), Work(2 * weights + x + 2 * x_rows))
@@ -248,9 +251,9 @@ def _router(config: ModelConfig, share: Share) -> Operation:
 
 
 def _swiglu(name: str, tokens: int, width: int, inner: int) -> Iterator[Operation]:
-    yield _maps(f"{name}: gate and up", tokens, width, [inner, inner])
+    yield linear(f"{name}: gate and up", tokens, width, [inner, inner])
     yield _silu(f"{name}: SwiGLU", tokens, inner)
-    yield _maps(f"{name}: down", tokens, inner, [width])
+    yield linear(f"{name}: down", tokens, inner, [width])
 
 
 def _silu(name: str, rows: int, inner: int) -> Operation:
@@ -259,7 +262,7 @@ def _silu(name: str, rows: int, inner: int) -> Operation:
     return Operation(name, "memory", Work(3 * BF16 * elements), Work(5 * BF16 * elements))
 
 
-def _maps(name: str, rows: int, width: int, outputs: list[int], groups: int = 1) -> Operation:
+def linear(name: str, rows: int, width: int, outputs: list[int], groups: int = 1) -> Operation:
     """Linear maps of the same input, each a matmul; with `groups` each has that many weights, one for each expert."""
     total = sum(outputs)
     x, y, weights = BF16 * rows * width, BF16 * rows * total, BF16 * groups * width * total

@@ -1,20 +1,25 @@
 """All operations of an optimizer step of one rank, from a run's configuration and layout.
 
 Each sequence is one document unless told otherwise, and the router is balanced. Only `precision.compute: bf16` is
-counted. What the router's balance loss, adapters and dropout add is left out.
+counted. What the router's balance loss and dropout add is left out, and a head of a
+few outputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 from glmforge.config.layout import Layout
-from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
 from glmforge.plan.work import operations
-from glmforge.plan.work.operations import Operation, Share
+from glmforge.plan.work.operations import Operation, Share, done_again
+from glmforge.plan.work.role_operations import forward_alone, trained_by
 from glmforge.plan.work.update_operations import update_operations
 
 
@@ -34,71 +39,123 @@ def micro_batch_share(config: RunConfig, layout: Layout, mean_attended: int | No
 
 
 def step_operations(
-    config: RunConfig, layout: Layout, pp_rank: int = 0, mean_attended: int | None = None
+    config: RunConfig,
+    layout: Layout,
+    pp_rank: int = 0,
+    mean_attended: int | None = None,
+    stage: Stage = PRETRAINING,
 ) -> list[Operation]:
-    """The operations of a step of the first phase on a rank of `pp_rank`; several may have one name.
+    """The operations of a step of the first phase on a rank of `pp_rank`, of all the stage's models; several may have
+    one name.
 
     Raises `ConfigError` for fp32, in which other kernels run.
     """
     if config.precision.compute != "bf16":
         raise ConfigError("precision.compute: the operations of a step are counted for bf16 only; set it to bf16")
     share = micro_batch_share(config, layout, mean_attended)
+    contents = stages_of_pp_rank(config, layout, pp_rank)
+    return [operation for role in stage.roles for operation in _role_operations(config, layout, share, contents, role)]
+
+
+def _role_operations(
+    config: RunConfig, layout: Layout, share: Share, contents: list[StageContent], role: Role
+) -> Iterator[Operation]:
     micro_batches = layout.num_micro_batches(config.phases[0])
-    stages = stages_of_pp_rank(config, layout, pp_rank)
-    found = [
-        replace(operation, times=operation.times * micro_batches)
-        for stage in stages
-        for operation in _stage(config, share, stage)
-    ]
-    table = parameter_table(config.model)
-    used = [row for stage in stages for row in used_parameters(table, config, stage)]
+    for content in contents:
+        yield from times(micro_batches, role_passes(config, share, content, role))
+    rows = [row for content in contents for row in held_parameters(config, content, role) if role.trains(row)]
+    if not rows:
+        return
     # A rank alone casts in every forward pass; FSDP casts what it gathers, as often as it gathers.
     reshards = config.parallel.reshards_after_forward
     again = config.parallel.recompute == "full" if layout.fsdp == 1 else reshards
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not reshards else micro_batches
-    return found + list(
-        update_operations(
-            used,
-            table,
-            config.optim,
-            layout,
-            micro_batches=micro_batches,
-            casts_per_step=gathers * (1 + again),
-        )
+    yield from update_operations(
+        rows,
+        ParameterTable(rows),
+        config.optim,
+        layout,
+        micro_batches=micro_batches,
+        casts_per_step=gathers * (1 + again + role.forwards),
     )
 
 
-def used_parameters(table: ParameterTable, config: RunConfig, stage: StageContent) -> Iterator[Parameter]:
-    """The rows of `table` that a stage of the pipeline holds; without the MTP layers' while nothing asks for them."""
-    num_trunk, with_mtp = config.model.num_hidden_layers, stage.num_mtp > 0 and config.phases[0].mtp_loss_weight > 0
+def held_parameters(config: RunConfig, content: StageContent, role: Role = MODEL) -> list[Parameter]:
+    """The parameters of a role, trained or frozen, that a stage of the pipeline uses."""
+    return [row for row in used_parameters(role.parameters(config.model), config, content) if row.trained]
+
+
+def used_parameters(table: ParameterTable, config: RunConfig, content: StageContent) -> Iterator[Parameter]:
+    """The rows of `table` that a stage of the pipeline uses; without the MTP layers' while nothing asks for them."""
+    num_trunk, with_mtp = config.model.num_hidden_layers, content.num_mtp > 0 and config.phases[0].mtp_loss_weight > 0
     for row in table.values():
         if row.layer is not None:
-            is_here = stage.start <= row.layer < stage.stop if row.layer < num_trunk else with_mtp
+            is_here = content.start <= row.layer < content.stop if row.layer < num_trunk else with_mtp
         else:
-            is_here = stage.has_embedding if row.family == "embedding" else stage.has_head
+            is_here = content.has_embedding if row.family == "embedding" else content.has_head
         if is_here:
             yield row
 
 
-def _stage(config: RunConfig, share: Share, stage: StageContent) -> Iterator[Operation]:
-    """One micro-batch through a stage."""
+def stage_operations(
+    config: RunConfig, share: Share, content: StageContent, stage: Stage = PRETRAINING
+) -> Iterator[Operation]:
+    """One micro-batch through a stage of the pipeline, or any part of one, of all the models that train together."""
+    for role in stage.roles:
+        yield from role_passes(config, share, content, role)
+
+
+def role_passes(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
+    """One micro-batch through a stage of the pipeline, in all the passes that a role makes."""
     model, recompute = config.model, config.parallel.recompute
-    num_mtp = model.num_nextn_predict_layers if config.phases[0].mtp_loss_weight else 0
-    if stage.has_embedding:  # every MTP depth looks its own tokens up
-        yield replace(operations.embedding(model, share), times=1 + num_mtp)
-    layers = [(stage.num_dense, False), (stage.num_moe + min(stage.num_mtp, num_mtp), True)]
-    for number, is_moe in layers:
-        for operation in operations.done_again(operations.layer(model, share, is_moe=is_moe), recompute):
-            if number:
-                yield replace(operation, times=number)
-    if not stage.has_head:
+    if role.is_trained:
+        yield from trained_by(role, _entry(model, share, content))
+        yield from done_again(trained_by(role, _layers(model, share, content)), recompute)
+        yield from trained_by(role, _exit(model, share, content, role.has_vocabulary))
+        if config.phases[0].mtp_loss_weight and role.has_vocabulary:
+            yield from _mtp(config, share, content, role)
+    passed = chain(
+        _entry(model, share, content),
+        _layers(model, share, content),
+        _exit(model, share, content, role.has_vocabulary),
+    )
+    yield from forward_alone(role, passed)
+
+
+def _entry(model: ModelConfig, share: Share, content: StageContent) -> Iterator[Operation]:
+    if content.has_embedding:
+        yield operations.embedding(model, share)
+
+
+def _layers(model: ModelConfig, share: Share, content: StageContent) -> Iterator[Operation]:
+    for number, is_moe in ((content.num_dense, False), (content.num_moe, True)):
+        if number:
+            yield from times(number, operations.layer(model, share, is_moe=is_moe))
+
+
+def _exit(model: ModelConfig, share: Share, content: StageContent, has_vocabulary: bool) -> Iterator[Operation]:
+    if content.has_head:
+        yield operations.final_norm(model, share)
+        if has_vocabulary:
+            yield from operations.head(model, share)
+
+
+def _mtp(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
+    """Every depth looks its own tokens up, on the first stage; it has a layer and logits of its own on the last."""
+    model, number = config.model, config.model.num_nextn_predict_layers
+    if not number:
         return
-    yield operations.final_norm(model, share)
-    for operation in operations.head(model, share):
-        yield replace(operation, times=1 + num_mtp)
-    if num_mtp:
-        for operation in operations.done_again(operations.mtp_entry(model, share), recompute):
-            yield replace(operation, times=num_mtp)
+    yield from times(number, trained_by(role, _entry(model, share, content), adapted=False))
+    if content.num_mtp:
+        layer = chain(operations.layer(model, share, is_moe=True), operations.mtp_entry(model, share))
+        inner = done_again(trained_by(role, layer, adapted=False), config.parallel.recompute)
+        yield from times(number, chain(inner, trained_by(role, operations.head(model, share), adapted=False)))
+
+
+def times(number: int, found: Iterable[Operation]) -> Iterator[Operation]:
+    """Each operation so many times."""
+    for operation in found:
+        yield replace(operation, times=operation.times * number)
 
 
 def model_flops(found: list[Operation]) -> int | Fraction:

@@ -10,16 +10,17 @@ Shapes: T tokens of a micro-batch on this rank, D hidden_size.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from glmforge.config.layout import Layout
-from glmforge.config.parameters import Parameter, parameter_table
+from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
 from glmforge.plan.work.operations import BF16, FP32, Share
-from glmforge.plan.work.step import micro_batch_share, used_parameters
+from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
 
 NODE_RANKS = 8
@@ -57,76 +58,122 @@ class Traffic(NamedTuple):
         return self.bytes * max(inside / accelerator.nvlink_bandwidth, outside / NETWORK_BYTES)
 
 
-def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Traffic]:
+def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0, stage: Stage = PRETRAINING) -> list[Traffic]:
     """The axes along which a rank of `pp_rank` communicates anything in a step of the first phase."""
-    share = micro_batch_share(config, layout)
-    micro_batches = layout.num_micro_batches(config.phases[0])
     sizes: Counter[str] = Counter()
-    for stage in stages_of_pp_rank(config, layout, pp_rank):
-        for axis, size in _activations(config, layout, share, stage):
-            sizes[axis] += size * micro_batches
-        # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
-        gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
-        for axis, size in _weights(config, layout, stage):
-            sizes[axis] += size * gathers
-        for axis, size in _gradients(config, layout, stage, micro_batches):
+    for role in stage.roles:
+        for axis, size in _role_traffic(config, layout, pp_rank, role):
             sizes[axis] += size
     exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [
-        Traffic(axis, layout.size(axis), _ranks_per_node(layout, axis), size, axis in exchanges)
+        Traffic(axis, layout.size(axis), ranks_per_node(layout, axis), size, axis in exchanges)
         for axis, size in sizes.items()
         if layout.size(axis) > 1 and size
     ]
 
 
-def _activations(config: RunConfig, layout: Layout, share: Share, stage: StageContent) -> Iterator[tuple[str, int]]:
-    """Of one micro-batch."""
+def _role_traffic(config: RunConfig, layout: Layout, pp_rank: int, role: Role) -> Iterator[tuple[str, int]]:
+    share = micro_batch_share(config, layout)
+    micro_batches = layout.num_micro_batches(config.phases[0])
+    # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
+    gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
+    for content in stages_of_pp_rank(config, layout, pp_rank):
+        rows = held_parameters(config, content, role)
+        for axis, size in activation_bytes(config, layout, share, content, role):
+            yield axis, size * micro_batches
+        for axis, size in gathered_bytes(config, layout, rows, role):
+            yield axis, size * gathers
+        yield from reduced_bytes(config, layout, rows, micro_batches, role)
+
+
+def activation_bytes(
+    config: RunConfig, layout: Layout, share: Share, content: StageContent, role: Role = MODEL
+) -> Iterator[tuple[str, int]]:
+    """Activations and their gradients of one micro-batch, in all the passes that a role makes."""
+    if role.is_trained:
+        yield from _training_pass(config, layout, share, content, role)
+    if role.forwards:
+        for axis, size in _forward_pass(config, layout, share, content, role):
+            yield axis, size * role.forwards
+
+
+def _training_pass(
+    config: RunConfig, layout: Layout, share: Share, content: StageContent, role: Role
+) -> Iterator[tuple[str, int]]:
+    """Activations and their gradients, of one micro-batch."""
     model, recompute = config.model, config.parallel.recompute
-    num_mtp = stage.num_mtp if config.phases[0].mtp_loss_weight else 0
-    num_moe = stage.num_moe + num_mtp
-    num_layers = stage.num_dense + num_moe
+    num_mtp = content.num_mtp if config.phases[0].mtp_loss_weight and role.has_vocabulary else 0
+    num_moe = content.num_moe + num_mtp
+    num_layers = content.num_dense + num_moe
     x = BF16 * share.tokens * model.hidden_size
     forwards = 2 if recompute == "full" else 1  # "selective" keeps what came over the network
     # Every layer gathers and scatters twice: around attention, and around the dense MLP or the shared expert.
     # A recomputation ends before it has done so after a dense layer's last map.
-    yield "tp", num_layers * 2 * 2 * x * (forwards + 1) - stage.num_dense * x * (forwards - 1)
+    yield "tp", num_layers * 2 * 2 * x * (forwards + 1) - content.num_dense * x * (forwards - 1)
     # The embedding is summed over parts of the vocabulary, the head reads all tokens.
-    yield "tp", (stage.has_embedding + stage.has_head) * (1 + num_mtp) * 2 * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * (1 + num_mtp) * 2 * x
     rows = BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "ep", num_moe * 2 * rows * (forwards + 1)
-    yield "cp", num_layers * _context(config, layout, share)
-    boundaries = (not stage.has_embedding) + (not stage.has_head)
-    yield "pp", boundaries * 2 * BF16 * share.normed * model.hidden_size * (1 + model.num_nextn_predict_layers)
+    gathered, exchanged = _context(config, layout, share)
+    # Keys and values are gathered forward and once more backward, and their gradients scattered.
+    yield "cp", num_layers * (3 * gathered + 2 * exchanged)
+    carried = 1 + model.num_nextn_predict_layers * role.has_vocabulary
+    yield "pp", _boundaries(content) * 2 * BF16 * share.normed * model.hidden_size * carried
 
 
-def _context(config: RunConfig, layout: Layout, share: Share) -> int:
-    """Of one layer. Keys and values are gathered forward and once more backward, and their gradients scattered."""
+def _forward_pass(
+    config: RunConfig, layout: Layout, share: Share, content: StageContent, role: Role
+) -> Iterator[tuple[str, int]]:
+    """Activations of one micro-batch in a forward pass alone."""
+    model = config.model
+    num_layers = content.num_dense + content.num_moe
+    x = BF16 * share.tokens * model.hidden_size
+    yield "tp", num_layers * 2 * 2 * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * x
+    yield "ep", content.num_moe * 2 * BF16 * share.own * model.num_experts_per_tok * model.hidden_size
+    yield "cp", num_layers * sum(_context(config, layout, share))
+    yield "pp", _boundaries(content) * BF16 * share.normed * model.hidden_size
+
+
+def _boundaries(content: StageContent) -> int:
+    """Other stages that a stage of the pipeline stands next to."""
+    return (not content.has_embedding) + (not content.has_head)
+
+
+def _context(config: RunConfig, layout: Layout, share: Share) -> tuple[int, int]:
+    """Of one layer forward: keys and values gathered, and what ulysses exchanges instead."""
     model = config.model
     q = BF16 * share.tokens * model.num_attention_heads * model.head_dim // layout.tp
     kv = BF16 * share.tokens * 2 * model.num_key_value_heads * model.head_dim // layout.tp
     if config.parallel.context_method == "ulysses":
-        return 2 * (2 * q + kv)
-    return 3 * kv * layout.cp
+        return 0, 2 * q + kv
+    return kv * layout.cp, 0
 
 
-def _weights(config: RunConfig, layout: Layout, stage: StageContent) -> Iterator[tuple[str, int]]:
-    """FSDP's gathers for one forward and backward pass. What belongs to no layer stays gathered between."""
-    gathers = 2 if config.parallel.reshards_after_forward else 1
-    for row in _trained(config, stage):
-        size = (FP32 if "mlp.gate." in row.name else BF16) * used_elements(row, layout)
-        yield _shard_axis(row, layout), size * (gathers if row.layer is not None else 1)
+def gathered_bytes(
+    config: RunConfig, layout: Layout, rows: Iterable[Parameter], role: Role = MODEL
+) -> Iterator[tuple[str, int]]:
+    """FSDP's gathers of `rows` for one micro-batch, in all the passes that a role makes.
+
+    What belongs to no layer stays gathered between forward and backward.
+    """
+    backward = int(role.is_trained and config.parallel.reshards_after_forward)
+    for row in rows:
+        # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
+        size = FP32 if role.trains(row) and "mlp.gate." in row.name else BF16
+        gathers = role.forwards + role.is_trained + backward * (row.layer is not None)
+        yield _shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
 
-def _gradients(config: RunConfig, layout: Layout, stage: StageContent, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of a step, in fp32."""
+def reduced_bytes(
+    config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int, role: Role = MODEL
+) -> Iterator[tuple[str, int]]:
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role does not train has none."""
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
-    for row in _trained(config, stage):
-        yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
-        yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
-
-
-def _trained(config: RunConfig, stage: StageContent) -> list[Parameter]:
-    return [row for row in used_parameters(parameter_table(config.model), config, stage) if row.trained]
+    for row in rows:
+        if role.trains(row):
+            yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
+            yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 
 
 def _shard_axis(row: Parameter, layout: Layout) -> str:
@@ -134,8 +181,8 @@ def _shard_axis(row: Parameter, layout: Layout) -> str:
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 
 
-def _ranks_per_node(layout: Layout, axis: str) -> int:
-    """How many ranks of a group of the axis lie in one node."""
+def ranks_per_node(layout: Layout, axis: str, node_ranks: int = NODE_RANKS) -> int:
+    """How many ranks of a group of the axis lie in one node of `node_ranks`."""
     strides = {
         "tp": 1,
         "ep": 1,
@@ -145,4 +192,4 @@ def _ranks_per_node(layout: Layout, axis: str) -> int:
         "dp_replicate": layout.dp_shard * layout.cp * layout.tp,
         "pp": layout.stage_ranks,
     }
-    return max(1, min(layout.size(axis), NODE_RANKS // strides[axis]))
+    return max(1, min(layout.size(axis), node_ranks // strides[axis]))

@@ -55,3 +55,19 @@ def test_torch_is_not_imported(model: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_adapters() -> None:
+    text = show("glm45_air_106b", "--lora", "rank=16,target=q_proj+k_proj+v_proj+o_proj")
+    assert "31,653,888" in text
+    assert "368" in text
+    assert "0.0290% of the model" in text
+    summary = json.loads(show("glm45_air_106b", "--lora", "rank=16,target=experts", "--json"))["lora"]
+    assert (summary["trained"], summary["tensors"]) == (1_521_745_920, 270)
+    assert [one["adapters"] for one in summary["maps"]] == [45 * 128] * 3
+
+
+def test_adapters_of_nothing_are_the_user_s_error() -> None:
+    result = CliRunner().invoke(app, ["show", "demo", "--lora", "rank=16,target=gate_up_proj"])
+    assert isinstance(result.exception, ConfigError)
+    assert "target 'gate_up_proj'" in str(result.exception)

@@ -1,0 +1,139 @@
+"""The planner's closed forms of memory against dry runs: every place of every shipped file, and of two dozen others.
+
+    python benchmarks/plan_memory.py              # all of them, some ten minutes on two idle cores
+    python benchmarks/plan_memory.py --only zbv   # those whose name has "zbv"; nothing is written
+
+Shipped files are those of `dry_runs.py`, with the phases and settings that it has. The others are layouts of a model of
+24 layers on 8 to 64 GPUs: each way of sharing, recomputation, schedule, micro-batch, offload and optimizer once. Each
+row has what the dry run found at the fullest moment of the fullest place, purpose by purpose, and what
+`glmforge.plan.memory` says of that place; beside it the largest error of the peak over all places.
+"""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dry_runs import SHIPPED, different_phases, where
+from record import write_result
+
+from glmforge.config import load_config
+from glmforge.dryrun.run import DryRun, dry_run
+from glmforge.plan.layout import select_phase
+from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
+from glmforge.plan.memory.purposes import Memory, Purpose
+
+
+class Case(NamedTuple):
+    """A file or packaged run, a phase, settings and a number of GPUs; `name` is short and its own."""
+
+    name: str
+    file: str
+    phase: str
+    settings: tuple[str, ...]
+    world_size: int
+
+
+_SMALL = "configs/scaled_down_64gpu.yaml"
+_BATCH = ("model.num_hidden_layers=8", "phases.0.batch_size=64", "phases.0.batch_ramp=null", "parallel.compile=false")
+_OTHERS: dict[str, tuple[int, str]] = {
+    "fsdp": (8, "cp=1 ep=1"),
+    "fsdp, recompute none": (8, "cp=1 ep=1 recompute=none"),
+    "fsdp, recompute full": (8, "cp=1 ep=1 recompute=full"),
+    "fsdp, micro-batch 4": (8, "cp=1 ep=1 micro_batch_size=4"),
+    "fsdp, one reduction": (8, "cp=1 ep=1 reduce_gradients=last_micro_batch"),
+    "fsdp, weights kept": (8, "cp=1 ep=1 reshard_after_forward=false"),
+    "fsdp, activations in host memory": (8, "cp=1 ep=1 recompute=none activation_offload=true"),
+    "hsdp": (16, "cp=1 ep=1 dp_replicate=2"),
+    "ep": (8, "cp=1 ep=8 recompute=none"),
+    "cp gather": (8, "cp=4 ep=1 recompute=none"),
+    "cp ulysses": (8, "cp=4 ep=1 recompute=none context_method=ulysses"),
+    "tp": (8, "cp=1 ep=1 tp=4"),
+    "tp, recompute none": (8, "cp=1 ep=1 tp=4 recompute=none"),
+    "tp without sequence parallelism": (8, "cp=1 ep=1 tp=4 sequence_parallel=false recompute=none"),
+    "tp, ep, recompute full": (16, "cp=1 ep=8 tp=2 recompute=full"),
+    "gpipe": (16, "cp=1 ep=4 pp=4 pipeline_schedule=gpipe"),
+    "1f1b": (16, "cp=1 ep=4 pp=4"),
+    "1f1b, recompute none": (16, "cp=1 ep=4 pp=4 recompute=none"),
+    "1f1b, recompute full": (16, "cp=1 ep=4 pp=4 recompute=full"),
+    "interleaved_1f1b": (16, "cp=1 ep=4 pp=4 pipeline_schedule=interleaved_1f1b"),
+    "looped_bfs": (16, "cp=1 ep=4 pp=4 pipeline_schedule=looped_bfs"),
+    "interleaved_zero_bubble": (16, "cp=1 ep=4 pp=4 recompute=none pipeline_schedule=interleaved_zero_bubble"),
+    "zbv": (16, "cp=1 ep=4 pp=4 recompute=none pipeline_schedule=zbv"),
+    "dualpipev": (16, "cp=1 ep=4 pp=4 recompute=none pipeline_schedule=dualpipev"),
+    "pp, tp, cp": (64, "cp=2 tp=2 ep=8 pp=4"),
+}
+_OTHER_SETTINGS: dict[str, tuple[int, str, tuple[str, ...]]] = {
+    "adamw": (8, "cp=1 ep=1", ("optim.matrix_optimizer=adamw",)),
+    "bf16 states": (8, "cp=1 ep=1", ("optim.state_dtype=bf16",)),
+    "without MTP": (8, "cp=1 ep=1", ("phases.0.mtp_loss_weight=0",)),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="only cases whose name has this; nothing is written")
+    only = parser.parse_args().only
+    rows = []
+    for case in cases():
+        if only in case.name:
+            rows.append(_compare(case))
+            print(_words(rows[-1]), flush=True)
+    if not only:
+        code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
+        summary = {"largest_error": max(rows, key=lambda row: abs(row["error"]))["error"], "cases": len(rows)}
+        write_result("plan_memory", {"summary": summary, "runs": rows}, code=[*code, "src/glmforge/plan/memory"])
+
+
+def cases() -> Iterator[Case]:
+    """All of them; the shipped files first."""
+    for file, (world_size, settings) in SHIPPED.items():
+        for phase in different_phases(load_config(where(file)).phases):
+            options = settings.get(phase, ())
+            if options is not None:
+                yield Case(f"{file.split('/')[-1]} {phase}", file, phase, options, world_size)
+    small = {name: (size, parallel, ()) for name, (size, parallel) in _OTHERS.items()} | _OTHER_SETTINGS
+    for name, (world_size, parallel, more) in small.items():
+        options = (*_BATCH, *(f"parallel.{setting}" for setting in parallel.split()), *more)
+        yield Case(name, _SMALL, "general", options, world_size)
+
+
+def _compare(case: Case) -> dict[str, Any]:
+    config = select_phase(load_config(where(case.file), case.settings), case.phase)
+    found = dry_run(config, case.world_size)
+    estimate = estimate_memory(config, found.layout)
+    return {**case._asdict(), "settings": list(case.settings), **_errors(found, estimate)}
+
+
+def _errors(found: DryRun, estimate: MemoryEstimate) -> dict[str, Any]:
+    fullest = max(found.classes, key=lambda kind: kind.step.peak)
+    place = estimate.places[fullest.pp_rank]
+    errors = [estimate.places[kind.pp_rank].peak / kind.step.peak - 1 for kind in found.classes]
+    return {
+        "pp_rank": fullest.pp_rank,
+        "dry_run": _by_purpose(fullest.step.at_peak) | {"moment": fullest.step.moment, "peak": fullest.step.peak},
+        "closed_form": _by_purpose(place.at_peak) | {"moment": place.moment, "peak": place.peak},
+        "error": estimate.peak / found.peak - 1,
+        "largest_error_of_a_place": max(errors, key=abs),
+        "held": {str(purpose): size for purpose, size in fullest.findings.held.items()},
+        "peaks": {str(kind.pp_rank): kind.step.peak for kind in found.classes},
+    }
+
+
+def _by_purpose(memory: Memory) -> dict[str, Any]:
+    return {str(purpose): memory[purpose] for purpose in Purpose}
+
+
+def _words(row: dict[str, Any]) -> str:
+    dry, closed = row["dry_run"], row["closed_form"]
+    parts = " ".join(
+        f"{purpose.name.lower()} {dry[purpose] / 1e9:.2f}/{closed[purpose] / 1e9:.2f}" for purpose in Purpose
+    )
+    return (
+        f"{row['name']}: {dry['peak'] / 1e9:.2f} GB at {row['pp_rank']} in {dry['moment']}, closed form "
+        f"{closed['peak'] / 1e9:.2f} in {closed['moment']}; error {row['error']:+.1%}, of a place "
+        f"{row['largest_error_of_a_place']:+.1%}; {parts}"
+    )
+
+
+if __name__ == "__main__":
+    main()

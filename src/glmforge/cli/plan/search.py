@@ -1,0 +1,164 @@
+"""`glmforge plan --search`: the layouts that fit, ranked, and the best of them as a file."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from glmforge.cli.plan.tables import gib, print_table, table
+from glmforge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from glmforge.config.schema import RunConfig
+    from glmforge.dryrun.search import Confirmed
+    from glmforge.plan.machine.machine import Machine
+    from glmforge.plan.search.search import Candidate, Fit, SearchResult
+
+_SHOWN = 10
+
+
+def search(
+    config: "RunConfig",
+    world_size: int,
+    machine: "Machine",
+    *,
+    phase: str | None,
+    source: str,
+    overrides: "Sequence[str]",
+    winner: Path | None,
+    as_json: bool,
+) -> None:
+    """Search, confirm by a dry run, print, and write the winner."""
+    from glmforge.dryrun.search import confirm
+    from glmforge.plan.search.fewest import fewest_devices
+    from glmforge.plan.search.search import search_layouts
+    from glmforge.plan.search.winner import write_winner
+
+    errors = Console(stderr=True)
+
+    def progress(line: str) -> None:
+        errors.print(line, highlight=False)
+
+    result = search_layouts(config, world_size, machine, phase=phase, progress=progress)
+    fewest = fewest_devices(config, machine, phase=phase, most=max(world_size, _most_devices(result, world_size)))
+    confirmed = confirm(result, progress=progress) if result.ranked else None
+    if as_json:
+        typer.echo(json.dumps(_as_json(result, confirmed, fewest), indent=2))
+    else:
+        _print(result, confirmed, fewest, Console())
+    if confirmed is None:
+        raise ConfigError(_nothing(result, fewest))
+    path = winner or Path(f"{Path(source).stem}_{world_size}gpus.yaml")
+    notes = _notes(result, confirmed, phase or config.phases[0].name)
+    write_winner(confirmed.candidate, config, source, overrides, path, notes)
+    progress(f"written to {path}")
+
+
+def _most_devices(result: "SearchResult", world_size: int) -> int:
+    """How far to look for enough devices where these are too few."""
+    return world_size if result.ranked else 16 * world_size
+
+
+def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
+    limit = f"{result.memory_limit / 1e9:.0f} GB of each {result.machine.accelerator.name}"
+    more = f"; it fits on {fewest.layout.world_size}" if fewest else ""
+    if result.ranked:
+        return f"--search: by their dry runs none of the fastest layouts fits {limit}; give more GPUs"
+    if result.num_layouts == 0:
+        return (
+            f"--search: no layout of {result.world_size} GPUs divides the model and the batch; "
+            "choose another number of GPUs, or a batch that more numbers divide"
+        )
+    return f"--search: no layout on {result.world_size} GPUs fits {limit}{more}"
+
+
+def _notes(result: "SearchResult", confirmed: "Confirmed", phase: str) -> list[str]:
+    time, machine = confirmed.candidate.time, result.machine
+    peak = "by a dry run" if confirmed.run else "by closed forms"
+    return [
+        f"{result.world_size:,} x {machine.accelerator.name}, {machine.ranks_per_node} to a node, "
+        f"network {machine.network.name}; phase {phase}",
+        f"predicted, not measured: {time.seconds:.2f} s a step, {time.tokens_per_second:,.0f} tokens/s, "
+        f"MFU {time.utilisation:.1%}",
+        f"the fullest rank needs {confirmed.peak / 1e9:.1f} GB ({peak}) of {machine.accelerator.memory_bytes / 1e9:g}",
+    ]
+
+
+def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit | None", console: Console) -> None:
+    if result.ranked:
+        _print_candidates(f"The fastest of {result.num_fitting:,} that fit", result.ranked[:_SHOWN], console)
+        _print_candidates("Time against memory: nothing is better in both", result.pareto, console)
+    if fewest is not None:
+        number = fewest.layout.world_size
+        console.print(
+            f"The fewest that fit, however slow: {number:,} with {_layout_words(fewest)}, "
+            f"{gib(fewest.memory.peak)} GiB.",
+            highlight=False,
+        )
+    if confirmed is not None:
+        how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "not dry-run, host memory is in use"
+        console.print(f"Taken: {_layout_words(confirmed.candidate)} ({how}).", highlight=False)
+
+
+def _print_candidates(title: str, candidates: "Sequence[Candidate]", console: Console) -> None:
+    rows = table("s a step", "tokens/s", "MFU", "peak GiB", "layout")
+    rows.columns[-1].justify = "left"
+    for candidate in candidates:
+        time = candidate.time
+        rows.add_row(
+            f"{time.seconds:.2f}",
+            f"{time.tokens_per_second:,.0f}",
+            f"{time.utilisation:.1%}",
+            gib(candidate.memory.peak),
+            _layout_words(candidate),
+        )
+    print_table(title, rows, console)
+
+
+def _layout_words(fit: "Fit") -> str:
+    """Sizes other than 1, schedule, recomputation, offloads."""
+    layout, parallel = fit.layout, fit.config.parallel
+    sizes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+    words = [f"{name} {layout.size(name)}" for name in sizes if layout.size(name) > 1]
+    words.append(f"micro-batch {layout.micro_batch_size}")
+    words += [parallel.pipeline_schedule] if layout.pp > 1 else []
+    words += [f"recompute {parallel.recompute}"] if parallel.recompute != "none" else []
+    words += [name for name in ("activation_offload", "cpu_offload") if getattr(parallel, name)]
+    return ", ".join(words)
+
+
+def _as_json(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit | None") -> dict[str, Any]:
+    taken = None
+    if confirmed is not None:
+        taken = _candidate_as_json(confirmed.candidate) | {"dry_run_peak_bytes": confirmed.peak}
+    return {
+        "world_size": result.world_size,
+        "gpu": result.machine.accelerator.name,
+        "memory_limit_bytes": result.memory_limit,
+        "layouts": result.num_layouts,
+        "fitting": result.num_fitting,
+        "ranked": [_candidate_as_json(candidate) for candidate in result.ranked[:_SHOWN]],
+        "pareto": [_candidate_as_json(candidate) for candidate in result.pareto],
+        "fewest_gpus": _fit_as_json(fewest) if fewest else None,
+        "taken": taken,
+    }
+
+
+def _candidate_as_json(candidate: "Candidate") -> dict[str, Any]:
+    time = candidate.time
+    return _fit_as_json(candidate) | {
+        "seconds": time.seconds,
+        "tokens_per_second": time.tokens_per_second,
+        "mfu": time.utilisation,
+    }
+
+
+def _fit_as_json(fit: "Fit") -> dict[str, Any]:
+    from glmforge.plan.search.winner import changed_settings
+
+    settings = changed_settings(fit.config, fit.layout, fit.config.parallel)
+    return {"world_size": fit.layout.world_size, "parallel": settings, "peak_bytes": fit.memory.peak}

@@ -1,0 +1,96 @@
+"""How long each phase of a run takes if nothing fails: by the predicted step, or by a utilisation that is given."""
+
+from dataclasses import dataclass, field, replace
+
+from glmforge.config.layout import resolve_layout
+from glmforge.config.phase import PhaseConfig
+from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.plan.counts.flops import train_flops_per_token
+from glmforge.plan.layout import select_phase
+from glmforge.plan.machine.collectives import LinkBytes
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.time.step_time import StepTime, predict_step
+
+HOUR, DAY = 3600.0, 86400.0
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """A phase of training, undisturbed.
+
+    Attributes:
+        model_flops: of all its tokens, as utilisation counts them.
+        seconds: None if the layout does not serve the phase; `problem` then says why.
+        sent: bytes of all ranks in the whole phase by axis, over NVLink and between nodes; none without a layout.
+    """
+
+    name: str
+    tokens: int
+    steps: int
+    model_flops: float
+    seconds: float | None
+    problem: str | None = None
+    sent: dict[str, LinkBytes] = field(default_factory=dict)
+
+
+def predicted_phases(
+    config: RunConfig, world_size: int, machine: Machine, stage: Stage = PRETRAINING
+) -> list[PhaseTime]:
+    """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
+    return [_predicted(select_phase(config, phase.name), world_size, machine, stage) for phase in config.phases]
+
+
+def phases_at(
+    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: Stage = PRETRAINING
+) -> list[PhaseTime]:
+    """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
+    if not 0 < utilisation <= 1:
+        raise ConfigError(f"--mfu: {utilisation:g} is no share of a peak; give one such as 0.3")
+    rate = world_size * machine.accelerator.bf16_flops * utilisation
+    return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
+
+
+def model_flops(config: RunConfig, phase: PhaseConfig, stage: Stage = PRETRAINING) -> float:
+    """Of all tokens of a phase; each sequence counts as one document."""
+    per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage)
+    return per_token * phase.num_samples * phase.seq_len
+
+
+def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stage) -> PhaseTime:
+    """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
+    (phase,) = config.phases
+    try:
+        layout = resolve_layout(config, world_size)
+    except ConfigError as error:
+        return _phase(config, phase, stage, None, str(error))
+
+    def step(batch_size: int) -> StepTime:
+        steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
+        return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine, stage=stage)
+
+    spans = phase.batch_spans
+    first, last = spans[0].batch_size, spans[-1].batch_size
+    longest = step(last)
+    slope = (longest.seconds - step(first).seconds) / (last - first) if first != last else 0.0
+    seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
+    return replace(_phase(config, phase, stage, seconds), sent=_sent(longest, phase.num_samples / last))
+
+
+def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
+    """What all ranks send in so many steps. A ramp's smaller batches count as parts of full ones."""
+    found: dict[str, LinkBytes] = {}
+    for pp_rank in range(step.layout.pp):
+        for link in step.links_at(pp_rank):
+            before, ranks = found.get(link.axis, LinkBytes(0, 0)), step.layout.stage_ranks * times
+            inside, outside = (ranks * size for size in link.sent)
+            found[link.axis] = LinkBytes(before.inside + inside, before.outside + outside)
+    return found
+
+
+def _phase(
+    config: RunConfig, phase: PhaseConfig, stage: Stage, seconds: float | None, problem: str | None = None
+) -> PhaseTime:
+    tokens, flops = phase.num_samples * phase.seq_len, model_flops(config, phase, stage)
+    return PhaseTime(phase.name, tokens, phase.num_steps, flops, seconds, problem)

@@ -1,0 +1,113 @@
+"""The peak of every pipeline rank of a layout: which parts live at which moment of a step, added up.
+
+A step has four moments that can be the fullest: the last forward pass before backward passes begin to free what forward
+passes kept, the backward pass that follows it, the reduction of gradients, and the optimizer's update. The peak is that
+of the fullest. `glmforge.dryrun` runs the step itself; how far the two are apart stands in docs/plan.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from glmforge.config.layout import Layout
+from glmforge.config.pipeline import stages_of_rank, stages_per_rank
+from glmforge.config.schema import RunConfig
+from glmforge.plan.memory.in_flight import passes_in_flight
+from glmforge.plan.memory.purposes import Memory, Purpose
+from glmforge.plan.memory.shards import Weights
+from glmforge.plan.memory.stages import RankParts, StageParts
+
+
+@dataclass(frozen=True)
+class PlaceMemory:
+    """What a rank at a place of the pipeline needs at most, `moment` says when, and of host memory beside."""
+
+    pp_rank: int
+    at_peak: Memory
+    moment: str
+    host_bytes: int = 0
+
+    @property
+    def peak(self) -> int:
+        return self.at_peak.total()
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Of all pipeline ranks, in order; the ranks of a stage are alike, but for shards that are smaller than others."""
+
+    places: tuple[PlaceMemory, ...]
+
+    @property
+    def fullest(self) -> PlaceMemory:
+        """The place that needs most, the first of several."""
+        return max(self.places, key=lambda place: place.peak)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the rank that needs most."""
+        return self.fullest.peak
+
+
+def estimate_memory(config: RunConfig, layout: Layout) -> MemoryEstimate:
+    """Of a step of the first phase of `config`."""
+    return MemoryModel(config).estimate(config, layout)
+
+
+class MemoryModel:
+    """Estimates for one run under many layouts: what does not depend on the layout is made once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.weights = Weights(config)
+
+    def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:
+        """`config` may differ in `parallel` and in the batch from the one that the model was made of."""
+        parallel, pp = config.parallel, layout.pp
+        parts, per_rank = StageParts(config, layout, self.weights), stages_per_rank(parallel)
+        places = []
+        for pp_rank in range(pp):
+            rank = parts.of(stages_of_rank(parallel.pipeline_schedule, pp_rank, pp, per_rank) if pp > 1 else [0])
+            flights = passes_in_flight(parallel.pipeline_schedule, pp, pp_rank, per_rank, parts.micro_batches)
+            places.append(_place(config, pp_rank, pp, rank, flights, parts.micro_batches))
+        return MemoryEstimate(tuple(places))
+
+
+def _place(
+    config: RunConfig, pp_rank: int, pp: int, rank: RankParts, flights: tuple[tuple[int, ...], ...], micro_batches: int
+) -> PlaceMemory:
+    parallel, held = config.parallel, rank.held
+    kept = max(sum(map(int.__mul__, flight, rank.kept)) for flight in flights)
+    is_offloaded = parallel.cpu_offload
+    gradients = 0 if is_offloaded else held.gradients
+    always = {Purpose.BUFFERS: rank.buffers}
+    if not is_offloaded:
+        always |= {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
+    sums_late = micro_batches > 1 and parallel.reduce_gradients == "last_micro_batch"
+    whole = held.unreduced if pp > 1 or sums_late else 0
+    earlier = gradients if not whole and micro_batches > 1 else 0
+    moments = list(_moments(rank, kept, gradients, earlier, whole))
+    moment, at_peak = max(moments, key=lambda named: sum(named[1].values()))
+    host = held.weights + held.gradients + held.optimizer if is_offloaded else 0
+    return PlaceMemory(pp_rank, Counter(always | at_peak), moment, host)
+
+
+def _moments(
+    rank: RankParts, kept: int, gradients: int, earlier: int, whole: int
+) -> Iterator[tuple[str, dict[Purpose, int]]]:
+    """What lives at each moment beside what is always there.
+
+    `gradients` are the sharded ones, `earlier` those of micro-batches before; `whole` those that are reduced at the end
+    of the step, 0 if each micro-batch's are at once.
+    """
+    passing = {
+        Purpose.GRADIENTS: earlier,
+        Purpose.ACTIVATIONS: kept,
+        Purpose.GATHERED: rank.gathered,
+        Purpose.UNREDUCED: whole,
+    }
+    yield "forward", passing | {Purpose.WORKING: rank.forward}
+    yield "backward", passing | {Purpose.WORKING: rank.backward + (0 if whole else rank.unit)}
+    if whole:
+        reduced = {Purpose.GRADIENTS: gradients, Purpose.UNREDUCED: whole, Purpose.WORKING: rank.unit}
+        yield "reduction", reduced
+    yield "update", {Purpose.GRADIENTS: gradients, Purpose.WORKING: rank.update}

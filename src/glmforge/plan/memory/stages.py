@@ -1,0 +1,142 @@
+"""The parts of a rank's memory that depend on which layers it has, and not on where in the pipeline it stands."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from glmforge.config.layout import Layout
+from glmforge.config.schema import RunConfig
+from glmforge.plan.memory.activations import LayerActivations, Passes
+from glmforge.plan.memory.shards import Shard, Sharding, StageKey, Weight, Weights
+from glmforge.plan.memory.update import update_bytes
+from glmforge.plan.work.operations import BF16, FP32, INT64
+from glmforge.plan.work.step import micro_batch_share
+
+_BATCH_TENSORS = 4
+"""int64 tensors of a micro-batch: ids, labels, positions and documents."""
+
+
+@dataclass(frozen=True)
+class RankParts:
+    """Of the ranks that hold the same stages; bytes.
+
+    Attributes:
+        held: parameters, gradients and optimizer state.
+        kept: what a micro-batch leaves behind in each stage.
+        forward, backward: working memory of the largest passes.
+        gathered: whole weights in the compute type.
+        unit: gradients of what FSDP reduces at once, at most.
+        update: working memory of the optimizer.
+        buffers: of all micro-batches.
+    """
+
+    held: Shard
+    kept: tuple[int, ...]
+    forward: int
+    backward: int
+    gathered: int
+    unit: int
+    update: int
+    buffers: int
+
+
+class StageParts:
+    """The parts of every rank under one layout, each content once."""
+
+    def __init__(self, config: RunConfig, layout: Layout, weights: Weights) -> None:
+        self.config, self.layout, self.weights, self.parallel = config, layout, weights, config.parallel
+        model, phase = config.model, config.phases[0]
+        self.itemsize = BF16 if config.precision.compute == "bf16" else FP32
+        self.micro_batches = layout.num_micro_batches(phase)
+        self.rows = layout.rank_batch_size(phase) // self.micro_batches
+        self.num_mtp = model.num_nextn_predict_layers if phase.mtp_loss_weight else 0
+        self.layers = LayerActivations(
+            model,
+            config.parallel,
+            micro_batch_share(config, layout),
+            self.rows,
+            phase.seq_len,
+            self.itemsize,
+            phase.aux_loss_weight > 0,
+        )
+        self.sharding = Sharding(model, layout, self.itemsize)
+        self.shards, self.first, self.last = weights.shards(self.sharding)
+        self.keys = weights.stage_keys(model, layout)
+        self._ranks: dict[tuple[StageKey, ...], RankParts] = {}
+
+    def of(self, stages: Sequence[int]) -> RankParts:
+        """Of a rank that holds the stages of these numbers."""
+        keys = tuple(self.keys[index] for index in stages)
+        if keys not in self._ranks:
+            self._ranks[keys] = self._parts(keys)
+        return self._ranks[keys]
+
+    def _parts(self, keys: Sequence[StageKey]) -> RankParts:
+        held = sum((self._shard(key) for key in keys), Shard())
+        passes = [self._passes(key) for key in keys]
+        return RankParts(
+            held,
+            tuple(one.kept for one in passes),
+            max(one.forward for one in passes),
+            max(one.backward for one in passes),
+            self._gathered(held, keys),
+            max(self._unit(key) for key in keys),
+            update_bytes(self._weights_of(keys), self.sharding),
+            self._buffers(keys),
+        )
+
+    def _shard(self, key: StageKey) -> Shard:
+        kinds, has_embedding, has_head = key
+        total = sum((self.shards[kind] * number for kind, number in kinds), Shard())
+        return total + self.first * has_embedding + self.last * has_head
+
+    def _passes(self, key: StageKey) -> Passes:
+        """A micro-batch through a stage."""
+        kinds, has_embedding, has_head = key
+        found: list[tuple[int, Passes]] = [(number, self._layer(kind)) for kind, number in kinds]
+        found += [(1 + self.num_mtp, self.layers.embedding)] * has_embedding
+        found += [(1 + self.num_mtp, self.layers.head)] * has_head
+        kept = sum(number * passes.kept for number, passes in found)
+        if self.layout.pp > 1:  # what is sent on is kept until its gradient comes back
+            kept += ((not has_head) + self.num_mtp * has_embedding) * self.layers.hidden_bytes
+        return Passes(kept, max(p.forward for _, p in found), max(p.backward for _, p in found))
+
+    def _layer(self, kind: int) -> Passes:
+        rows = [weight.row for weight in self.weights.kinds[kind]]
+        layers = self.layers
+        if rows[0].mtp:
+            passes = layers.mtp if self.num_mtp else Passes(0, 0, 0)
+        else:
+            passes = layers.moe if any(row.expert for row in rows) else layers.dense
+        if self.parallel.recompute in ("none", "budget"):
+            passes = Passes(passes.kept + self.shards[kind].casts, passes.forward, passes.backward)
+        return passes
+
+    def _gathered(self, held: Shard, keys: Sequence[StageKey]) -> int:
+        """In a pipeline weights stay gathered; otherwise those of a layer, of the next ones, and of no layer."""
+        if not self.parallel.reshards_after_forward:
+            return held.gathered
+        outer = sum(self.first.gathered * embeds + self.last.gathered * heads for _, embeds, heads in keys)
+        largest = max(self.shards[kind].gathered for kinds, _, _ in keys for kind, _ in kinds)
+        return outer + largest * (1 + self.parallel.prefetch_layers)
+
+    def _unit(self, key: StageKey) -> int:
+        kinds, has_embedding, has_head = key
+        outer = self.first.unreduced * has_embedding + self.last.unreduced * has_head
+        return max([outer, *(self.shards[kind].unreduced for kind, _ in kinds)])
+
+    def _weights_of(self, keys: Sequence[StageKey]) -> Iterator[Weight]:
+        for kinds, has_embedding, has_head in keys:
+            for kind, _ in kinds:
+                yield from self.weights.kinds[kind]
+            yield from self.weights.first if has_embedding else ()
+            yield from self.weights.last if has_head else ()
+
+    def _buffers(self, keys: Sequence[StageKey]) -> int:
+        """Batches, and what torch receives from other stages into, both made for all micro-batches beforehand."""
+        tokens = self.rows * self.config.phases[0].seq_len
+        batch = _BATCH_TENSORS * INT64 * tokens
+        received = 0
+        if self.layout.pp > 1:
+            neighbours = sum((not has_embedding) + (not has_head) for _, has_embedding, has_head in keys)
+            received = neighbours * self.layers.hidden_bytes * (1 + self.num_mtp)
+        return self.micro_batches * (batch + received)

@@ -1,0 +1,120 @@
+"""The stages of a model's training, as far as they differ in work, memory and traffic.
+
+A stage is a list of roles: models that take part in its step, each with what is trained of it. Pre-training has one
+role and trains all of it. LoRA freezes the model and trains adapters. A reward model has one output in place of the
+vocabulary. Training a policy takes up to four models on the same GPUs (actor, reference, critic, reward), of which
+some only run forward.
+
+Nothing of a role that is frozen has a gradient or an optimizer state, and it is held in bf16: only what changes in
+small steps needs fp32. What is trained is held in fp32, as everywhere in this project.
+
+Rollouts and serving train nothing and have no step; `glmforge.plan.serving` counts them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.errors import ConfigError
+from glmforge.plan.stages.lora import Lora, adapter_parameters, is_adapter
+
+StageName = Literal["pretrain", "finetune", "lora", "reward", "policy"]
+STAGES: tuple[StageName, ...] = get_args(StageName)
+PolicyModel = Literal["reference", "critic", "reward"]
+POLICY_MODELS: tuple[PolicyModel, ...] = get_args(PolicyModel)
+
+_BF16, _FP32 = 2, 4
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model in a step.
+
+    Attributes:
+        name: what it is called among the models of its stage.
+        is_trained: whether any of it is: adapters if it has `lora`, else everything.
+        forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
+        has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
+
+    Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
+    """
+
+    name: str
+    is_trained: bool = True
+    lora: Lora | None = None
+    forwards: int = 0
+    has_vocabulary: bool = True
+
+    def trains(self, row: Parameter) -> bool:
+        """Whether a parameter of the role changes."""
+        return self.is_trained and row.trained and (self.lora is None or is_adapter(row))
+
+    def element_bytes(self, row: Parameter) -> int:
+        """Of one element of a parameter or buffer, as it is held between steps."""
+        return _FP32 if self.trains(row) or row.fp32 else _BF16
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether nothing of it is frozen."""
+        return self.is_trained and self.lora is None
+
+    def parameters(self, model: ModelConfig) -> ParameterTable:
+        """What the role holds, adapters included."""
+        table = parameter_table(model)
+        if not self.has_vocabulary:
+            scored = parameter_table(model.model_copy(update={"heads": {"score": 1}}))
+            table = ParameterTable(row for row in scored.values() if row.family != "head" and not row.mtp)
+        elif not self.is_trained:
+            table = ParameterTable(row for row in table.values() if not row.mtp)
+        return table.extended(adapter_parameters(model, self.lora)) if self.lora else table
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage by its name, and the models of its step; the first is the one that the stage is about."""
+
+    name: StageName
+    roles: tuple[Role, ...]
+
+
+MODEL = Role("model")
+"""Trained whole, as in pre-training."""
+PRETRAINING = Stage("pretrain", (MODEL,))
+
+
+def find_stage(name: str = "pretrain", lora: Lora | None = None, policy_models: Sequence[str] = POLICY_MODELS) -> Stage:
+    """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are those beside the actor.
+
+    Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
+    """
+    if lora is not None and name == "pretrain":
+        name = "lora"
+    if name not in STAGES:
+        raise ConfigError(f"--stage: '{name}' is none; known are {', '.join(STAGES)}")
+    if name == "lora" and lora is None:
+        raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
+    stage: StageName = STAGES[STAGES.index(name)]
+    if stage == "policy":
+        return Stage(stage, _policy_roles(lora, policy_models))
+    return Stage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))
+
+
+def _policy_roles(lora: Lora | None, names: Sequence[str]) -> tuple[Role, ...]:
+    """The actor scores the step's tokens once more before it is updated: the ratio of PPO needs its old probabilities.
+
+    With adapters the reference is the actor without them, and costs a pass but no weights.
+    """
+    if unknown := [name for name in names if name not in POLICY_MODELS]:
+        raise ConfigError(f"--policy-models: '{unknown[0]}' is none; known are {', '.join(POLICY_MODELS)}")
+    actor = Role("actor", lora=lora, forwards=1)
+    if lora is not None and "reference" in names:
+        actor = replace(actor, forwards=2)
+    others = {
+        "reference": Role("reference", is_trained=False, forwards=1),
+        "critic": Role("critic", lora=lora, forwards=1, has_vocabulary=False),
+        "reward": Role("reward", is_trained=False, forwards=1, has_vocabulary=False),
+    }
+    own = [name for name in POLICY_MODELS if name in names and not (name == "reference" and lora is not None)]
+    return actor, *(others[name] for name in own)

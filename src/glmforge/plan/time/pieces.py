@@ -1,0 +1,350 @@
+"""What the pieces of a pipeline stage take for one micro-batch: its embedding, dense layers, MoE layers, and its head.
+
+Layers of a kind are alike, so a stage's time is that of its pieces, each computed once for a model, a share of the
+batch and a device, and remembered: a search asks for thousands of layouts with the same layers.
+
+Of a pass, what is computed and what is communicated within a layer (along tp, cp and ep) follow one another; FSDP's
+gathers and reductions run beside them and are put together in `glmforge.plan.time.stage_passes`.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+
+from glmforge.config.layout import Layout
+from glmforge.config.parallel import LowPrecisionMap
+from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.schema import RunConfig
+from glmforge.plan.layout import StageContent
+from glmforge.plan.machine.collectives import Group, collective_seconds
+from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.measured import CollectiveKind
+from glmforge.plan.stages.stage import Role, Stage
+from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.reached import AttentionKernel, Implementation
+from glmforge.plan.work.operations import Operation, Share
+from glmforge.plan.work.step import held_parameters, stage_operations
+from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_per_node, reduced_bytes
+from glmforge.plan.work.update_operations import update_operations
+
+PieceKind = Literal["embedding", "dense", "moe", "head"]
+PIECE_KINDS: tuple[PieceKind, ...] = get_args(PieceKind)
+Parts = dict[str, float]
+"""Seconds by what a rank does: "compute", "recompute", "imbalance", or the axis of what it waits for."""
+
+ASYNC_TP_EXPOSED = 0.3
+"""Of tp's communication what remains visible where matmuls and collectives are cut into chunks that take turns."""
+_CALLS = {"tp": 4, "ep": 2, "cp": 1}
+"""Collectives of a layer in a pass. What a pass sends is cut into as many of one size."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a rank computes with."""
+
+    implementation: Implementation
+    attention: AttentionKernel
+    fp8_maps: frozenset[LowPrecisionMap]
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "Kernels":
+        """What a run asks for; kernels that it leaves to the device are taken to be the plain ones."""
+        kernels, precision = config.kernels, config.precision
+        implementation: Implementation = "compiled" if config.parallel.compile else "eager"
+        if "triton" in (kernels.permute, kernels.rms_norm, kernels.swiglu):
+            implementation = "triton"
+        maps = precision.low_precision_maps if precision.low_precision == "fp8" else []
+        return cls(implementation, "flash3" if kernels.attention == "flash3" else "flash2", frozenset(maps))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the time of a layer depends on. `model` is a name for the model that is equal for equal ones."""
+
+    config: RunConfig = field(compare=False)
+    model: str
+    layout: Layout
+    machine: Machine
+    share: Share
+    kernels: Kernels
+    imbalance: float
+    stage: Stage
+
+    @property
+    def with_mtp(self) -> bool:
+        return self.config.phases[0].mtp_loss_weight > 0
+
+    def group(self, axis: str) -> Group:
+        """The ranks along an axis."""
+        near = ranks_per_node(self.layout, axis, self.machine.ranks_per_node)
+        return Group(self.layout.size(axis), near)
+
+
+@dataclass(frozen=True)
+class PieceTime:
+    """Seconds of one micro-batch. Beside the passes, FSDP gathers the piece's weights for each, and reduces its
+    gradients: `gather` and `gather_again` are of a forward and of a backward pass, `reduce` of one reduction."""
+
+    forward: Parts
+    input: Parts
+    weight: Parts
+    gather: float
+    gather_again: float
+    reduce: float
+
+    def passes(self, kind: str) -> Parts:
+        """The parts of a kind of pass of `glmforge.plan.time.schedules`."""
+        if kind != "backward":
+            found: Parts = getattr(self, kind)
+            return found
+        return dict(Counter(self.input) + Counter(self.weight))
+
+
+def pieces_of(stage: StageContent) -> list[PieceKind]:
+    """In the order of the forward pass; MTP layers are part of the head."""
+    numbers: dict[PieceKind, int] = {
+        "embedding": stage.has_embedding,
+        "dense": stage.num_dense,
+        "moe": stage.num_moe,
+        "head": stage.has_head,
+    }
+    return [kind for kind, number in numbers.items() for _ in range(number)]
+
+
+def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
+    """Of a micro-batch on a rank that has a piece of this kind."""
+    compute = _compute(_ComputeKey.of(kind, situation))
+    passes = {name: dict(compute[name]) for name in ("forward", "input", "weight")}
+    for direction, axis, seconds in _communication(kind, situation):
+        passes[direction][axis] = passes[direction].get(axis, 0.0) + seconds
+    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
+
+
+class UpdateTime(NamedTuple):
+    """Seconds of a step: casting weights for forward passes, adding up gradients, and the optimizer's update."""
+
+    casts: float
+    accumulation: float
+    update: float
+
+
+def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_step: int) -> UpdateTime:
+    """Of what a role trains of a piece."""
+    config, layout = situation.config, situation.layout
+    key = _UpdateKey(
+        config,
+        situation.model,
+        role,
+        config.optim.model_dump_json(),
+        kind,
+        situation.with_mtp,
+        (layout.dp_replicate, layout.fsdp, layout.efsdp, layout.tp, layout.ep),
+        layout,
+        layout.num_micro_batches(config.phases[0]),
+        casts_per_step,
+        situation.machine.accelerator,
+        situation.kernels.implementation,
+    )
+    return _update(key)
+
+
+def parameters_of(kind: PieceKind, role: Role, situation: Situation) -> tuple[Parameter, ...]:
+    """The rows of a role's table that a piece of this kind has, trained or frozen."""
+    return _parameters(_ParametersKey(situation.config, situation.model, role, kind, situation.with_mtp))
+
+
+def _content(kind: PieceKind, config: RunConfig) -> StageContent:
+    """A stage that is one piece."""
+    model = config.model
+    if kind == "embedding":
+        return StageContent(0, 0, 0, 0, True, False, 0)
+    if kind == "head":
+        last = model.num_hidden_layers
+        return StageContent(last, last, 0, 0, False, True, model.num_nextn_predict_layers)
+    first = 0 if kind == "dense" else model.first_k_dense_replace
+    return StageContent(first, first + 1, int(kind == "dense"), int(kind == "moe"), False, False, 0)
+
+
+@dataclass(frozen=True)
+class _ComputeKey:
+    config: RunConfig = field(compare=False)
+    model: str
+    kind: PieceKind
+    share: Share
+    with_mtp: bool
+    recompute: str
+    accelerator: Accelerator
+    kernels: Kernels
+    imbalance: float
+    stage: Stage
+
+    @classmethod
+    def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":
+        config, machine = situation.config, situation.machine
+        return cls(
+            config,
+            situation.model,
+            kind,
+            situation.share,
+            situation.with_mtp,
+            config.parallel.recompute,
+            machine.accelerator,
+            situation.kernels,
+            situation.imbalance if situation.share.ep > 1 else 1.0,
+            situation.stage,
+        )
+
+
+@lru_cache(maxsize=1 << 14)
+def _compute(key: _ComputeKey) -> dict[str, Parts]:
+    found: dict[str, Parts] = {"forward": defaultdict(float), "input": defaultdict(float), "weight": defaultdict(float)}
+    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+        for direction, part, seconds in _operation_seconds(operation, key):
+            found[direction][part] += seconds
+            if operation.name.startswith("experts:"):
+                found[direction]["imbalance"] += (key.imbalance - 1) * seconds
+    return {name: {part: seconds for part, seconds in parts.items() if seconds} for name, parts in found.items()}
+
+
+def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str, str, float]]:
+    """(pass, part, seconds); a backward pass is parted into gradients of activations and of weights."""
+    times, kernels = float(operation.times), key.kernels
+
+    def seconds(direction: Literal["forward", "backward"]) -> float:
+        work = operation.forward if direction == "forward" else operation.backward
+        return times * expected_seconds(
+            operation,
+            work,
+            direction,
+            key.accelerator,
+            kernels.implementation,
+            attention=kernels.attention,
+            fp8_maps=kernels.fp8_maps,
+        )
+
+    forward, backward = seconds("forward"), seconds("backward")
+    flops = operation.backward.flops
+    of_weights = sum(matmul.flops for matmul in operation.backward.matmuls if matmul.contracts_rows)
+    weight = backward * of_weights / flops if flops else 0.0
+    found = [("forward", "compute", forward), ("input", "compute", backward - weight), ("weight", "compute", weight)]
+    return found + [("input", "recompute", forward)] * operation.again
+
+
+def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str, float]]:
+    """(pass, axis, seconds) of what a layer waits for."""
+    config, layout = situation.config, situation.layout
+    sizes: Counter[str] = Counter()
+    for role in situation.stage.roles:
+        for axis, size in activation_bytes(config, layout, situation.share, _content(kind, config), role):
+            if axis != "pp" and layout.size(axis) > 1:
+                sizes[axis] += size
+    ulysses = config.parallel.context_method == "ulysses"
+    forwards = sum(role.is_trained + role.forwards for role in situation.stage.roles)
+    trained = sum(role.is_trained for role in situation.stage.roles)
+    again = 2 if config.parallel.recompute == "full" else 1
+    found = []
+    for axis, size in sizes.items():
+        # Keys and values are gathered again for the backward pass and their gradients scattered.
+        backwards = trained * (again if axis != "cp" else 1 if ulysses else 2)
+        forward = forwards / (forwards + backwards)
+        of_axis: CollectiveKind = "all_to_all" if axis == "ep" or (axis == "cp" and ulysses) else "all_gather"
+        visible = ASYNC_TP_EXPOSED if axis == "tp" and config.parallel.async_tp else 1.0
+        if axis == "ep":
+            visible *= situation.imbalance * _sent_share(situation)
+        for direction, share, number in (("forward", forward, forwards), ("input", 1 - forward, backwards)):
+            calls = _CALLS[axis] * number
+            message = size * share / max(1, calls)
+            seconds = calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
+            found.append((direction, axis, visible * seconds))
+    return found
+
+
+def _sent_share(situation: Situation) -> float:
+    """Of the rows that `all_to_all` sends: DeepEP sends a token once into each node that has experts of it."""
+    group, choices = situation.group("ep"), situation.config.model.num_experts_per_tok
+    if situation.config.parallel.ep_dispatch != "deepep" or group.num_nodes == 1:
+        return 1.0
+    elsewhere = 1 - 1 / group.num_nodes
+    return (1 - elsewhere**choices) * group.num_nodes / choices
+
+
+def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float]:
+    """Seconds of gathering a piece's weights for a forward and for a backward pass, and of reducing gradients once."""
+    config, layout, machine = situation.config, situation.layout, situation.machine
+    forward, backward, reduced = Counter[str](), Counter[str](), Counter[str]()
+    for role in situation.stage.roles:
+        rows = parameters_of(kind, role, situation)
+        forwards = role.forwards + role.is_trained
+        again = int(role.is_trained and config.parallel.reshards_after_forward)
+        for in_layer in (True, False):
+            some = [row for row in rows if (row.layer is not None) == in_layer]
+            for axis, size in gathered_bytes(config, layout, some, role):
+                once = size // (forwards + again * in_layer)
+                forward[axis] += once * forwards
+                backward[axis] += once * again * in_layer
+        for axis, size in reduced_bytes(config, layout, rows, 1, role):
+            reduced[axis] += size
+
+    def seconds(sizes: Counter[str], of_fsdp: CollectiveKind) -> float:
+        kinds = {axis: "all_reduce" if axis == "dp_replicate" else of_fsdp for axis in sizes}
+        return sum(
+            collective_seconds(kinds[axis], size, situation.group(axis), machine) for axis, size in sizes.items()
+        )
+
+    return seconds(forward, "all_gather"), seconds(backward, "all_gather"), seconds(reduced, "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class _ParametersKey:
+    config: RunConfig = field(compare=False)
+    model: str
+    role: Role
+    kind: PieceKind
+    with_mtp: bool
+
+
+@lru_cache(maxsize=256)
+def _parameters(key: _ParametersKey) -> tuple[Parameter, ...]:
+    return tuple(held_parameters(key.config, _content(key.kind, key.config), key.role))
+
+
+@dataclass(frozen=True)
+class _UpdateKey:
+    config: RunConfig = field(compare=False)
+    model: str
+    role: Role
+    optim: str
+    kind: PieceKind
+    with_mtp: bool
+    cuts: tuple[int, ...]
+    layout: Layout = field(compare=False)
+    micro_batches: int
+    casts_per_step: int
+    accelerator: Accelerator
+    implementation: Implementation
+
+
+@lru_cache(maxsize=1 << 12)
+def _update(key: _UpdateKey) -> UpdateTime:
+    held = _parameters(_ParametersKey(key.config, key.model, key.role, key.kind, key.with_mtp))
+    rows = [row for row in held if key.role.trains(row)]
+    operations = update_operations(
+        rows,
+        ParameterTable(rows),
+        key.config.optim,
+        key.layout,
+        micro_batches=key.micro_batches,
+        casts_per_step=key.casts_per_step,
+    )
+    casts = accumulation = update = 0.0
+    for operation in operations:
+        times, how = float(operation.times), (key.accelerator, key.implementation)
+        forward = times * expected_seconds(operation, operation.forward, "forward", *how)
+        backward = times * expected_seconds(operation, operation.backward, "backward", *how)
+        if operation.is_update:
+            update += forward + backward
+        else:
+            casts, accumulation = casts + forward, accumulation + backward
+    return UpdateTime(casts, accumulation, update)

@@ -1,0 +1,99 @@
+"""A step's time: its parts, its timeline, and what can only make it longer or shorter."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glmforge.config import load_config
+from glmforge.config.layout import resolve_layout
+from glmforge.errors import ConfigError
+from glmforge.plan.machine.machine import Machine, find_machine
+from glmforge.plan.machine.provenance import Provenance
+from glmforge.plan.time.step_time import StepTime, predict_step
+
+RUN = """
+name: run
+model: glm45_air_106b
+data: {tokenizer: none, sources: [{name: random, path: none}]}
+phases: [{name: main, steps: 1, seq_len: 4096, batch_size: 512}]
+parallel: {micro_batch_size: 1}
+"""
+LAYOUTS = {
+    "fsdp": (64, []),
+    "ep": (64, ["parallel.ep=16"]),
+    "hsdp": (64, ["parallel.dp_replicate=8", "parallel.ep=8", "parallel.recompute=full"]),
+    "tp": (64, ["parallel.tp=4", "parallel.ep=4"]),
+    "cp": (64, ["parallel.cp=4", "parallel.recompute=selective"]),
+    "1f1b": (64, ["parallel.pp=4", "parallel.ep=8"]),
+    "zbv": (64, ["parallel.pp=4", "parallel.pipeline_schedule=zbv", "parallel.ep=4"]),
+    "interleaved": (
+        128,
+        ["parallel.pp=8", "parallel.pipeline_schedule=interleaved_1f1b", "parallel.ep=16"],
+    ),
+}
+
+
+def step(name: str, machine: Machine, overrides: list[str] | None = None, **options: float) -> StepTime:
+    world_size, settings_ = LAYOUTS[name]
+    config = load_config(RUN, settings_ + (overrides or []))
+    return predict_step(config, resolve_layout(config, world_size), machine, **options)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_parts_add_up_to_the_timeline_s_end(name: str) -> None:
+    found = step(name, find_machine("h100-80gb"))
+    assert max(span.stop for span in found.timeline) == pytest.approx(found.seconds)
+    assert found.parts.keys() == found.provenance.keys()
+    assert found.provenance["compute"] == Provenance.CALIBRATED
+    assert {span.pp_rank for span in found.timeline} == set(range(found.layout.pp))
+    assert 0.02 < found.utilisation < 0.6
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_rank_does_two_things_at_once(name: str) -> None:
+    spans = sorted(step(name, find_machine("h100-80gb")).timeline, key=lambda span: (span.pp_rank, span.start))
+    for before, after in pairwise(spans):
+        assert before.pp_rank != after.pp_rank or before.stop <= after.start + 1e-9
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=st.sampled_from(list(LAYOUTS)), faster=st.floats(1.0, 20.0), flops=st.floats(1.0, 4.0))
+def test_faster_machines_are_never_slower(name: str, faster: float, flops: float) -> None:
+    machine = find_machine("b200", "roce200")
+    network = machine.network._replace(bandwidth=faster * machine.network.bandwidth)
+    gpu = machine.accelerator
+    device = gpu._replace(
+        bf16_flops=flops * gpu.bf16_flops, fp32_flops=flops * gpu.fp32_flops, memory_bandwidth=flops * 7.7e12
+    )
+    slow = step(name, machine).seconds
+    assert step(name, replace(machine, network=network)).seconds <= slow * (1 + 1e-12)
+    assert step(name, replace(machine, accelerator=device)).seconds <= slow * (1 + 1e-12)
+
+
+def test_what_is_gathered_over_two_nodes_comes_from_the_other() -> None:
+    """A copy in each node leaves only gradients to be exchanged between them."""
+    machine = find_machine("h200", "tcp30")
+    once = "parallel.reduce_gradients=last_micro_batch"
+    config = load_config(RUN, [once])
+    over_both = predict_step(config, resolve_layout(config, 16), machine)
+    config = load_config(RUN, ["parallel.dp_replicate=2", once])
+    one_each = predict_step(config, resolve_layout(config, 16), machine)
+    assert sum(link.into_node for link in one_each.links) < 0.1 * sum(link.into_node for link in over_both.links)
+    assert one_each.seconds < 0.5 * over_both.seconds
+
+
+def test_imbalance_costs_what_the_busiest_rank_has_more() -> None:
+    even, uneven = (step("ep", find_machine("h100"), imbalance=value) for value in (1.0, 1.5))
+    assert "imbalance" not in even.parts
+    assert uneven.seconds > even.seconds
+    assert uneven.parts["ep"] == pytest.approx(1.5 * even.parts["ep"])
+
+
+def test_fp8_is_faster_where_there_is_fp8() -> None:
+    fp8 = ["precision.low_precision=fp8"]
+    assert step("ep", find_machine("h100"), fp8).parts["compute"] < step("ep", find_machine("h100")).parts["compute"]
+    with pytest.raises(ConfigError, match="A100 SXM 80GB has no fp8"):
+        step("ep", find_machine("a100-80gb"), fp8)
