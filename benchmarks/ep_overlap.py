@@ -11,8 +11,10 @@ Over gloo the exchange is itself work of the processor, so nothing is to be gain
 that take as long as over a link of that many bytes per second, and no processor: what arrives earlier is held back.
 
 `padding` has closed forms for shipped configurations: what an exchange of fixed size per peer would cost, whose sizes
-the host need not ask for. `needed` is the capacity, as a multiple of the mean, that one exchange in a million exceeds
-if every choice of an expert is drawn evenly and alone, which is the least that a router can need.
+the host need not ask for. `tenth_more_s` is the time on the network of a tenth more rows, `break_even_us` what one wait
+would have to take for all waits of a step to cost as much; `needed` is the capacity, as a multiple of the mean, that
+one exchange in a million exceeds if every choice of an expert is drawn evenly and alone, which is the least that a
+router can need.
 """
 
 import argparse
@@ -159,17 +161,20 @@ def padding_of(name: str, world_size: int) -> dict[str, float]:
     """Of a rank in the middle of the pipeline and a step of the first phase."""
     config = load_config(f"configs/{name}.yaml")
     layout = resolve_layout(config, world_size)
-    pp_rank = layout.pp // 2
+    pp_rank = 1
     (exchanges,) = (t for t in step_traffic(config, layout, pp_rank) if t.axis == "ep")
     num_moe = sum(stage.num_moe + stage.num_mtp for stage in stages_of_pp_rank(config, layout, pp_rank))
     rows = micro_batch_share(config, layout).own * config.model.num_experts_per_tok
     mean, share = rows / layout.ep, 1 / layout.ep
     far = 1 - min(layout.ep, RANKS_PER_NODE) / layout.ep
+    waits = num_moe * layout.num_micro_batches(config.phases[0])
+    tenth_more_s = 0.1 * exchanges.bytes * far / NETWORK_BYTES_PER_S
     deviations = NormalDist().inv_cdf(1 - RARE / layout.ep)
     return {
         "ep_gb": round(exchanges.bytes / 1e9, 1),
-        "tenth_more_s": round(0.1 * exchanges.bytes * far / NETWORK_BYTES_PER_S, 2),
-        "waits": num_moe * layout.num_micro_batches(config.phases[0]),
+        "waits": waits,
+        "tenth_more_s": round(tenth_more_s, 2),
+        "break_even_us": round(1e6 * tenth_more_s / waits),
         "rows_per_peer": round(mean),
         "needed": round(1 + deviations * math.sqrt(mean * (1 - share)) / mean, 2),
     }
