@@ -6,6 +6,7 @@ with the router's own choice of experts, and count for the device that the file 
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,13 +19,21 @@ from glmforge.config.layout import resolve_layout
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, find_accelerator
+from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.time import reached
 from glmforge.plan.time.ledger import Ledger, Row, make_ledger, total
+from glmforge.plan.time.pieces import Kernels
 from glmforge.plan.time.reached import FACTORS, IMPLEMENTATIONS, LEVERS, Implementation
+from glmforge.plan.time.step_time import StepTime, predict_step
 
 DEVICES = {row.name: row for row in ACCELERATORS if row.name in ("H200 SXM", "H100 SXM")}
-LAYOUTS = (("pretrain_glm45_air_106b", 1024, 128), ("pretrain_glm45_355b", 8192, 512))
-"""Run, GPUs, and a rank of a stage in the middle of the pipeline."""
+LAYOUTS = (
+    ("scaled_down_64gpu", 64),
+    ("pretrain_glm45_air_106b", 1024),
+    ("pretrain_glm45_355b", 8192),
+    ("pretrain_glm45_355b_guide", 8192),
+)
+"""Run and GPUs."""
 FIGURES: dict[Implementation, str] = {
     "eager": "{} | glmforge, eager, real routing",
     "compiled": "{} | glmforge, real routing",
@@ -155,19 +164,35 @@ def shares_table(device: str) -> str:
     return _table([f"share of a step on {device}", *ledgers], rows)
 
 
-def layouts_table(device: str) -> str:
-    """What the links take in whole layouts, beside what is expected of the computation; seconds of a step."""
+@cache
+def step_of(run: str, world_size: int, device: str) -> StepTime:
+    """Of the first phase of a packaged run, with Triton's kernels and adapters of 400 Gb/s."""
+    config = select_phase(load_config(ROOT / "configs" / f"{run}.yaml"), None)
+    kernels = replace(Kernels.of(config), implementation="triton")
+    return predict_step(config, resolve_layout(config, world_size), find_machine(device, "ib400"), kernels)
+
+
+def steps_table(device: str) -> str:
+    """Predicted steps of packaged runs and what they spend their seconds on."""
+    parts = ("compute", "recompute", "tp", "cp", "ep", "fsdp", "bubble", "update")
     rows = []
-    for run, world_size, rank in LAYOUTS:
-        config = select_phase(load_config(ROOT / "configs" / f"{run}.yaml"), None)
-        layout = resolve_layout(config, world_size)
-        ledger = make_ledger(config, layout, DEVICES[device], rank // layout.stage_ranks)
-        compute = f"{ledger.total.expected['triton']:.2f}"
-        for traffic in ledger.traffic:
-            least = traffic.seconds(DEVICES[device])
-            cells = [run, f"{world_size:,}", traffic.axis, f"{traffic.num_ranks}, {traffic.ranks_per_node}"]
-            rows.append([*cells, _number(traffic.bytes / 1e9), "" if least is None else f"{least:.2f}", compute])
-    header = [f"layout on {device}", "GPUs", "axis", "ranks, in a node", "GB", "links, at least", "computation, triton"]
+    for run, world_size in LAYOUTS:
+        step = step_of(run, world_size, device)
+        rate = f"{step.tokens_per_second / world_size:,.0f}"
+        seconds = (f"{step.parts[part]:.2f}" if part in step.parts else "" for part in parts)
+        rows.append([run, f"{world_size:,}", f"{step.seconds:.2f}", rate, f"{step.utilisation:.2f}", *seconds])
+    return _table([f"step on {device}", "GPUs", "seconds", "tokens/s of a GPU", "MFU", *parts], rows)
+
+
+def layouts_table(device: str) -> str:
+    """What a rank of the slowest place of the pipeline sends in a step, and the seconds that the links take for it."""
+    rows = []
+    for run, world_size in LAYOUTS:
+        for link in step_of(run, world_size, device).links:
+            group = f"{link.group.num_ranks}, {link.group.ranks_per_node}"
+            sizes = (_number(size / 1e9) for size in (link.bytes, link.into_node))
+            rows.append([run, link.axis, link.kind, group, *sizes, f"{link.seconds:.2f}"])
+    header = [f"links on {device}", "axis", "collective", "ranks, in a node", "GB", "GB into a node", "seconds"]
     return _table(header, rows)
 
 
@@ -208,6 +233,7 @@ TABLES: tuple[Callable[[], str], ...] = (
     lambda: operations_table("air-4k", "H200 SXM"),
     lambda: operations_table("355b-4k", "H200 SXM"),
     lambda: shares_table("H200 SXM"),
+    lambda: steps_table("H100 SXM"),
     lambda: layouts_table("H100 SXM"),
     rates_table,
     factors_table,

@@ -21,6 +21,7 @@ from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.parallel.build import initialize_shards
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import join_world
+from glmforge.plan.memory.purposes import Purpose
 from helpers.distributed import run_ranks
 from helpers.models import run_config
 

@@ -262,12 +262,13 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
 
 
 def _sent_share(situation: Situation) -> float:
-    """Of the rows that `all_to_all` sends: DeepEP sends a token once into each node that has experts of it."""
+    """Of the rows that `all_to_all` sends, one for each expert of a token: DeepEP sends a token once into each node, or
+    inside a node to each rank, that has experts of it."""
     group, choices = situation.group("ep"), situation.config.model.num_experts_per_tok
-    if situation.config.parallel.ep_dispatch != "deepep" or group.num_nodes == 1:
+    if situation.config.parallel.ep_dispatch != "deepep":
         return 1.0
-    elsewhere = 1 - 1 / group.num_nodes
-    return (1 - elsewhere**choices) * group.num_nodes / choices
+    places = group.num_nodes if group.num_nodes > 1 else group.num_ranks
+    return places * (1 - (1 - 1 / places) ** choices) / choices
 
 
 def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ from glmforge.config.pipeline import stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import train_flops_per_token
-from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds, link_bytes
+from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
@@ -222,16 +222,12 @@ def _message_seconds(situation: Situation) -> float:
 def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
     found = []
     for traffic in step_traffic(config, layout, pp_rank, stage):
-        group = Group(traffic.num_ranks, ranks_per_node(layout, traffic.axis, machine.ranks_per_node))
-        kind: CollectiveKind = "all_to_all" if traffic.is_exchange else "all_gather"
-        if traffic.axis in ("pp", "dp_replicate"):
-            kind = "send" if traffic.axis == "pp" else "all_reduce"
-        # Half of what a pipeline's messages count is received, while the other half is sent.
-        num_bytes = traffic.bytes / (2 if kind == "send" else 1)
-        sent = link_bytes(kind, num_bytes, group)
-        seconds = collective_seconds(kind, num_bytes, group, machine)
-        ranks = min(machine.ranks_per_node, layout.world_size)
-        found.append(LinkUse(traffic.axis, kind, group, traffic.bytes, sent, sent.outside * ranks, seconds))
+        near = ranks_per_node(layout, traffic.axis, machine.ranks_per_node)
+        here = traffic._replace(ranks_per_node=near)
+        num_bytes = here.bytes / (2 if here.kind == "send" else 1)
+        seconds = collective_seconds(here.kind, num_bytes, here.group, machine)
+        into_node = here.sent.outside * min(machine.ranks_per_node, layout.world_size)
+        found.append(LinkUse(here.axis, here.kind, here.group, here.bytes, here.sent, into_node, seconds))
     return found
 
 

@@ -17,7 +17,9 @@ from glmforge.config.layout import Layout
 from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
+from glmforge.plan.machine.collectives import Group, LinkBytes, link_bytes
 from glmforge.plan.machine.hardware import Accelerator
+from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
 from glmforge.plan.work.operations import BF16, FP32, Share
 from glmforge.plan.work.step import held_parameters, micro_batch_share
@@ -37,25 +39,27 @@ class Traffic(NamedTuple):
     bytes: int
     is_exchange: bool
 
-    def seconds(self, accelerator: Accelerator) -> float | None:
-        """At the rates of the links, NVLink and network at once; None if the device's NVLink is needed and not known.
+    @property
+    def kind(self) -> CollectiveKind:
+        """As what the bytes are sent; reductions take the links as gathers do."""
+        kinds: dict[str, CollectiveKind] = {"pp": "send", "dp_replicate": "all_reduce"}
+        return "all_to_all" if self.is_exchange else kinds.get(self.axis, "all_gather")
 
-        An exchange sends to the ranks of other nodes over the network what is theirs. What all ranks are to have, or
-        add to, passes each node once, over the adapters of all its ranks of the group.
-        """
-        ranks, near = self.num_ranks, self.ranks_per_node
-        inside, outside = (ranks - 1) / ranks * (near > 1), (ranks - 1) / ranks / near * (near < ranks)
-        if self.is_exchange:
-            inside, outside = (near - 1) / ranks, (ranks - near) / ranks
-        if self.axis == "pp":  # half is sent and half received, at the same time
-            inside, outside = 0.5 * (near == ranks), 0.5 * (near < ranks)
-        if self.axis == "dp_replicate":  # an all-reduce scatters, and gathers
-            inside, outside = 2 * inside, 2 * outside
-        if not inside:
-            return outside * self.bytes / NETWORK_BYTES
-        if accelerator.nvlink_bandwidth is None:
+    @property
+    def group(self) -> Group:
+        return Group(self.num_ranks, self.ranks_per_node)
+
+    @property
+    def sent(self) -> LinkBytes:
+        """What the rank sends over NVLink and over the network; half of a pipeline's messages are received."""
+        return link_bytes(self.kind, self.bytes / (2 if self.kind == "send" else 1), self.group)
+
+    def seconds(self, accelerator: Accelerator) -> float | None:
+        """At the rates of NVLink and network at once; None if the device's NVLink is needed and not known."""
+        inside, outside = self.sent
+        if inside and accelerator.nvlink_bandwidth is None:
             return None
-        return self.bytes * max(inside / accelerator.nvlink_bandwidth, outside / NETWORK_BYTES)
+        return max(inside / (accelerator.nvlink_bandwidth or 1), outside / NETWORK_BYTES)
 
 
 def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0, stage: Stage = PRETRAINING) -> list[Traffic]:
