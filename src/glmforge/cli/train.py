@@ -13,6 +13,9 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Begin a run that by plan does not fit the memory at hand.")
+    ] = False,
 ) -> None:
     """Train a model as CONFIG says; the same command again resumes from the last checkpoint.
 
@@ -31,10 +34,10 @@ def train(
 
     speaks = os.environ.get("RANK", "0") == "0"
     with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
-        _train(config, overrides or [])
+        _train(config, overrides or [], force=force)
 
 
-def _train(config: str, overrides: list[str]) -> None:
+def _train(config: str, overrides: list[str], *, force: bool) -> None:
     from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
     from glmforge.observe.units import counted
@@ -44,7 +47,7 @@ def _train(config: str, overrides: list[str]) -> None:
     loaded = load_config(config, overrides)
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:
-        state = run(loaded)
+        state = run(loaded, force=force)
     except Preempted as told:
         console.print(f"glmforge: {told}", highlight=False)
         raise typer.Exit(told.exit_code) from None

@@ -96,10 +96,6 @@ class _OneStage:
         }
 
 
-_NOT_COMPOSED = ("dualpipev",)
-"""A stage has whole and split backward passes: composed of them, a step was off by up to 1.1 %, so all of it is run."""
-
-
 class _SeveralStages:
     """Schedules of several stages per rank: an order of tasks with every situation of every place, as short as can be.
 
@@ -114,8 +110,6 @@ class _SeveralStages:
         orders, self._rank_of_stage = orders_of(parallel.pipeline_schedule, world, per_rank, self._number)
         self._orders: dict[int, list[Task]] = {}
         self._order: list[Task] | None = None
-        if parallel.pipeline_schedule in _NOT_COMPOSED or _gathers_again(orders[places[0]], per_rank):
-            return
         is_turn = parallel.pipeline_schedule in V_SCHEDULES and places == [world.layout.pp - 1]
         for place in places:
             tried = [*self._orders.values(), orders[place]]
@@ -143,11 +137,6 @@ class _SeveralStages:
             place: compose(actions, order, self._number, with_previous=self._with_previous)
             for place, order in self._orders.items()
         }
-
-
-def _gathers_again(order: list[Task], num_slots: int) -> bool:
-    """Whether a stage's weights are given up and gathered again, as torch does with more than three stages per rank."""
-    return sum(task.kind == "UNSHARD" for task in order) > num_slots
 
 
 def shortest_order(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from glmforge.dryrun.run import DryRun, dry_run
 from glmforge.plan.search.search import Candidate, SearchResult
+from glmforge.plan.stages.stage import PRETRAINING
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ def confirm(
 ) -> Confirmed | None:
     """The fastest layout of `result` that fits by its dry run; None if none of the first `most` tried does.
 
-    With `parallel.cpu_offload`, of which a dry run cannot tell device and host memory apart, the closed form stands.
+    The closed form stands for `parallel.cpu_offload`, as a dry run cannot tell device and host memory apart, and for
+    stages that train something else than the whole model, as it cannot take their step.
     """
     refuted: list[tuple[Candidate, DryRun]] = []
     for candidate in result.ranked:
-        if candidate.config.parallel.cpu_offload:
+        if candidate.config.parallel.cpu_offload or result.stage.roles != PRETRAINING.roles:
             return Confirmed(candidate, None, tuple(refuted))
         if len(refuted) == most:
             return None

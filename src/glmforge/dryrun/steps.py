@@ -3,15 +3,15 @@
 A step is a sequence of actions: the tasks of a schedule (forward and backward passes of micro-batches, gathering and
 reducing, sending and receiving), and what comes before and after. Seen from its beginning, each action has a highest
 point and leaves the level changed: every forward pass leaves its activations behind, the first backward pass gradients
-to be reduced. Levels add up. What a task does depends on the stage, on whether it is the first of its kind there, and
-on the stage's task before, as far as that leaves weights to be gathered; on nothing else. From one task of
-each such context the step of any number of micro-batches is composed, in any order. That composed and observed steps
-agree is tested.
+to be reduced. Levels add up. What a task does depends on the stage, on what earlier tasks of the stage have made that
+it finds there (gathered weights, gradients of two kinds), and on the stage's task before, as far as that leaves weights
+to be gathered; on nothing else. From one task of each such context the step of any number of micro-batches is composed,
+in any order. That composed and observed steps agree is tested.
 
 Does not import torch.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -32,13 +32,14 @@ class Task(NamedTuple):
 class Context(NamedTuple):
     """What the memory of a task depends on.
 
-    `previous` is the kind of the stage's task before, where that matters (see `remembered`), `is_first` whether
-    nothing has yet been made of what the first task of its kind makes once.
+    `previous` is the kind of the stage's task before, where that matters (see `remembered`), of SEND_B that of the pass
+    whose result is sent; `found` is what lies there of those things that the task uses and otherwise makes (see
+    `found_by`).
     """
 
     task: Task
     previous: str
-    is_first: bool
+    found: frozenset[str]
 
 
 FORWARD, BACKWARD = Task("FORWARD", 0), Task("FULL_BACKWARD", 0)
@@ -55,29 +56,51 @@ def label_of(task: Task) -> str:
 
 
 def remembered(kind: str, *, with_previous: bool) -> str:
-    """What the stage's next task feels of a task of this kind: weights sent for by UNSHARD arrive in the next pass."""
-    return kind if with_previous or kind == "UNSHARD" else ""
+    """What the stage's next task feels of a task of this kind: weights sent for by UNSHARD arrive in the next pass, and
+    after REDUCE_GRAD no weights are left to give up."""
+    return kind if with_previous or kind in ("UNSHARD", "REDUCE_GRAD") else ""
 
 
-def makes(kind: str) -> str:
-    """What the first task of this kind makes once; "" for nothing. Gradients are made by either of two."""
-    return {"FULL_BACKWARD": "gradients", "BACKWARD_WEIGHT": "gradients", "FORWARD": kind, "UNSHARD": kind}.get(
-        kind, ""
-    )
+_SINGLE, _SUMMED = "gradients of their own type", "fp32 gradients"
+_GRADIENTS = frozenset((_SINGLE, _SUMMED))
+_BACKWARD = ("FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "REDUCE_GRAD")
+
+
+def found_by(kind: str, there: frozenset[str]) -> frozenset[str]:
+    """What of the things made by earlier tasks matters to one of this kind."""
+    return there & (_GRADIENTS if kind in _BACKWARD else {kind})
+
+
+def left_by(kind: str, there: frozenset[str]) -> frozenset[str]:
+    """What is there after a task of this kind.
+
+    The first forward pass and the first gathering make what later ones use. A weight task leaves gradients of the
+    weights' own type; FSDP adds them to fp32 sums when a backward pass next goes through the layers.
+    """
+    if kind in ("FORWARD", "UNSHARD"):
+        return there | {kind}
+    if kind == "BACKWARD_WEIGHT":
+        return there | {_SINGLE}
+    if kind == "FULL_BACKWARD" or (kind == "BACKWARD_INPUT" and _SINGLE in there):
+        return (there - {_SINGLE}) | {_SUMMED}
+    return there - _GRADIENTS if kind == "REDUCE_GRAD" else there
 
 
 def contexts(order: Sequence[Task], *, with_previous: bool) -> Iterator[Context]:
     """The context of each task. `with_previous`: a stage's weights are not always gathered between its tasks."""
     last: dict[int, str] = {}
-    made: set[tuple[str, int]] = set()
+    there: dict[int, frozenset[str]] = {}
+    differentiated: dict[int, deque[str]] = defaultdict(deque)
     for task in order:
         kind, slot = task
         if kind in TRANSFERS:
-            yield Context(task, "", False)
+            yield Context(task, differentiated[slot].popleft() if kind == "SEND_B" else "", frozenset())
             continue
-        yield Context(task, last.get(slot, ""), makes(kind) != "" and (makes(kind), slot) not in made)
-        last[slot] = remembered(kind, with_previous=with_previous)
-        made.add((makes(kind), slot))
+        if kind in ("FULL_BACKWARD", "BACKWARD_INPUT"):
+            differentiated[slot].append(kind)
+        here = there.get(slot, frozenset())
+        yield Context(task, last.get(slot, ""), found_by(kind, here))
+        last[slot], there[slot] = remembered(kind, with_previous=with_previous), left_by(kind, here)
 
 
 @dataclass(frozen=True)

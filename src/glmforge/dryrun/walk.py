@@ -9,24 +9,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from glmforge.dryrun.steps import TRANSFERS, Context, Task, contexts, makes, remembered
+from glmforge.dryrun.steps import TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
 
 _MOST_OPEN = 3
 """Micro-batches in flight. More teach nothing: a situation has no more than two tasks."""
 
-Situation = tuple[str, str, bool]
-"""Of the task before, kind of the task, and whether it is the first; see `Context`."""
+Situation = tuple[str, str, frozenset[str]]
+"""Kind of the task before, kind of the task, and what it finds; see `Context`."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """How far a sequence has come: what it left open, what was made, and which situations are missing.
+    """How far a sequence has come: what it left open, what is there, and which situations are missing.
 
     `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it.
     """
 
     missing: frozenset[Situation]
-    made: frozenset[str] = frozenset()
+    there: frozenset[str] = frozenset()
     last: str = ""
     open_forwards: int = 0
     open_inputs: int = 0
@@ -44,7 +44,7 @@ def shortest_walk(wanted: Iterable[Context], *, with_previous: bool) -> list[str
 
     None if there is none, as where different tasks are wanted as the first ones that make gradients.
     """
-    missing = frozenset((context.previous, context.task.kind, context.is_first) for context in wanted)
+    missing = frozenset((context.previous, context.task.kind, context.found) for context in wanted)
     kinds = sorted({kind for _, kind, _ in missing})
     start = _State(missing)
     came_from: dict[_State, tuple[_State, str] | None] = {start: None}
@@ -69,10 +69,10 @@ def _path(state: _State, came_from: dict[_State, tuple[_State, str] | None]) -> 
 
 def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
     """The state after a task of this kind, None where it is not possible."""
-    situation = (state.last, kind, makes(kind) != "" and makes(kind) not in state.made)
+    situation = (state.last, kind, found_by(kind, state.there))
     missing, forwards, inputs = state.missing - {situation}, state.open_forwards, state.open_inputs
     last = remembered(kind, with_previous=with_previous)
-    following = replace(state, missing=missing, made=state.made | {makes(kind)}, last=last)
+    following = replace(state, missing=missing, there=left_by(kind, state.there), last=last)
     is_reduced = state.is_reduced
     if kind == "UNSHARD":
         return None if state.is_gathered or is_reduced else replace(following, is_gathered=True, is_used=False)

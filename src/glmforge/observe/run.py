@@ -151,10 +151,15 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
     record_event(root, "resumed", step=step, detail=detail)
 
 
-def record_event(root: str | os.PathLike[str], event: str, *, step: int, detail: str = "") -> None:
-    """Append a line to `events.jsonl`: what happened to the run after which step. (Hooks call `trainer.event`.)"""
+def record_event(
+    root: str | os.PathLike[str], event: str, *, step: int, detail: str = "", facts: Mapping[str, object] | None = None
+) -> None:
+    """Append a line to `events.jsonl`: what happened to the run after which step. (Hooks call `trainer.event`.)
+
+    `facts` are for programs what `detail` tells people.
+    """
     with JsonlFile(RunDirectory(Path(root)).events) as file:
-        file.write(event_record(event, step=step, detail=detail))
+        file.write(event_record(event, step=step, detail=detail) | dict(facts or {}))
 
 
 def event_record(event: str, *, step: int, detail: str = "") -> Record:

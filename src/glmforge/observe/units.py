@@ -26,6 +26,11 @@ def format_bytes(value: float) -> str:
     raise AssertionError("unreachable: the last suffix takes every value")
 
 
+def gigabytes(value: float) -> str:
+    """1 500 000 000 -> '1.50 GB': as makers and planners count memory."""
+    return f"{_three_digits(value / 1e9)} GB"
+
+
 def format_duration(seconds: float) -> str:
     """3 725 -> '1h 02m', 200 -> '3m 20s', 4.2 -> '4.2s'."""
     if seconds < 9.95:

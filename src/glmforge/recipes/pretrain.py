@@ -29,13 +29,15 @@ from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
 from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.world import World, join_world
+from glmforge.parallel.world import World, default_device, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
+from glmforge.recipes.fit import check_fit
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
+from glmforge.training.out_of_memory import explaining_out_of_memory
 from glmforge.training.skipped import recall_skipped
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
@@ -56,23 +58,26 @@ _MUST_AGREE = (
 """What the shapes of weights do not tell, but outputs depend on. (The RoPE base may grow from phase to phase.)"""
 
 
-def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
+def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False) -> TrainState:
     """Run `config` to its end, from the newest whole checkpoint if there is one.
 
-    `hooks` are called besides the run's own, before those that save and that end it.
+    `hooks` are called besides the run's own, before those that save and that end it. `force` begins a run that by plan
+    does not fit the memory at hand.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
-    layout, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the user can
-    mend, and `Preempted` when a signal told the run to give way.
+    layout, memory, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the
+    user can mend, `OutOfMemory` among them, and `Preempted` when a signal told the run to give way.
     """
     check_nodes(config)
     launch = LaunchEnvironment.read()
     layout = resolve_layout(config, launch.world_size)
+    check_fit(config, layout, launch, default_device(), force=force)
     prepare_environment(config.output_dir)
     keep_large_blocks()
     lease_s = config.fault_tolerance.lock_lease_s
     with (
         join_world(layout, config.parallel.process_group_timeout_s) as world,
         run_lock(config.output_dir, world, lease_s),
+        explaining_out_of_memory(config, world) as watch,
     ):
         if world.is_main and world.device.type == "cpu":
             warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
@@ -80,6 +85,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = ()) -> TrainState:
         config = _with_tokens(config, data, say_so=world.is_main)
         config = _with_kernels(config, world)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
+        watch.trainer = trainer
         _take_up(trainer, checkpoints)
         return trainer.fit()
 

@@ -28,11 +28,11 @@ from helpers.models import run_config
 SEQ_LEN = 64
 
 
-def config_of(parallel: dict[str, Any], batch_size: int = 8, **model: Any) -> RunConfig:
-    """fp32, for which a dry run takes the CPU's kernels."""
-    usual = run_config()
+def config_of(parallel: dict[str, Any], batch_size: int = 8, compute: str = "fp32", **model: Any) -> RunConfig:
+    """In fp32, a dry run takes the CPU's kernels."""
+    model = run_config().model.model_dump() | model
     phase = {"name": "main", "steps": 1, "seq_len": SEQ_LEN, "batch_size": batch_size, "aux_loss_weight": 1e-2}
-    return run_config(model=usual.model.model_dump() | model, phases=[phase], parallel=parallel)
+    return run_config(model=model, phases=[phase], parallel=parallel, precision={"compute": compute})
 
 
 def real_rank(config: RunConfig) -> tuple[dict[Purpose, int], StepResources]:
@@ -112,39 +112,52 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
 
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
-    ("zbv", {}, 9),
+    ("zbv", {"cp": 2, "recompute": "selective"}, 9),
 ]
-"""Schedule, other settings, micro-batches."""
+"""Schedule, other settings, micro-batches. The last stage has an MTP layer."""
 
 MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("1f1b", {"reshard_after_forward": True}, 7),
     ("1f1b", {}, 4),
+    ("1f1b", {"cp": 2, "recompute": "full"}, 7),
     ("gpipe", {}, 7),
     ("gpipe", {"reshard_after_forward": True}, 5),
     ("interleaved_1f1b", {}, 3),  # fewer micro-batches than ranks
     ("interleaved_1f1b", {"reshard_after_forward": True}, 8),
+    ("interleaved_1f1b", {"cp": 2, "recompute": "selective"}, 8),
     ("interleaved_1f1b", {"pipeline_stages_per_rank": 3}, 8),
+    ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),  # torch gives weights up and gathers them again
     ("looped_bfs", {}, 6),
     ("looped_bfs", {"reshard_after_forward": True}, 5),
+    ("looped_bfs", {"pipeline_stages_per_rank": 4}, 6),
     ("interleaved_zero_bubble", {}, 8),
-    # Run whole: torch gathers weights again with more than three stages; whole and split backward passes of a stage.
-    ("interleaved_1f1b", {"pipeline_stages_per_rank": 4}, 8),
+    ("interleaved_zero_bubble", {"cp": 2, "recompute": "full"}, 8),
+    ("interleaved_zero_bubble", {"pipeline_stages_per_rank": 4}, 8),
+    ("zbv", {}, 9),
     ("dualpipev", {}, 11),
+    ("dualpipev", {"cp": 2, "recompute": "full"}, 8),
 ]
 
 
+@pytest.mark.parametrize("compute", ["bf16", pytest.param("fp32", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("schedule", "settings", "number"),
     [*SCHEDULES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_SCHEDULES)],
 )
 def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
-    schedule: str, settings: dict[str, Any], number: int
+    schedule: str, settings: dict[str, Any], number: int, compute: str
 ) -> None:
-    """To the byte, by purpose, with its moment and traffic, on four pipeline ranks of two FSDP ranks each."""
+    """To the byte, by purpose, with its moment and traffic, on four pipeline ranks of two FSDP ranks each.
+
+    In bf16 FSDP keeps gradients in two types; in fp32 in one.
+    """
     num_stages = 4 * settings.get("pipeline_stages_per_rank", 1 if schedule in SINGLE_STAGE_SCHEDULES else 2)
     parallel = {"pp": 4, "micro_batch_size": 1, "pipeline_schedule": schedule} | settings
     layers = {"num_hidden_layers": num_stages, "first_k_dense_replace": 1}
-    config = config_of(parallel | {"pipeline_layers": [1] * num_stages}, batch_size=2 * number, **layers)
+    data_ranks = 2 // settings.get("cp", 1)
+    config = config_of(
+        parallel | {"pipeline_layers": [1] * num_stages}, batch_size=data_ranks * number, compute=compute, **layers
+    )
     composed = {kind.pp_rank: kind.step for kind in dry_run(config, 8).classes}
     wholes = dry(*((config, 8, 2 * place, (), False) for place in range(4)))
     for place, whole in enumerate(findings.steps[place] for place, findings in enumerate(wholes)):

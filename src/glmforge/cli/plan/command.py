@@ -219,8 +219,8 @@ def plan(
         show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
         return
     if rollout is not None and chosen.name != "policy":
-        machine = service_machine(gpu, network, nodes_of)
-        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
+        generating = service_machine(gpu, network, nodes_of)
+        show_rollout(loaded.model, generating, world_size or 1, service, rollout, as_json=as_json)
         return
     if not as_json and not dry_run and roofline is None and rollout is None:
         print_phases(loaded, console)
@@ -242,6 +242,7 @@ def plan(
             world_size,
             cluster,
             phase=phase,
+            stage=chosen,
             source=config,
             overrides=overrides or [],
             winner=winner,
@@ -261,13 +262,13 @@ def plan(
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
         return
     if rollout is not None:
-        machine = service_machine(gpu, network, nodes_of)
-        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
+        generating = service_machine(gpu, network, nodes_of)
+        show_policy_step(loaded, layout, chosen, generating, service, rollout, as_json=as_json)
         return
     if stage is not None or lora is not None or policy_models is not None:
         if not as_json:
             print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, console, as_json=as_json)
+        show_stage(loaded, layout, chosen, cluster, console, as_json=as_json)
         return
     if not dry_run:
         print_layout(loaded, layout, console, as_json=as_json)

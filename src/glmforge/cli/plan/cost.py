@@ -55,7 +55,7 @@ def show_cost(
         room, _ = room_for(config.output_dir, settings.disk_bytes)
         typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))
         return
-    speed = "by the predicted step" if mfu is None else f"at {mfu:.1%} of the peak (given)"
+    speed = f"by the predicted step ({cost.provenance})" if mfu is None else f"at {mfu:.1%} of the peak (given)"
     _print_phases(cost, speed, console)
     _print_dollars(cost, console)
     _print_failures(cost, console)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from glmforge.dryrun.search import Confirmed
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.search.search import Candidate, Fit, SearchResult
+    from glmforge.plan.stages.stage import Stage
 
 _SHOWN = 10
 
@@ -27,6 +28,7 @@ def search(
     machine: "Machine",
     *,
     phase: str | None,
+    stage: "Stage",
     source: str,
     overrides: "Sequence[str]",
     winner: Path | None,
@@ -43,8 +45,9 @@ def search(
     def progress(line: str) -> None:
         errors.print(line, highlight=False)
 
-    result = search_layouts(config, world_size, machine, phase=phase, progress=progress)
-    fewest = fewest_devices(config, machine, phase=phase, most=max(world_size, _most_devices(result, world_size)))
+    result = search_layouts(config, world_size, machine, phase=phase, stage=stage, progress=progress)
+    most = max(world_size, _most_devices(result, world_size))
+    fewest = fewest_devices(config, machine, phase=phase, stage=stage, most=most)
     confirmed = confirm(result, progress=progress) if result.ranked else None
     if as_json:
         typer.echo(json.dumps(_as_json(result, confirmed, fewest), indent=2))
@@ -100,7 +103,7 @@ def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit |
             highlight=False,
         )
     if confirmed is not None:
-        how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "not dry-run, host memory is in use"
+        how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "by closed forms; no dry run can tell"
         console.print(f"Taken: {_layout_words(confirmed.candidate)} ({how}).", highlight=False)
 
 

@@ -1,6 +1,7 @@
 """The machine that a job runs on: a kind of GPU, so many of them to a node, and a network between nodes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from glmforge.errors import ConfigError
 from glmforge.files import shown
@@ -11,18 +12,36 @@ from glmforge.plan.machine.network import Network, find_network
 from glmforge.plan.machine.provenance import Provenance
 
 
+class Cores(NamedTuple):
+    """Processor cores that all ranks share, as on a machine without GPUs; see `glmforge.plan.time.shared_cores`.
+
+    Attributes:
+        number: how many there are.
+        slowdown: how many times as long a rank's work takes while all cores are busy as on an idle machine.
+        operation_seconds: of the host for each pass of an operation, beside its work.
+        sharding_seconds: of the host for each of FSDP's collectives, beside the collective.
+    """
+
+    number: int
+    slowdown: float = 1.0
+    operation_seconds: float = 0.0
+    sharding_seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a planner has to know of a cluster. Ranks that follow one another are in one node as long as it has room.
 
     Attributes:
         collectives: measured ones, which take the place of what the links' figures give.
+        cores: what the ranks share if they are no GPUs.
     """
 
     accelerator: Accelerator
     network: Network
     ranks_per_node: int = 8
     collectives: tuple[CollectivePoint, ...] = ()
+    cores: Cores | None = None
 
     @property
     def link_bandwidth(self) -> float:

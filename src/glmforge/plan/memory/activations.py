@@ -4,6 +4,7 @@ Plain implementations are taken, which keep more than fused ones. Where a forwar
 tensors are those that `glmforge.parallel.recompute` says. Attention is FlashAttention's, which keeps queries, keys,
 values, its result and one number per query and head; in fp32 a CPU's, which keeps the probabilities of short documents.
 
+What a stage freezes is taken to keep as much as what it trains, although some inputs of frozen maps need not be kept.
 The router is balanced, so that the experts of a rank get as many rows as its tokens make.
 """
 
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
+from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32, INT64, Share
 
 _HEAD_CHUNK = {BF16: 4096, FP32: 1024}
@@ -56,7 +58,7 @@ class LayerActivations:
     """The tensors of the layers of a model under one layout and micro-batch.
 
     `rows`: sequences of the micro-batch; `seq_len`: their tokens, all cp ranks together; `itemsize`: of the compute
-    type; `balance_loss`: whether the routers' scores are asked for.
+    type; `balance_loss`: whether the routers' scores are asked for; `role`: what of the model is trained.
     """
 
     model: ModelConfig
@@ -66,6 +68,7 @@ class LayerActivations:
     seq_len: int
     itemsize: int
     balance_loss: bool
+    role: Role = MODEL
 
     @cached_property
     def dense(self) -> Passes:
@@ -91,10 +94,12 @@ class LayerActivations:
     @cached_property
     def head(self) -> Passes:
         """Final norm and cross-entropy of one depth: gradients are made in the forward pass, the weight's in fp32."""
+        if not self.role.has_vocabulary:
+            return Passes(self._norm_bytes, self._norm_bytes, self._norm_bytes)
         share, width = self.share, self.model.hidden_size
         vocabulary = self.model.vocab_size // share.tp
         chunk = min(_HEAD_CHUNK[self.itemsize], share.tokens) * vocabulary
-        weight = vocabulary * width
+        weight = vocabulary * width * self.role.trains_all
         kept = FP32 * weight + self.itemsize * share.tokens * width + self._norm_bytes
         # Logits, their fp32 copy and its softmax; and the product that is added to the weight's gradient.
         logits = self.itemsize * (chunk + weight) + 2 * FP32 * chunk if self.itemsize == BF16 else FP32 * chunk

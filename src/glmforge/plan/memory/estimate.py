@@ -16,6 +16,7 @@ from glmforge.plan.memory.in_flight import passes_in_flight
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
+from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,49 @@ class MemoryEstimate:
         return self.fullest.peak
 
 
-def estimate_memory(config: RunConfig, layout: Layout) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, layout: Layout, stage: Stage = PRETRAINING) -> MemoryEstimate:
     """Of a step of the first phase of `config`."""
-    return MemoryModel(config).estimate(config, layout)
+    return MemoryModel(config, stage).estimate(config, layout)
 
 
 class MemoryModel:
     """Estimates for one run under many layouts: what does not depend on the layout is made once."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self.weights = Weights(config)
+    def __init__(self, config: RunConfig, stage: Stage = PRETRAINING) -> None:
+        self.weights = {role: Weights(config, role) for role in stage.roles}
 
     def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:
-        """`config` may differ in `parallel` and in the batch from the one that the model was made of."""
+        """`config` may differ in `parallel` and in the batch from the one that the model was made of.
+
+        The models of a stage take turns: weights and optimizer states of all are there, and what one of them needs.
+        """
+        by_role = [self._places(config, layout, role) for role in self.weights]
+        return MemoryEstimate(tuple(_together(places) for places in zip(*by_role, strict=True)))
+
+    def _places(self, config: RunConfig, layout: Layout, role: Role) -> list[PlaceMemory]:
         parallel, pp = config.parallel, layout.pp
-        parts, per_rank = StageParts(config, layout, self.weights), stages_per_rank(parallel)
+        parts, per_rank = StageParts(config, layout, self.weights[role], role), stages_per_rank(parallel)
         places = []
         for pp_rank in range(pp):
             rank = parts.of(stages_of_rank(parallel.pipeline_schedule, pp_rank, pp, per_rank) if pp > 1 else [0])
             flights = passes_in_flight(parallel.pipeline_schedule, pp, pp_rank, per_rank, parts.micro_batches)
+            if not role.is_trained:  # a forward pass alone leaves nothing behind
+                flights = ((0,) * len(rank.kept),)
             places.append(_place(config, pp_rank, pp, rank, flights, parts.micro_batches))
-        return MemoryEstimate(tuple(places))
+        return places
+
+
+_HELD = (Purpose.WEIGHTS, Purpose.OPTIMIZER)
+
+
+def _together(places: tuple[PlaceMemory, ...]) -> PlaceMemory:
+    """One place of the pipeline, of models that take turns."""
+    if len(places) == 1:
+        return places[0]
+    held = {purpose: sum(place.at_peak[purpose] for place in places) for purpose in _HELD}
+    fullest = max(places, key=lambda place: place.peak - sum(place.at_peak[purpose] for purpose in _HELD))
+    host_bytes = sum(place.host_bytes for place in places)
+    return PlaceMemory(fullest.pp_rank, Counter(fullest.at_peak | Counter(held)), fullest.moment, host_bytes)
 
 
 def _place(

@@ -14,9 +14,10 @@ from functools import cached_property
 from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import parameter_groups
-from glmforge.config.parameters import Parameter, parameter_table
+from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of
+from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import FP32
 
 
@@ -27,12 +28,14 @@ class Weight:
     Attributes:
         state_bytes: of the optimizer's states for each element. `scalar_bytes`: of those beside the parameter.
         has_gradient: it is trained, and the phase's losses reach it.
+        itemsize: of an element between steps: fp32, or bf16 of what a stage freezes.
     """
 
     row: Parameter
     state_bytes: int
     scalar_bytes: int
     has_gradient: bool
+    itemsize: int
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -46,12 +49,13 @@ class Weight:
             self.state_bytes,
             self.scalar_bytes,
             self.has_gradient,
+            self.itemsize,
         )
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it is used in fp32 whatever the compute type is: the router's weight and its correction bias."""
-        return ".mlp.gate." in self.row.name
+        """Whether it is gathered in fp32 whatever the compute type is: a router's weight that is held so."""
+        return ".mlp.gate." in self.row.name and self.itemsize == FP32
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,10 @@ class Weights:
     others that cut alike.
     """
 
-    def __init__(self, config: RunConfig) -> None:
-        table = parameter_table(config.model)
-        groups = {row.name: group for group in parameter_groups(table, config.optim) for row in group.parameters}
+    def __init__(self, config: RunConfig, role: Role = MODEL) -> None:
+        table = role.parameters(config.model)
+        changed = ParameterTable(row for row in table.values() if role.trains(row))
+        groups = {row.name: group for group in parameter_groups(changed, config.optim) for row in group.parameters}
         uses_mtp = config.phases[0].mtp_loss_weight > 0
         by_layer: dict[int | None, list[Weight]] = {}
         for row in table.values():
@@ -119,6 +124,7 @@ class Weights:
                 states.bytes_per_element if states else 0,
                 FP32 * sum(state.is_scalar for state in states.states) if states else 0,
                 trained and (uses_mtp or not row.mtp),
+                role.element_bytes(row),
             )
             by_layer.setdefault(row.layer, []).append(weight)
         outer = by_layer.pop(None)
@@ -153,7 +159,9 @@ class Weights:
 
     def _key(self, model: ModelConfig, content: StageContent) -> StageKey:
         trunk = model.num_hidden_layers
-        layers = [*range(content.start, content.stop), *range(trunk, trunk + content.num_mtp)]
+        # A role without a vocabulary has no layers for multi-token prediction.
+        last = min(trunk + content.num_mtp, len(self.kind_of_layer))
+        layers = [*range(content.start, content.stop), *range(trunk, last)]
         kinds = Counter(self.kind_of_layer[layer] for layer in layers)
         return tuple(sorted(kinds.items())), content.has_embedding, content.has_head
 
@@ -191,7 +199,7 @@ class Sharding:
     def _of_one(self, weight: Weight) -> Shard:
         row = weight.row
         if not row.trained:
-            return Shard(weights=FP32 * row.size)
+            return Shard(weights=weight.itemsize * row.size)
         shape = self.used_shape(row)
         alone = not self.uses_fsdp or (row.expert and self.leaves_experts)
         block = math.prod(shape)
@@ -201,9 +209,9 @@ class Sharding:
         whole = block if alone else block * ranks
         itemsize = FP32 if weight.is_fp32 else self.itemsize
         gradient = FP32 * weight.has_gradient
-        is_cast = alone and itemsize < FP32 and row.family != "embedding"
+        is_cast = alone and itemsize < weight.itemsize and row.family != "embedding"
         return Shard(
-            weights=FP32 * block,
+            weights=weight.itemsize * block,
             gradients=gradient * block,
             optimizer=weight.state_bytes * block + weight.scalar_bytes,
             gathered=0 if alone else itemsize * whole,

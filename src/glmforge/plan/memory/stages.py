@@ -8,6 +8,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.memory.activations import LayerActivations, Passes
 from glmforge.plan.memory.shards import Shard, Sharding, StageKey, Weight, Weights
 from glmforge.plan.memory.update import update_bytes
+from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32, INT64
 from glmforge.plan.work.step import micro_batch_share
 
@@ -42,13 +43,13 @@ class RankParts:
 class StageParts:
     """The parts of every rank under one layout, each content once."""
 
-    def __init__(self, config: RunConfig, layout: Layout, weights: Weights) -> None:
+    def __init__(self, config: RunConfig, layout: Layout, weights: Weights, role: Role = MODEL) -> None:
         self.config, self.layout, self.weights, self.parallel = config, layout, weights, config.parallel
         model, phase = config.model, config.phases[0]
         self.itemsize = BF16 if config.precision.compute == "bf16" else FP32
         self.micro_batches = layout.num_micro_batches(phase)
         self.rows = layout.rank_batch_size(phase) // self.micro_batches
-        self.num_mtp = model.num_nextn_predict_layers if phase.mtp_loss_weight else 0
+        self.num_mtp = model.num_nextn_predict_layers if phase.mtp_loss_weight and role.predicts_ahead else 0
         self.layers = LayerActivations(
             model,
             config.parallel,
@@ -57,6 +58,7 @@ class StageParts:
             phase.seq_len,
             self.itemsize,
             phase.aux_loss_weight > 0,
+            role,
         )
         self.sharding = Sharding(model, layout, self.itemsize)
         self.shards, self.first, self.last = weights.shards(self.sharding)

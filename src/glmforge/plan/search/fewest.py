@@ -7,9 +7,12 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.search.search import Fit, LayoutSearch
 from glmforge.plan.search.space import Space
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 
 
-def fewest_devices(config: RunConfig, machine: Machine, *, most: int, phase: str | None = None) -> Fit | None:
+def fewest_devices(
+    config: RunConfig, machine: Machine, *, most: int, phase: str | None = None, stage: Stage = PRETRAINING
+) -> Fit | None:
     """The first layout that fits on as few devices as possible, at most `most`; None if none does.
 
     `phase` as for `search_layouts`.
@@ -17,7 +20,7 @@ def fewest_devices(config: RunConfig, machine: Machine, *, most: int, phase: str
     """
     config = select_phase(config, phase) if phase else config
     for world_size in _world_sizes(machine.ranks_per_node, most):
-        search = LayoutSearch(Space(config, world_size, machine.ranks_per_node), machine)
+        search = LayoutSearch(Space(config, world_size, machine.ranks_per_node), machine, stage)
         found = next(search.smallest(), None)
         if found is not None:
             return found

@@ -17,6 +17,7 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, MemoryModel
 from glmforge.plan.search.space import RECOMPUTATIONS, Axes, Space
+from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 USABLE = 0.9
@@ -65,6 +66,7 @@ class SearchResult:
 
     machine: Machine
     world_size: int
+    stage: Stage
     memory_limit: int
     ranked: tuple[Candidate, ...]
     num_layouts: int
@@ -86,6 +88,7 @@ def search_layouts(
     machine: Machine,
     *,
     phase: str | None = None,
+    stage: Stage = PRETRAINING,
     progress: OnProgress = lambda line: None,
 ) -> SearchResult:
     """The layouts of `config` on `world_size` devices of `machine` that fit, ranked by the time of a step.
@@ -94,22 +97,22 @@ def search_layouts(
     the layout's rules have to hold for all phases. `ranked` is empty where nothing fits.
     """
     space = Space(select_phase(config, phase) if phase else config, world_size, machine.ranks_per_node)
-    search = LayoutSearch(space, machine)
+    search = LayoutSearch(space, machine, stage)
     fitting = list(search.fitting())
     progress(f"{len(fitting):,} of {search.num_layouts:,} layouts fit {search.limit / 1e9:.0f} GB")
     coarse = sorted((search.timed(fit) for fit in fitting), key=lambda candidate: candidate.order)
     refined = search.refined(coarse[:_REFINED])
     ranked = sorted(_distinct([*coarse, *refined]), key=lambda candidate: candidate.order)
-    return SearchResult(machine, world_size, search.limit, tuple(ranked), search.num_layouts, len(fitting))
+    return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
 
 
 class LayoutSearch:
     """The steps of one search; `num_layouts` counts what the rules allowed."""
 
-    def __init__(self, space: Space, machine: Machine) -> None:
-        self.space, self.machine = space, machine
+    def __init__(self, space: Space, machine: Machine, stage: Stage = PRETRAINING) -> None:
+        self.space, self.machine, self.stage = space, machine, stage
         self.limit = int(USABLE * machine.accelerator.memory_bytes)
-        self.memory = MemoryModel(select_phase(space.config, None))
+        self.memory = MemoryModel(select_phase(space.config, None), stage)
         self.num_layouts = 0
 
     def fitting(self) -> Iterator[Fit]:
@@ -162,7 +165,7 @@ class LayoutSearch:
 
     def timed(self, fit: Fit) -> Candidate:
         """`fit` with its predicted step."""
-        time = predict_step(fit.config, fit.layout, self.machine)
+        time = predict_step(fit.config, fit.layout, self.machine, stage=self.stage)
         return Candidate(fit.config, fit.layout, fit.memory, time)
 
     def refined(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:

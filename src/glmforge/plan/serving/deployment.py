@@ -16,17 +16,12 @@ from functools import cached_property
 from glmforge.config.model import ModelConfig
 from glmforge.plan.counts.flops import forward_flops_per_token
 from glmforge.plan.machine.ceilings import ceilings
+from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.serving.formats import CacheFormat, WeightBytes, WeightFormat, cache_bytes_per_token, weight_bytes
 
 MEMORY_SHARE = 0.9
 """Of a GPU's memory for weights and caches, the default of vLLM; the rest is for activations and the runtime."""
-
-EXCHANGE_SECONDS = 10e-6
-"""Assumed of an all-reduce of a few KiB inside a node, before its bytes count."""
-
-PCIE_BANDWIDTH = 25e9
-"""Bytes per second each way, assumed between GPUs of a node that have no NVLink: PCIe 4.0 x16, less its overhead."""
 
 _BF16 = 2
 _MAX_BATCH = 2**16
@@ -175,19 +170,10 @@ def visited_share(model: ModelConfig, tokens: int) -> float:
 
 
 def exchange_seconds(deployment: Deployment, tokens: int) -> float:
-    """Of the all-reduces of a step, two for each layer: inside nodes, and between them if there are several."""
-    number, in_node = deployment.num_gpus, deployment.machine.ranks_per_node
-    if number == 1:
-        return 0.0
-    model, accelerator = deployment.model, deployment.machine.accelerator
-    near, nodes = min(number, in_node), -(-number // in_node)
+    """Of the all-reduces of a step, two for each layer."""
+    model, group = deployment.model, Group(deployment.num_gpus, deployment.machine.ranks_per_node)
     size = _BF16 * tokens * model.hidden_size
-    link = accelerator.nvlink_bandwidth or PCIE_BANDWIDTH
-    seconds = EXCHANGE_SECONDS + 2 * size * (near - 1) / near / link
-    if nodes > 1:
-        rate = deployment.machine.link_bandwidth * near
-        seconds += deployment.machine.network.latency * 2 + 2 * size * (nodes - 1) / nodes / rate
-    return 2 * model.num_hidden_layers * seconds
+    return 2 * model.num_hidden_layers * collective_seconds("all_reduce", size, group, deployment.machine)
 
 
 def _flops_per_second(deployment: Deployment) -> float:

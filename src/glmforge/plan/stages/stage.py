@@ -60,6 +60,11 @@ class Role:
         """Whether nothing of it is frozen."""
         return self.is_trained and self.lora is None
 
+    @property
+    def predicts_ahead(self) -> bool:
+        """Whether it may run layers for multi-token prediction."""
+        return self.is_trained and self.has_vocabulary
+
     def parameters(self, model: ModelConfig) -> ParameterTable:
         """What the role holds, adapters included."""
         table = parameter_table(model)

@@ -22,13 +22,14 @@ from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, Situation, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
+from glmforge.plan.time.shared_cores import parts_on_cores
 from glmforge.plan.time.simulate import Span, simulate, spans
 from glmforge.plan.time.stage_passes import RankTime, rank_time
 from glmforge.plan.work.operations import BF16
 from glmforge.plan.work.step import micro_batch_share
 from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
-_COMPUTED = ("compute", "recompute", "imbalance", "update")
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
 
 
 class LinkUse(NamedTuple):
@@ -57,7 +58,7 @@ class StepTime:
     Attributes:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
             "update", "checkpoint") or waits for ("bubble", and the axis of what is communicated while nothing is
-            computed); they add up to `seconds`.
+            computed); they add up to `seconds`. Of ranks that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.
@@ -112,7 +113,8 @@ class StepTime:
 
     @cached_property
     def timeline(self) -> list[Span]:
-        """What every pipeline rank does when, from the step's first pass to the end of its update."""
+        """What every pipeline rank does when, from the step's first pass to the end of its update; of ranks that share
+        cores, as if each had one of its own."""
         found = spans(self._orders, _times(self._orders, self._ranks, self._message))
         ready = max(self._stops)
         for rank, (time, stop) in enumerate(zip(self._ranks, self._stops, strict=True)):
@@ -152,6 +154,8 @@ def predict_step(
     parts = dict(slowest.parts)
     parts["bubble"] = max(0.0, before_update - slowest.busy)
     parts["update"] = max(rank.update for rank in ranks)
+    if machine.cores is not None:
+        parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
     found = {part: seconds for part, seconds in parts.items() if seconds > 0}
     per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return StepTime(

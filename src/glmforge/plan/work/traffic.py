@@ -166,7 +166,7 @@ def gathered_bytes(
         # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
         size = FP32 if role.trains(row) and "mlp.gate." in row.name else BF16
         gathers = role.forwards + role.is_trained + backward * (row.layer is not None)
-        yield _shard_axis(row, layout), size * used_elements(row, layout) * gathers
+        yield shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
 
 def reduced_bytes(
@@ -176,11 +176,11 @@ def reduced_bytes(
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     for row in rows:
         if role.trains(row):
-            yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
+            yield shard_axis(row, layout), FP32 * used_elements(row, layout) * times
             yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 
 
-def _shard_axis(row: Parameter, layout: Layout) -> str:
+def shard_axis(row: Parameter, layout: Layout) -> str:
     """Experts are sharded with their layer unless they lie on other ranks than it."""
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 

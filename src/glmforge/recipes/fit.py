@@ -1,0 +1,59 @@
+"""Whether a run fits the memory at hand, before anything is loaded: what the plan says cannot fit is not begun.
+
+The plan counts tensors. What it leaves out (the allocator, buffers of collectives, the CUDA context) takes about a
+tenth of a GPU, more than its closed forms err, so a run that is planned for more than there is has no chance. The first
+phase decides; a later one may be meant for another layout, and is warned of.
+"""
+
+import logging
+
+import torch
+
+from glmforge.cluster.launch import LaunchEnvironment
+from glmforge.cluster.memory import usable_memory
+from glmforge.config.layout import Layout
+from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.observe.units import counted, gigabytes
+from glmforge.plan.layout import select_phase
+from glmforge.plan.memory.changes import helpful_changes, words_of
+from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.memory.purposes import Memory
+
+logger = logging.getLogger(__name__)
+
+
+def check_fit(
+    config: RunConfig, layout: Layout, launch: LaunchEnvironment, device: torch.device, *, force: bool
+) -> None:
+    """Compare the plan with the memory of this rank's device, or of its machine if it trains on a CPU.
+
+    Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`.
+    """
+    for index, phase in enumerate(config.phases):
+        shortfall = _shortfall(select_phase(config, phase.name), layout, launch, device)
+        if shortfall is None:
+            continue
+        if index == 0 and not force:
+            raise ConfigError(f"{shortfall}; to start it nevertheless, give --force")
+        if launch.is_main:
+            logger.warning("%s", shortfall)
+
+
+def _shortfall(config: RunConfig, layout: Layout, launch: LaunchEnvironment, device: torch.device) -> str | None:
+    """What is missing for the first phase of `config`, and what would help; None if it fits."""
+    estimate = estimate_memory(config, layout)
+    if device.type == "cuda":
+        planned, capacity = estimate.fullest.at_peak, torch.cuda.get_device_properties(device).total_memory
+        who, has = f"a rank of pipeline place {estimate.fullest.pp_rank}", f"{torch.cuda.get_device_name(device)} has"
+    else:
+        first = launch.rank - launch.local_rank
+        places = [rank // layout.stage_ranks for rank in range(first, first + launch.local_world_size)]
+        planned, capacity = sum((estimate.places[place].at_peak for place in places), Memory()), usable_memory()
+        who, has = f"{counted(len(places), 'rank')} of this machine", "its processes may use"
+    if planned.total() <= capacity:
+        return None
+    largest = ", ".join(f"{purpose} {gigabytes(size)}" for purpose, size in planned.most_common(3))
+    changes = words_of(helpful_changes(config, layout.world_size, offload=device.type == "cuda"))
+    need = f"{who} would need {gigabytes(planned.total())} ({largest}), {has} {gigabytes(capacity)}"
+    return f"phase '{config.phases[0].name}' does not fit: {need}; {changes}"

@@ -1,0 +1,108 @@
+"""`glmforge plan --stage`, `--lora`, `--serve` and `--rollout`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from glmforge.cli.app import app
+from glmforge.errors import ConfigError
+
+RUN = """
+name: run
+model: glm45_air_106b
+data: {tokenizer: none, sources: [{name: random, path: none}]}
+phases: [{name: main, steps: 1, seq_len: 16384, batch_size: 16}]
+parallel: {micro_batch_size: 1, ep: 8, recompute: full}
+"""
+ROLLOUT = "prompts=64,samples=8,prompt=1024,response=8192"
+
+
+@pytest.fixture
+def air(tmp_path: Path) -> str:
+    path = tmp_path / "air.yaml"
+    path.write_text(RUN)
+    return str(path)
+
+
+def plan(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False, env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def plan_json(*arguments: str) -> Any:
+    return json.loads(plan(*arguments, "--json"))
+
+
+def test_lora_trains_its_adapters(air: str) -> None:
+    arguments = (air, "--gpus", "16", "--lora", "rank=16,target=self_attn")
+    (model,) = plan_json(*arguments)["models"]
+    assert (model["trained"], model["trained_tensors"]) == (31_653_888, 368)
+    assert "31,653,888" in plan(*arguments)
+
+
+def test_a_policy_has_the_models_that_are_asked_for(air: str) -> None:
+    arguments = (air, "--gpus", "16", "--stage", "policy")
+    assert [model["name"] for model in plan_json(*arguments)["models"]] == ["actor", "reference", "critic", "reward"]
+    few = plan_json(*arguments, "--policy-models", "actor+reference")
+    assert [model["trained"] > 0 for model in few["models"]] == [True, False]
+
+
+def test_what_does_not_fit_is_said(air: str) -> None:
+    text = plan(air, "--serve", "--gpus", "2", "--gpu", "RTX 4090")
+    assert "q4_0: 61 GB of weights do not fit 2 x 24 GB; 4 GPUs do" in text
+    assert "bf16: 218 GB of weights do not fit 2 x 24 GB; 16 GPUs do" in text
+
+
+def test_a_service_batch_by_batch(air: str) -> None:
+    arguments = (air, "--serve", "--gpus", "8", "--gpu", "H200 SXM", "--weights", "fp8", "--cache", "fp8")
+    (found,) = plan_json(*arguments, "--context", "131072", "--latency", "20")["formats"]
+    assert found["cache_bytes_per_token"] == 188_416 / 2
+    assert found["batched"]["seconds_per_token"] <= 0.02
+    assert "Batch by batch, weights in fp8" in plan(*arguments)
+    assert "Of the MTP layer's drafts 80%" in plan(*arguments, "--acceptance", "0.8")
+
+
+def test_rollouts_and_the_step_they_are_part_of(air: str) -> None:
+    arguments = (air, "--gpus", "16", "--gpu", "H100 SXM", "--rollout", ROLLOUT)
+    rollout = plan_json(*arguments)
+    assert rollout["copies"] * rollout["gpus_of_a_copy"] == 16
+    step = plan_json(*arguments, "--stage", "policy", "--policy-models", "actor")
+    assert step["rollout"] == rollout
+    assert step["seconds"] == rollout["seconds"] + step["train_seconds"] + step["send_seconds"]
+    assert step["split"]["generating"] + step["split"]["training"] == 16
+    assert "Side by side" in plan(*arguments, "--stage", "policy")
+
+
+def test_adapters_are_sent_and_nothing_else(air: str) -> None:
+    arguments = (air, "--gpus", "16", "--gpu", "H100 SXM", "--network", "tcp30", "--rollout", ROLLOUT)
+    whole, lora = (
+        plan_json(*arguments, "--stage", "policy", *more)["send_seconds"] for more in ((), ("--lora", "rank=16"))
+    )
+    assert whole == pytest.approx(218.45e9 / 3.75e9, rel=1e-3)
+    assert lora == pytest.approx(2 * 31_653_888 / 3.75e9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--serve",), "add --gpu"),
+        (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: 'q3' is none"),
+        (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: 'int8' is none"),
+        (("--policy-models", "actor"), "add --stage policy"),
+        (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
+        (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
+        (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),
+        (("--rollout", ROLLOUT + ",prompt=-1", "--gpu", "H100 SXM"), "prompt='-1' is no number"),
+        (("--rollout", ROLLOUT + ",top_p=1", "--gpu", "H100 SXM"), "'top_p' is no setting"),
+        (("--rollout", ROLLOUT, "--gpu", "RTX 4090"), "cannot hold the weights"),
+    ],
+)
+def test_wrong_questions_are_refused_in_one_line(air: str, arguments: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(app, ["plan", air, "--gpus", "8", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert words in str(result.exception)
+    assert "\n" not in str(result.exception)

@@ -1,0 +1,71 @@
+"""What a rank needs in each stage, against whole-model sums and against each other."""
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.config.layout import resolve_layout
+from glmforge.plan.counts.memory import training_state
+from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.stages.lora import Lora
+from glmforge.plan.stages.stage import PRETRAINING, Stage, find_stage
+
+RUN = """
+name: run
+model: glm45_air_106b
+data: {tokenizer: none, sources: [{name: random, path: none}]}
+phases: [{name: main, steps: 1, seq_len: 4096, batch_size: 16}]
+optim: {matrix_optimizer: adamw}
+parallel: {micro_batch_size: 1, ep: 8, recompute: full}
+"""
+LORA = find_stage("lora", Lora(16))
+
+
+def held(stage: Stage, *overrides: str) -> dict[Purpose, int]:
+    config = load_config(RUN, overrides)
+    return dict(estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [PRETRAINING, LORA, find_stage("reward"), find_stage("policy"), find_stage("policy", Lora(16))],
+    ids=["pretrain", "lora", "reward", "policy", "policy lora"],
+)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_rank_holds_its_share_of_the_state(stage: Stage, copies: int) -> None:
+    """All ranks of a copy together hold the model, with little that is padded or on every rank."""
+    config = load_config(RUN)
+    state = training_state(config.model, config.optim, stage)
+    found = held(stage, f"parallel.dp_replicate={copies}")
+    ranks = 16 // copies
+    assert found[Purpose.WEIGHTS] * ranks == pytest.approx(state.weights, rel=1e-3)
+    assert found[Purpose.OPTIMIZER] * ranks == pytest.approx(state.optimizer, rel=1e-3)
+
+
+def test_lora_fits_where_training_everything_does_not() -> None:
+    config = load_config(RUN, ["parallel.dp_replicate=2"])
+    layout = resolve_layout(config, 16)
+    everything, lora = (estimate_memory(config, layout, stage).peak for stage in (PRETRAINING, LORA))
+    assert lora < 80e9 < everything
+
+
+def test_models_take_turns() -> None:
+    """A policy needs the weights and states of its models, and of all else what the most demanding of them needs."""
+    actor, policy = held(find_stage("policy", policy_models=())), held(find_stage("policy"))
+    working = set(Purpose) - {Purpose.WEIGHTS, Purpose.OPTIMIZER}
+    assert {purpose: policy.get(purpose, 0) for purpose in working} == {
+        purpose: actor.get(purpose, 0) for purpose in working
+    }
+
+
+def test_a_reward_model_needs_no_logits() -> None:
+    overrides = ("parallel.pp=2", "parallel.ep=4", "phases.0.mtp_loss_weight=0")
+    config = load_config(RUN, overrides)
+    layout = resolve_layout(config, 16)
+    last = {
+        stage.name: estimate_memory(config, layout, stage).places[-1] for stage in (PRETRAINING, find_stage("reward"))
+    }
+    head = 620_756_992
+    saved = last["pretrain"].at_peak[Purpose.WEIGHTS] - last["reward"].at_peak[Purpose.WEIGHTS]
+    # An eighth of the head and of the MTP layer that is held without a loss.
+    assert saved == pytest.approx(4 * (head + 2_375_059_584) / 8, rel=0.01)

@@ -1,0 +1,98 @@
+"""The check whether a run fits: on this machine's memory, on a GPU's, by force, and for later phases."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from glmforge.cluster.launch import LaunchEnvironment
+from glmforge.config import load_config
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.errors import ConfigError
+from glmforge.plan.layout import select_phase
+from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.recipes import fit
+from glmforge.recipes.fit import check_fit
+from glmforge.recipes.pretrain import train
+from helpers.models import run_config
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SHORT = {"name": "short", "steps": 4, "seq_len": 64, "batch_size": 8}
+LONG = {"name": "long", "steps": 4, "seq_len": 256, "batch_size": 64}
+
+Limit = Callable[[int], None]
+
+
+@pytest.fixture
+def limit_memory(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    """Let every machine and every GPU have so many bytes."""
+
+    def limit(size: int) -> None:
+        monkeypatch.setattr(fit, "usable_memory", lambda: size)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=size))
+
+    return limit
+
+
+def check(config: RunConfig, device: torch.device = CPU, *, ranks: int = 1, local: int = 1, **options: Any) -> None:
+    launch = LaunchEnvironment(world_size=ranks, local_world_size=local)
+    check_fit(config, resolve_layout(config, ranks), launch, device, **({"force": False} | options))
+
+
+def peak_of(config: RunConfig, phase: str) -> int:
+    return estimate_memory(select_phase(config, phase), resolve_layout(config, 1)).peak
+
+
+def test_a_run_is_refused_that_needs_a_byte_more_than_there_is(limit_memory: Limit) -> None:
+    config = run_config(phases=[LONG])
+    peak = peak_of(config, "long")
+    limit_memory(peak)
+    check(config)
+    limit_memory(peak - 1)
+    message = r"phase 'long' does not fit: 1 rank .*activations.*GB with parallel\.micro_batch_size=1.*--force"
+    with pytest.raises(ConfigError, match=message):
+        check(config)
+    check(config, force=True)
+
+
+def test_ranks_on_a_cpu_share_its_memory_and_those_with_gpus_do_not(limit_memory: Limit) -> None:
+    config = run_config(phases=[LONG])
+    limit_memory(3 * estimate_memory(config, resolve_layout(config, 4)).peak)
+    check(config, ranks=4, local=2)
+    with pytest.raises(ConfigError, match="4 ranks of this machine"):
+        check(config, ranks=4, local=4)
+    check(config, GPU, ranks=4, local=4)
+
+
+def test_a_later_phase_is_warned_of(limit_memory: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    config = run_config(phases=[SHORT, LONG])
+    limit_memory(peak_of(config, "long") - 1)
+    with caplog.at_level(logging.WARNING):
+        check(config)
+    (line,) = caplog.messages
+    assert line.startswith("phase 'long' does not fit")
+
+
+def test_the_whole_model_does_not_fit_eight_gpus() -> None:
+    """8 x 80 GB for 355B: the weights alone are 1.4 TB in fp32."""
+    path = Path(__file__).parents[3] / "configs/pretrain_glm45_355b.yaml"
+    one_node = ["parallel.pp=1", "parallel.cp=1", "parallel.ep=8", "parallel.dp_replicate=1"]
+    config = load_config(path, one_node)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=80 * 10**9))
+        with pytest.raises(ConfigError, match=r"phase .general. does not fit: a rank of pipeline place 0 .*H100"):
+            check(config, GPU, ranks=8, local=8)
+
+
+def test_training_does_not_begin(tmp_path: Path, limit_memory: Limit) -> None:
+    limit_memory(1000)
+    with pytest.raises(ConfigError, match="does not fit"):
+        train(run_config(output_dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
