@@ -17,7 +17,6 @@ from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.phase_time import DAY, model_flops
 from glmforge.plan.cost.sheet import SHEETS, sheet_rows
@@ -27,6 +26,8 @@ from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.machine.network import find_network
+from glmforge.plan.serving import formats
+from glmforge.plan.stages.lora import Lora, adapter_parameters
 
 _GB, _TB = 1e9, 1e12
 
@@ -99,9 +100,9 @@ def bf16_on_eight() -> tuple[str, str]:
 
 
 def four_bit_on_two() -> tuple[str, str]:
-    count, card = count_parameters(model("glm45_355b")).without_mtp.total, gpu("RTX 4090").memory_bytes
-    size = count / 2
-    words = f"at 4 bits, without scales, {size / _GB:.0f} GB; memory {2 * card / _GB:.0f} GB"
+    config, card = model("glm45_355b").model_copy(update={"num_nextn_predict_layers": 0}), gpu("RTX 4090").memory_bytes
+    size = formats.weight_bytes(config, formats.find_format("q4_0")).total
+    words = f"as Q4_0, without MTP, {size / _GB:.0f} GB; memory {2 * card / _GB:.0f} GB"
     return words, verdict(size < 2 * card, f"does not hold: weights alone take {-(-int(size) // card)} such cards")
 
 
@@ -234,17 +235,8 @@ def checkpoint(optimizer: str, said: float) -> Callable[[], tuple[str, str]]:
 
 def lora_parameters(rank: int) -> tuple[int, int]:
     """Parameters and tensors of adapters on q, k, v and o of Air."""
-    config = model("glm45_air_106b")
-    maps = [
-        row
-        for row in parameter_table(config).values()
-        if row.layer is not None
-        and row.layer < config.num_hidden_layers
-        and row.name.endswith(
-            tuple(f"{name}_proj.weight" for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"))
-        )
-    ]
-    return sum(rank * sum(row.shape) for row in maps), 2 * len(maps)
+    rows = adapter_parameters(model("glm45_air_106b"), Lora(rank))
+    return sum(row.size for row in rows), len(rows)
 
 
 def lora_count() -> tuple[str, str]:
@@ -257,10 +249,8 @@ def lora_over_two_nodes() -> tuple[str, str]:
     weights, link = weight_bytes(model("glm45_air_106b"), "bf16"), find_network("tcp30").bandwidth
     into_node = weights / 2 * 2 * 2  # the other node's half, forward and backward, in two micro-batches
     adapters = 4 * lora_parameters(16)[0]
-    words = (
-        f"{into_node / _GB:.0f} GB enter each node in a step, {into_node / link:.0f} s at 30 Gbit/s; with a copy in "
-    )
-    words += f"each node the adapters' gradients, {adapters / _GB:.2f} GB"
+    words = f"at least {into_node / _GB:.0f} GB enter each node in a step, {into_node / link:.0f} s at 30 Gbit/s; "
+    words += f"with a copy in each node the adapters' gradients, {adapters / _GB:.2f} GB"
     return words, "does not hold: one copy per node"
 
 

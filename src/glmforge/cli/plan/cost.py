@@ -21,11 +21,10 @@ _WORTH_SAYING = 0.002
 
 def check_cost_options(cost: bool, gpu: str | None, price: str | None, mfu: float | None) -> None:
     """Raises `ConfigError` for options that need others."""
-    if cost and gpu is None:
-        raise ConfigError("--cost: give the kind of GPU as well, such as --gpu 'H100 SXM'")
-    for name, value in {"--price": price, "--mfu": mfu}.items():
-        if value is not None and not cost:
-            raise ConfigError(f"{name}: is a setting of --cost; add --cost")
+    if mfu is not None and not cost:
+        raise ConfigError("--mfu: is a setting of --cost; add --cost")
+    if price is not None and gpu is None:
+        raise ConfigError("--price: is a price of GPUs; give the kind as well, such as --gpu h100-80gb")
 
 
 def show_cost(
@@ -55,7 +54,7 @@ def show_cost(
         room, _ = room_for(config.output_dir, settings.disk_bytes)
         typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))
         return
-    speed = "by the predicted step" if mfu is None else f"at {mfu:.1%} of the peak (given)"
+    speed = f"by the predicted step ({cost.provenance})" if mfu is None else f"at {mfu:.1%} of the peak (given)"
     _print_phases(cost, speed, console)
     _print_dollars(cost, console)
     _print_failures(cost, console)

@@ -10,6 +10,7 @@ from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
@@ -23,6 +24,7 @@ class PhaseTime:
     Attributes:
         model_flops: of all its tokens, as utilisation counts them.
         seconds: None if the layout does not serve the phase; `problem` then says why.
+        provenance: of the predicted seconds; None if the utilisation was given.
         sent: bytes of all ranks in the whole phase by axis, over NVLink and between nodes; none without a layout.
     """
 
@@ -32,6 +34,7 @@ class PhaseTime:
     model_flops: float
     seconds: float | None
     problem: str | None = None
+    provenance: Provenance | None = None
     sent: dict[str, LinkBytes] = field(default_factory=dict)
 
 
@@ -75,7 +78,11 @@ def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stag
     longest = step(last)
     slope = (longest.seconds - step(first).seconds) / (last - first) if first != last else 0.0
     seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
-    return replace(_phase(config, phase, stage, seconds), sent=_sent(longest, phase.num_samples / last))
+    return replace(
+        _phase(config, phase, stage, seconds),
+        provenance=least_sure(longest.provenance.values()),
+        sent=_sent(longest, phase.num_samples / last),
+    )
 
 
 def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:

@@ -10,6 +10,7 @@ from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.cost.storage import Storage, restart_interval, storage_of
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 
 _MONTH = 30 * DAY
@@ -68,6 +69,12 @@ class RunCost:
         peak = self.world_size * self.machine.accelerator.bf16_flops
         seconds = sum(time.seconds or 0.0 for time in timed)
         return sum(time.model_flops for time in timed) / seconds / peak if seconds else 0.0
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Of the predicted seconds; None if the utilisation was given."""
+        found = [phase.time.provenance for phase in self.phases if phase.time.provenance is not None]
+        return least_sure(found) if found else None
 
     @property
     def kilowatt_hours(self) -> float | None:
@@ -169,6 +176,7 @@ def cost_as_json(cost: RunCost) -> dict[str, object]:
         "gpu": cost.machine.accelerator.name,
         "num_gpus": cost.world_size,
         "phases": phases,
+        "provenance": cost.provenance,
         "seconds": cost.seconds,
         "goodput": cost.goodput,
         "utilisation": cost.utilisation,

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
-from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, UpdateTime, pieces_of, update_time
+from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of
 from glmforge.plan.time.schedules import Pass
+from glmforge.plan.time.update import UpdateTime, update_time
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class RankTime:
         passes: seconds of a pass of one micro-batch, by its kind and stage.
         start: when it can begin its first pass.
         reduce: visible seconds of reducing gradients after its last pass.
-        update: of the optimizer.
+        update: of the optimizer, and of what belongs to it.
         parts: seconds of the step by what it does or waits for, without the update and without the pipeline's bubble.
     """
 
     passes: dict[tuple[Pass, int], float]
     start: float
     reduce: float
-    update: float
+    update: UpdateTime
     parts: Parts
 
     @property
@@ -50,7 +51,8 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
     fsdp = "fsdp" if layout.fsdp > 1 else "dp_replicate"
     passes: dict[tuple[Pass, int], float] = {}
     parts: Parts = defaultdict(float)
-    start = reduce = update = 0.0
+    start = reduce = 0.0
+    update = UpdateTime()
     for index, (number, stage) in enumerate(zip(numbers, stages_of_pp_rank(config, layout, pp_rank), strict=True)):
         kinds = pieces_of(stage)
         pieces = [pieces_by_kind[kind] for kind in kinds]
@@ -71,7 +73,7 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
         # reductions is what no pass hides.
         start = waits.start if index == 0 else start
         reduce = max(reduce, waits.end)
-        update += updated.update
+        update = update.plus(updated, 1)
     parts[fsdp] += start + reduce
     return RankTime(passes, start, reduce, update, dict(parts))
 
@@ -147,9 +149,8 @@ def _update(kinds: list[PieceKind], situation: Situation) -> UpdateTime:
     regathers = parallel.reshards_after_forward
     again = parallel.recompute == "full" if layout.fsdp == 1 else regathers
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not regathers else micro_batches
-    found = UpdateTime(0.0, 0.0, 0.0)
+    found = UpdateTime()
     for role in situation.stage.roles:
         for kind, number in Counter(kinds).items():
-            of_one = update_time(kind, role, situation, gathers * (1 + again + role.forwards))
-            found = UpdateTime(*(sum_ + number * seconds for sum_, seconds in zip(found, of_one, strict=True)))
+            found = found.plus(update_time(kind, role, situation, gathers * (1 + again + role.forwards)), number)
     return found

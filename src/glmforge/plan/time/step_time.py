@@ -29,6 +29,8 @@ from glmforge.plan.work.operations import BF16
 from glmforge.plan.work.step import micro_batch_share
 from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
+_NOTHING = 1e-9
+"""Seconds below which a part is rounding."""
 _COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
 
 
@@ -57,8 +59,9 @@ class StepTime:
 
     Attributes:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
-            "update", "checkpoint") or waits for ("bubble", and the axis of what is communicated while nothing is
-            computed); they add up to `seconds`. Of ranks that share cores see `glmforge.plan.time.shared_cores`.
+            "update", "checkpoint", "offload") or waits for ("bubble", Muon's "exchange", and the axis of what is
+            communicated while nothing is computed); they add up to `seconds`. A checkpoint counts with its share. Of ranks
+            that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.
@@ -117,9 +120,12 @@ class StepTime:
         cores, as if each had one of its own."""
         found = spans(self._orders, _times(self._orders, self._ranks, self._message))
         ready = max(self._stops)
-        for rank, (time, stop) in enumerate(zip(self._ranks, self._stops, strict=True)):
-            found.append(Span(rank, "reduce", 0, 0, stop - time.reduce, stop))
-            found.append(Span(rank, "update", 0, 0, ready, ready + time.update))
+        for rank, (time, done) in enumerate(zip(self._ranks, self._stops, strict=True)):
+            found.append(Span(rank, "reduce", 0, 0, done - time.reduce, done))
+            stop = ready
+            for task, seconds in _after_passes(self._run[0], self._ranks).items():
+                found.append(Span(rank, task, 0, 0, stop, stop + seconds))
+                stop += seconds
         return [span for span in found if span.stop > span.start]
 
     @cached_property
@@ -153,10 +159,10 @@ def predict_step(
     slowest = max(ranks, key=lambda rank: rank.busy)
     parts = dict(slowest.parts)
     parts["bubble"] = max(0.0, before_update - slowest.busy)
-    parts["update"] = max(rank.update for rank in ranks)
+    parts |= _after_passes(config, ranks)
     if machine.cores is not None:
         parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
-    found = {part: seconds for part, seconds in parts.items() if seconds > 0}
+    found = {part: seconds for part, seconds in parts.items() if seconds > _NOTHING}
     per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return StepTime(
         machine,
@@ -215,6 +221,21 @@ def _stops(orders: tuple[Order, ...], ranks: tuple[RankTime, ...], message: floa
     return [mine[-1][1] + rank.reduce for mine, rank in zip(times, ranks, strict=True)]
 
 
+def _after_passes(config: RunConfig, ranks: tuple[RankTime, ...]) -> dict[str, float]:
+    """What all ranks do together once the last has its gradients, each of it as long as on the rank that has most.
+
+    A checkpoint in the background stops training for a copy in the host's memory, one in the foreground for as long as
+    that at the least: how fast files are written is not known here.
+    """
+    checkpoint = config.checkpoint
+    saves = sum(1 / every for every in (checkpoint.every_steps, checkpoint.ephemeral_every_steps) if every)
+    return {
+        "update": max(rank.update.update for rank in ranks),
+        "exchange": max(rank.update.exchange for rank in ranks),
+        "checkpoint": saves * max(rank.update.snapshot for rank in ranks),
+    }
+
+
 def _message_seconds(situation: Situation) -> float:
     """Of what a micro-batch's activations, or their gradients, take to the next pipeline rank."""
     model = situation.config.model
@@ -238,6 +259,8 @@ def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp
 def _provenance(part: str, machine: Machine) -> Provenance:
     if part in _COMPUTED:
         return machine.compute_provenance
+    if part in ("offload", "checkpoint"):
+        return Provenance.ASSUMED
     if part == "bubble":
         return least_sure((machine.compute_provenance, machine.link_provenance))
     return machine.link_provenance

@@ -100,6 +100,7 @@ def test_the_command_says_all_of_it() -> None:
         assert words in text
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--price", "2.5", "--json"))
     assert found["given"] == ["dollars_per_gpu_hour"]
+    assert found["provenance"] in ("calibrated", "assumed")
     assert found["dollars"]["all"] == pytest.approx(2.5 * found["gpu_hours"])
     assert [phase["name"] for phase in found["phases"]] == ["general", "code_and_reasoning", "long_context"]
 
@@ -107,6 +108,7 @@ def test_the_command_says_all_of_it() -> None:
 def test_a_utilisation_stands_in_for_a_prediction() -> None:
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--mfu", "0.25", "--json"))
     assert found["utilisation"] == pytest.approx(0.25)
+    assert found["provenance"] is None
 
 
 def test_checkpoints_that_have_no_room_are_told() -> None:

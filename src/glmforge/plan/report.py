@@ -1,0 +1,188 @@
+"""Everything that `glmforge plan` knows of a run on a machine, in one object and as JSON.
+
+The terminal, the page and `--json` show the same `PlanReport`, so none of them can say what another does not. What a
+plan was not asked for is None in it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from glmforge.config.layout import Layout
+from glmforge.config.schema import RunConfig
+from glmforge.plan.cost.phase_time import predicted_phases
+from glmforge.plan.cost.run_cost import RunCost, cost_as_json, run_cost
+from glmforge.plan.cost.settings import CostSettings
+from glmforge.plan.layout import layout_as_json
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.search.search import SearchResult
+from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.time.levers import StepLever, step_levers
+from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
+
+RESERVE = 0.1
+"""Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
+
+
+_WHOLE = ("pretrain", "finetune")
+"""Stages that train every weight of the one model they hold."""
+
+
+class PlannedMemory(NamedTuple):
+    """Peaks of all places in the pipeline; `source` says where they come from."""
+
+    estimate: MemoryEstimate
+    source: str
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan of one phase of `run`.
+
+    Attributes:
+        run: the whole run.
+        config: the run with the planned phase only.
+        levers: single changes that would shorten a step, the best first.
+        cost: of the whole run.
+        memory: None for stages whose memory is not planned.
+        search: the layouts among which this one was found.
+    """
+
+    run: RunConfig
+    config: RunConfig
+    layout: Layout
+    stage: Stage
+    step: StepTime
+    levers: tuple[StepLever, ...]
+    cost: RunCost
+    memory: PlannedMemory | None
+    search: SearchResult | None = None
+
+    @property
+    def machine(self) -> Machine:
+        return self.step.machine
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the ranks fill, the last one perhaps in part."""
+        return -(-self.layout.world_size // self.machine.ranks_per_node)
+
+    @property
+    def phase_tokens(self) -> int:
+        phase = self.config.phases[0]
+        return phase.num_samples * phase.seq_len
+
+    @property
+    def phase_seconds(self) -> float:
+        """Of the planned phase, if every step of it ran at the predicted rate: no failures, no evaluations."""
+        return self.phase_tokens / self.step.tokens_per_second
+
+    @property
+    def memory_share(self) -> float | None:
+        """Of a device, at the fullest place."""
+        if self.memory is None:
+            return None
+        return self.memory.estimate.peak / self.machine.accelerator.memory_bytes
+
+
+def make_report(
+    run: RunConfig,
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    *,
+    stage: Stage = PRETRAINING,
+    settings: CostSettings | None = None,
+    memory: PlannedMemory | None = None,
+    search: SearchResult | None = None,
+) -> PlanReport:
+    """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
+
+    `memory` are closed forms if None is given. Raises `ConfigError` for what cannot be planned.
+    """
+    step = predict_step(config, layout, machine, stage=stage)
+    levers = tuple(step_levers(config, layout, machine, stage=stage))
+    phases = predicted_phases(run, layout.world_size, machine, stage)
+    cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
+    if memory is None and stage.name in _WHOLE:
+        memory = PlannedMemory(estimate_memory(config, layout), "closed forms; --dry-run takes the trainer's own step")
+    return PlanReport(run, config, layout, stage, step, levers, cost, memory, search)
+
+
+def as_json(report: PlanReport) -> dict[str, Any]:
+    """All of it, ready for JSON; units are in the names."""
+    step, machine = report.step, report.machine
+    return {
+        "run": report.run.name,
+        "phase": report.config.phases[0].name,
+        "stage": report.stage.name,
+        "machine": {
+            "gpu": machine.accelerator.name,
+            "memory_bytes": machine.accelerator.memory_bytes,
+            "bf16_flops": machine.accelerator.bf16_flops,
+            "network": machine.network.name,
+            "gpus": report.layout.world_size,
+            "nodes": report.num_nodes,
+        },
+        "layout": layout_as_json(report.config, report.layout),
+        "step": {
+            "seconds": step.seconds,
+            "parts": {
+                name: {"seconds": seconds, "provenance": str(step.provenance[name])}
+                for name, seconds in step.parts.items()
+            },
+            "tokens": step.tokens,
+            "tokens_per_second": step.tokens_per_second,
+            "mfu": step.utilisation,
+            "bottleneck": step.bottleneck,
+            "levers": [_lever_as_json(lever) for lever in report.levers],
+            "links": [_link_as_json(link) for link in step.links],
+        },
+        "phase_tokens": report.phase_tokens,
+        "phase_seconds": report.phase_seconds,
+        "cost": cost_as_json(report.cost),
+        "memory": memory_as_json(report),
+    }
+
+
+def _lever_as_json(lever: StepLever) -> dict[str, Any]:
+    return {
+        "words": lever.words,
+        "setting": lever.setting,
+        "costs": lever.costs,
+        "saved_seconds": lever.seconds,
+    }
+
+
+def _link_as_json(link: LinkUse) -> dict[str, Any]:
+    return {
+        "axis": link.axis,
+        "ranks": link.group.num_ranks,
+        "bytes": link.bytes,
+        "sent_in_node_bytes": link.sent.inside,
+        "sent_between_nodes_bytes": link.sent.outside,
+        "into_node_bytes": link.into_node,
+        "seconds": link.seconds,
+    }
+
+
+def memory_as_json(report: PlanReport) -> dict[str, Any] | None:
+    """Peaks in bytes by place and category."""
+    if report.memory is None:
+        return None
+    estimate = report.memory.estimate
+    return {
+        "source": report.memory.source,
+        "peak_bytes": estimate.peak,
+        "share": report.memory_share,
+        "places": [
+            {
+                "pp_rank": place.pp_rank,
+                "at_peak_bytes": {str(purpose): place.at_peak[purpose] for purpose in Purpose},
+                "peak_in": place.moment,
+                "host_bytes": place.host_bytes,
+            }
+            for place in estimate.places
+        ],
+    }
