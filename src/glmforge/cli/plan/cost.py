@@ -38,7 +38,7 @@ def show_cost(
     *,
     as_json: bool,
 ) -> None:
-    """Of all phases on one layout, or at a utilisation that is given."""
+    """Of all phases on one layout, or at a utilisation that is given. Raises `ConfigError` if none can be timed."""
     from glmforge.plan.cost.phase_time import phases_at, predicted_phases
     from glmforge.plan.cost.run_cost import cost_as_json, run_cost
     from glmforge.plan.cost.settings import read_settings
@@ -49,6 +49,9 @@ def show_cost(
         phases = predicted_phases(config, world_size, machine, stage)
     else:
         phases = phases_at(config, world_size, machine, mfu, stage)
+    problems = [phase.problem for phase in phases if phase.problem is not None]
+    if len(problems) == len(phases):
+        raise ConfigError(f"{problems[0]}; or give --mfu, which needs no layout")
     cost = run_cost(config, world_size, machine, phases, settings, stage)
     if as_json:
         room, _ = room_for(config.output_dir, settings.disk_bytes)

@@ -1,6 +1,6 @@
 """What a run costs on a machine: its phases' days with failures, GPU-hours, energy, dollars, storage and traffic."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.goodput import Failures
@@ -155,8 +155,15 @@ def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int) -> Pha
     step = time.seconds / time.steps
     goodput = failures.goodput(interval_steps * step)
     best = max(1, round(failures.best_interval() / step))
-    seconds = time.seconds / goodput if goodput else float("inf")
-    return PhaseCost(time, seconds, goodput, best, failures.goodput(best * step))
+    best_goodput = failures.goodput(best * step)
+    if goodput < _NO_PROGRESS:
+        problem = f"fails every {failures.mtbf_seconds:,.0f} s, too often to come from one checkpoint to the next"
+        return PhaseCost(replace(time, seconds=None, problem=problem), None, 0.0, best, best_goodput)
+    return PhaseCost(time, time.seconds / goodput, goodput, best, best_goodput)
+
+
+_NO_PROGRESS = 1e-3
+"""Goodput of a job that nobody would wait for."""
 
 
 def cost_as_json(cost: RunCost) -> dict[str, object]:

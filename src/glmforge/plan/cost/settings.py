@@ -67,3 +67,16 @@ def read_settings(price: str | None) -> CostSettings:
         return load_settings(CostSettings, tree)
     except ConfigError as error:
         raise ConfigError(f"--price: {error}") from None
+
+
+def settings_markdown() -> str:
+    """The settings as a table, for the docs."""
+    rows = [
+        f"| `{name}` | {_words(field.get_default(call_default_factory=True))} | {field.description} |"
+        for name, field in CostSettings.model_fields.items()
+    ]
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows, ""])
+
+
+def _words(value: object) -> str:
+    return f"{value:,.12g}" if isinstance(value, int | float) else ""
