@@ -8,6 +8,7 @@ from typing import NamedTuple
 from glmforge.config.layout import AXES, Layout
 from glmforge.observe.units import format_count, format_duration, format_seconds
 from glmforge.plan.report import RESERVE, PlanReport
+from glmforge.plan.search.search import Fit
 from glmforge.plan.time.levers import StepLever
 
 _MOST_PARTS = 4
@@ -22,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def answers(report: PlanReport) -> list[Answer]:
-    """Of what the report has parts for."""
+    """In the order in which they are asked."""
     found = [_fit(report), _speed(report), _price(report), _bottleneck(report), _change(report)]
     return [answer for answer in found if answer is not None]
 
@@ -49,6 +50,16 @@ def layout_words(layout: Layout) -> str:
     return ", ".join(part for part in (axes, experts) if part) or "one rank"
 
 
+def candidate_words(fit: Fit) -> str:
+    """Of a layout that a search found: its axes, micro-batches, schedule, recomputation, offloads."""
+    layout, parallel = fit.layout, fit.config.parallel
+    words = [layout_words(layout), f"micro-batch {layout.micro_batch_size}"]
+    words += [parallel.pipeline_schedule] if layout.pp > 1 else []
+    words += [f"recompute {parallel.recompute}"] if parallel.recompute != "none" else []
+    words += [name for name in ("activation_offload", "cpu_offload") if getattr(parallel, name)]
+    return ", ".join(words)
+
+
 def parts_by_size(parts: dict[str, float]) -> list[tuple[str, float]]:
     """What a step consists of, the largest first; without what takes no time."""
     return sorted(((name, seconds) for name, seconds in parts.items() if seconds), key=lambda part: -part[1])
@@ -61,10 +72,8 @@ def verdict(share: float) -> str:
     return "hardly" if share > 1 - RESERVE else "yes"
 
 
-def _fit(report: PlanReport) -> Answer | None:
+def _fit(report: PlanReport) -> Answer:
     memory, share = report.memory, report.memory_share
-    if memory is None or share is None:
-        return None
     fullest, total = memory.estimate.fullest, report.machine.accelerator.memory_bytes
     words = f"{verdict(share)}: {fullest.peak / 1e9:,.1f} of {total / 1e9:g} GB, {share:.0%}"
     if len(memory.estimate.places) > 1:

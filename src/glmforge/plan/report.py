@@ -17,16 +17,13 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.search.search import SearchResult
+from glmforge.plan.search.warnings import layout_warnings
 from glmforge.plan.stages.stage import PRETRAINING, Stage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
 RESERVE = 0.1
 """Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
-
-
-_WHOLE = ("pretrain", "finetune")
-"""Stages that train every weight of the one model they hold."""
 
 
 class PlannedMemory(NamedTuple):
@@ -45,7 +42,7 @@ class PlanReport:
         config: the run with the planned phase only.
         levers: single changes that would shorten a step, the best first.
         cost: of the whole run.
-        memory: None for stages whose memory is not planned.
+        warnings: what is allowed but makes no sense.
         search: the layouts among which this one was found.
     """
 
@@ -56,7 +53,8 @@ class PlanReport:
     step: StepTime
     levers: tuple[StepLever, ...]
     cost: RunCost
-    memory: PlannedMemory | None
+    memory: PlannedMemory
+    warnings: tuple[str, ...]
     search: SearchResult | None = None
 
     @property
@@ -79,10 +77,8 @@ class PlanReport:
         return self.phase_tokens / self.step.tokens_per_second
 
     @property
-    def memory_share(self) -> float | None:
+    def memory_share(self) -> float:
         """Of a device, at the fullest place."""
-        if self.memory is None:
-            return None
         return self.memory.estimate.peak / self.machine.accelerator.memory_bytes
 
 
@@ -95,7 +91,6 @@ def make_report(
     stage: Stage = PRETRAINING,
     settings: CostSettings | None = None,
     memory: PlannedMemory | None = None,
-    search: SearchResult | None = None,
 ) -> PlanReport:
     """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
 
@@ -105,9 +100,9 @@ def make_report(
     levers = tuple(step_levers(config, layout, machine, stage=stage))
     phases = predicted_phases(run, layout.world_size, machine, stage)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
-    if memory is None and stage.name in _WHOLE:
-        memory = PlannedMemory(estimate_memory(config, layout), "closed forms; --dry-run takes the trainer's own step")
-    return PlanReport(run, config, layout, stage, step, levers, cost, memory, search)
+    memory = memory or PlannedMemory(estimate_memory(config, layout, stage), "closed forms")
+    warnings = tuple(layout_warnings(config, layout, machine))
+    return PlanReport(run, config, layout, stage, step, levers, cost, memory, warnings)
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -142,7 +137,8 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
         "cost": cost_as_json(report.cost),
-        "memory": memory_as_json(report),
+        "memory": _memory_as_json(report),
+        "warnings": list(report.warnings),
     }
 
 
@@ -167,10 +163,7 @@ def _link_as_json(link: LinkUse) -> dict[str, Any]:
     }
 
 
-def memory_as_json(report: PlanReport) -> dict[str, Any] | None:
-    """Peaks in bytes by place and category."""
-    if report.memory is None:
-        return None
+def _memory_as_json(report: PlanReport) -> dict[str, Any]:
     estimate = report.memory.estimate
     return {
         "source": report.memory.source,
