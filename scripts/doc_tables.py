@@ -9,6 +9,8 @@ from pathlib import Path
 
 from glmforge.checkpoint.compatible import rules_markdown
 from glmforge.observe.metrics import metrics_markdown
+from glmforge.plan.cost.prices import prices_markdown
+from glmforge.plan.cost.settings import settings_markdown
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -23,6 +25,7 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
+    "cost.md": [settings_markdown, prices_markdown],
 }
 
 

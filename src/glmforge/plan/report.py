@@ -12,6 +12,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.phase_time import predicted_phases
 from glmforge.plan.cost.run_cost import RunCost, cost_as_json, run_cost
 from glmforge.plan.cost.settings import CostSettings
+from glmforge.plan.counts.stage_summary import RoleSummary, stage_as_json, summarise_stage
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
@@ -100,7 +101,9 @@ def make_report(
     levers = tuple(step_levers(config, layout, machine, stage=stage))
     phases = predicted_phases(run, layout.world_size, machine, stage)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
-    memory = memory or PlannedMemory(estimate_memory(config, layout, stage), "closed forms")
+    if memory is None:
+        more = "; --dry-run takes the trainer's own step" if stage.roles == PRETRAINING.roles else ""
+        memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
     warnings = tuple(layout_warnings(config, layout, machine))
     return PlanReport(run, config, layout, stage, step, levers, cost, memory, warnings)
 
@@ -111,7 +114,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
     return {
         "run": report.run.name,
         "phase": report.config.phases[0].name,
-        "stage": report.stage.name,
+        **stage_as_json(report.stage, stage_summary(report)),
         "machine": {
             "gpu": machine.accelerator.name,
             "memory_bytes": machine.accelerator.memory_bytes,
@@ -140,6 +143,12 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "memory": _memory_as_json(report),
         "warnings": list(report.warnings),
     }
+
+
+def stage_summary(report: PlanReport) -> list[RoleSummary]:
+    """The models of the planned stage."""
+    config, phase = report.config, report.config.phases[0]
+    return summarise_stage(config.model, config.optim, report.stage, phase.seq_len, phase.mtp_loss_weight > 0)
 
 
 def _lever_as_json(lever: StepLever) -> dict[str, Any]:

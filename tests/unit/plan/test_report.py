@@ -56,7 +56,10 @@ def test_memory_is_of_closed_forms_unless_given_and_of_the_stage() -> None:
     trained = make_report(report.config, report.config, report.layout, report.machine, stage=adapters)
     held = trained.memory.estimate.fullest.at_peak
     assert held[Purpose.OPTIMIZER] < report.memory.estimate.fullest.at_peak[Purpose.OPTIMIZER] / 10
-    assert as_json(trained)["stage"] == "lora"
+    found = as_json(trained)
+    assert found["stage"] == "lora"
+    (model,) = found["models"]
+    assert 0 < model["trained"] < model["parameters"] / 100
 
 
 def test_what_makes_no_sense_is_in_the_plan() -> None:

@@ -17,11 +17,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.machine import PCIE_BANDWIDTH, Machine
 from glmforge.plan.machine.measured import CollectiveKind, CollectivePoint
 
-PCIE_BANDWIDTH = 25e9
-"""Bytes per second each way between two devices of a node without NVLink: what PCIe 4.0 x16 carries of its 32e9."""
 NVLINK_REACHED = 0.8
 """Of NVLink's bandwidth by large collectives: 360 to 370 of 450 GB/s, as NCCL's tests show on nodes of 8 H100."""
 NETWORK_REACHED = {"ib": 0.95, "roce": 0.9, "tcp": 1.0}

@@ -1,12 +1,15 @@
 """The search for a layout, in three steps that each leave fewer.
 
 1. Of every combination of sizes, under the usual schedule, the least recomputation with which it fits the memory.
-2. The best of these by predicted time, under every schedule.
-3. Ranked by time; equal times by the simpler layout. `glmforge.dryrun.search` then dry-runs the first ones.
+2. Of these the predicted time, those of the smallest lower bound first, until no other can be faster than the best.
+3. The best of them under every schedule, ranked by time; equal times by the simpler layout.
+
+`glmforge.dryrun.search` then dry-runs the first ones.
 
 Nothing is random, and ties are broken by the sizes themselves: the same question has the same answer.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +21,14 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, MemoryModel
 from glmforge.plan.search.space import RECOMPUTATIONS, Axes, Space
 from glmforge.plan.stages.stage import PRETRAINING, Stage
-from glmforge.plan.time.step_time import StepTime, predict_step
+from glmforge.plan.time.step_time import StepTime, least_seconds, predict_step
 
 USABLE = 0.9
 """Of a device's memory: the rest is for the allocator's fragments, NCCL, kernels' workspaces and the CUDA context."""
 
-_REFINED = 40
+_TIMED = 150
+"""Layouts that are timed at least, for there to be a choice."""
+_REFINED = 30
 """Combinations of sizes of which every schedule is looked at."""
 
 OnProgress = Callable[[str], None]
@@ -100,7 +105,8 @@ def search_layouts(
     search = LayoutSearch(space, machine, stage)
     fitting = list(search.fitting())
     progress(f"{len(fitting):,} of {search.num_layouts:,} layouts fit {search.limit / 1e9:.0f} GB")
-    coarse = sorted((search.timed(fit) for fit in fitting), key=lambda candidate: candidate.order)
+    coarse = sorted(search.fastest(fitting), key=lambda candidate: candidate.order)
+    progress(f"{len(coarse):,} of them timed; no other can be faster")
     refined = search.refined(coarse[:_REFINED])
     ranked = sorted(_distinct([*coarse, *refined]), key=lambda candidate: candidate.order)
     return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
@@ -162,6 +168,20 @@ class LayoutSearch:
                 found = self._if_fitting(select_phase(resolved[0], None), resolved[1]) if resolved else None
                 if found is not None:
                     yield found
+
+    def fastest(self, fits: Iterable[Fit]) -> list[Candidate]:
+        """Timed, the fastest among them and no fewer than `_TIMED`; the others cannot be faster than all of these."""
+        bounds = [
+            (least_seconds(fit.config, fit.layout, self.machine, self.stage), axes_of(fit.layout), fit) for fit in fits
+        ]
+        timed: list[Candidate] = []
+        best = math.inf
+        for bound, _, fit in sorted(bounds, key=lambda bounded: bounded[:2]):
+            if len(timed) >= _TIMED and bound >= best:
+                break
+            timed.append(self.timed(fit))
+            best = min(best, timed[-1].time.seconds)
+        return timed
 
     def timed(self, fit: Fit) -> Candidate:
         """`fit` with its predicted step."""

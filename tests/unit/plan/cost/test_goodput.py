@@ -40,6 +40,12 @@ def test_goodput_is_that_of_a_simulated_job(mtbf_hours: float, restart: float, s
     assert simulated_goodput(failures, interval, work, seed=7) == pytest.approx(failures.goodput(interval), rel=0.01)
 
 
+def test_llama_3s_failures_leave_what_llama_3_had() -> None:
+    """More than 0.90 of the time of 16,384 GPUs was effective (arXiv 2407.21783, section 3.3.4)."""
+    failures = Failures(50_700 * HOUR / 16_384, restart_seconds=604, save_seconds=1, write_seconds=4)
+    assert failures.goodput(failures.best_interval()) == pytest.approx(0.934, abs=0.001)
+
+
 def test_a_job_that_hardly_fails_waits_for_its_saves_only() -> None:
     assert Failures(1e12, 600, 10, 0).goodput(990) == pytest.approx(0.99)
 
