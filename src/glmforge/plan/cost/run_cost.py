@@ -178,8 +178,8 @@ def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int, rates:
     best_goodput = failures.goodput(best * step)
     if goodput < _NO_PROGRESS:
         problem = f"fails every {failures.mtbf_seconds:,.0f} s, too often to come from one checkpoint to the next"
-        time = replace(time, seconds=None, problem=problem)
-        return PhaseCost(time, None, 0.0, best, best_goodput, 0.0, None, None)
+        endless = replace(time, seconds=None, problem=problem)
+        return PhaseCost(endless, None, 0.0, best, best_goodput, 0.0, None, None)
     seconds = time.seconds / goodput
     hours = rates.num_gpus * seconds / HOUR
     return PhaseCost(
