@@ -61,10 +61,8 @@ def verdict(share: float) -> str:
     return "hardly" if share > 1 - RESERVE else "yes"
 
 
-def _fit(report: PlanReport) -> Answer | None:
+def _fit(report: PlanReport) -> Answer:
     memory, share = report.memory, report.memory_share
-    if memory is None or share is None:
-        return None
     fullest, total = memory.estimate.fullest, report.machine.accelerator.memory_bytes
     words = f"{verdict(share)}: {fullest.peak / 1e9:,.1f} of {total / 1e9:g} GB, {share:.0%}"
     if len(memory.estimate.places) > 1:

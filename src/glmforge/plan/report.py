@@ -12,6 +12,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.phase_time import predicted_phases
 from glmforge.plan.cost.run_cost import RunCost, cost_as_json, run_cost
 from glmforge.plan.cost.settings import CostSettings
+from glmforge.plan.counts.stage_summary import RoleSummary, stage_as_json, summarise_stage
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
@@ -23,10 +24,6 @@ from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
 RESERVE = 0.1
 """Share of a device that allocator, NCCL, workspaces and the CUDA context need beside what is planned."""
-
-
-_WHOLE = ("pretrain", "finetune")
-"""Stages that train every weight of the one model they hold."""
 
 
 class PlannedMemory(NamedTuple):
@@ -45,7 +42,6 @@ class PlanReport:
         config: the run with the planned phase only.
         levers: single changes that would shorten a step, the best first.
         cost: of the whole run.
-        memory: None for stages whose memory is not planned.
         search: the layouts among which this one was found.
     """
 
@@ -56,7 +52,7 @@ class PlanReport:
     step: StepTime
     levers: tuple[StepLever, ...]
     cost: RunCost
-    memory: PlannedMemory | None
+    memory: PlannedMemory
     search: SearchResult | None = None
 
     @property
@@ -79,10 +75,8 @@ class PlanReport:
         return self.phase_tokens / self.step.tokens_per_second
 
     @property
-    def memory_share(self) -> float | None:
+    def memory_share(self) -> float:
         """Of a device, at the fullest place."""
-        if self.memory is None:
-            return None
         return self.memory.estimate.peak / self.machine.accelerator.memory_bytes
 
 
@@ -105,8 +99,9 @@ def make_report(
     levers = tuple(step_levers(config, layout, machine, stage=stage))
     phases = predicted_phases(run, layout.world_size, machine, stage)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
-    if memory is None and stage.name in _WHOLE:
-        memory = PlannedMemory(estimate_memory(config, layout), "closed forms; --dry-run takes the trainer's own step")
+    if memory is None:
+        more = "; --dry-run takes the trainer's own step" if stage.roles == PRETRAINING.roles else ""
+        memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
     return PlanReport(run, config, layout, stage, step, levers, cost, memory, search)
 
 
@@ -116,7 +111,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
     return {
         "run": report.run.name,
         "phase": report.config.phases[0].name,
-        "stage": report.stage.name,
+        **stage_as_json(report.stage, stage_summary(report)),
         "machine": {
             "gpu": machine.accelerator.name,
             "memory_bytes": machine.accelerator.memory_bytes,
@@ -146,6 +141,12 @@ def as_json(report: PlanReport) -> dict[str, Any]:
     }
 
 
+def stage_summary(report: PlanReport) -> list[RoleSummary]:
+    """The models of the planned stage."""
+    config, phase = report.config, report.config.phases[0]
+    return summarise_stage(config.model, config.optim, report.stage, phase.seq_len, phase.mtp_loss_weight > 0)
+
+
 def _lever_as_json(lever: StepLever) -> dict[str, Any]:
     return {
         "words": lever.words,
@@ -167,10 +168,8 @@ def _link_as_json(link: LinkUse) -> dict[str, Any]:
     }
 
 
-def memory_as_json(report: PlanReport) -> dict[str, Any] | None:
+def memory_as_json(report: PlanReport) -> dict[str, Any]:
     """Peaks in bytes by place and category."""
-    if report.memory is None:
-        return None
     estimate = report.memory.estimate
     return {
         "source": report.memory.source,

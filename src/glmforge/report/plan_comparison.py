@@ -29,7 +29,7 @@ class _Side:
     name: str
     answers: list[Answer]
     parts: list[tuple[str, float, str]]
-    memory: MemoryBars | None
+    memory: MemoryBars
     config: str
 
 

@@ -37,11 +37,9 @@ class MemoryBars:
     device_percent: float
 
 
-def memory_bars(report: PlanReport) -> MemoryBars | None:
-    """None for a plan without memory."""
+def memory_bars(report: PlanReport) -> MemoryBars:
+    """Of a plan."""
     memory, device = report.memory, report.machine.accelerator
-    if memory is None:
-        return None
     full = max(memory.estimate.peak, device.memory_bytes) * 1.02
     return MemoryBars(
         memory.source,

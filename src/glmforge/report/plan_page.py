@@ -38,7 +38,7 @@ class _Plan:
     """What the template shows besides."""
 
     answers: list[Answer]
-    memory: MemoryBars | None
+    memory: MemoryBars
     figures: "list[Figure]"
     variations: dict[str, Any]
 
@@ -116,16 +116,14 @@ def _summarize(report: PlanReport) -> _Summary:
 
 def _tiles(report: PlanReport) -> list[Tile]:
     step, share = report.step, report.memory_share
-    tiles = [
+    return [
         Tile("GPUs", f"{report.layout.world_size:,}", report.machine.accelerator.name),
         Tile("Step", format_seconds(step.seconds), f"{format_count(step.tokens)} tokens"),
         Tile("Tokens per second", format_count(step.tokens_per_second)),
         Tile("MFU", f"{step.utilisation:.1%}"),
         Tile("Phase", format_duration(report.phase_seconds), f"{format_count(report.phase_tokens, trim=True)} tokens"),
+        Tile("Memory", f"{share:.0%}", "of a GPU, fullest rank"),
     ]
-    if share is not None:
-        tiles.append(Tile("Memory", f"{share:.0%}", "of a GPU, fullest rank"))
-    return tiles
 
 
 def _levers(report: PlanReport) -> Table:

@@ -16,7 +16,7 @@ from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, show_serving
 from glmforge.cli.plan.sheet import show_sheet
-from glmforge.cli.plan.stage import read_stage, show_stage
+from glmforge.cli.plan.stage import check_dry_run, read_stage, show_stage
 from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
 
 _MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
@@ -49,6 +49,15 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Predict from points that were measured: matmuls, copies, collectives (JSON, see docs/plan.md). "
+            "They come before what is known of --gpu.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -233,13 +242,16 @@ def plan(
     from glmforge.plan.search.propose import with_proposal
     from glmforge.plan.search.warnings import layout_warnings
 
-    needed = {"--page": page, "--compare": compare, "--rollout": rollout}
+    needed: dict[str, object | None] = {"--page": page, "--compare": compare, "--rollout": rollout}
     flags = {"--serve": serve, "--search": search, "--cost": cost}
-    machine = chosen_machine(gpu, network, nodes_of, needed | {name: flag or None for name, flag in flags.items()})
+    needed |= {name: flag or None for name, flag in flags.items()}
+    machine = chosen_machine(gpu, network, nodes_of, calibrate, needed)
     loaded = load_config(config, overrides or [])
     other = other_run(compare) if compare is not None else None
     console, errors = Console(), Console(stderr=True)
     chosen = read_stage(stage, lora, policy_models)
+    if dry_run:
+        check_dry_run(chosen)
     check_cost_options(cost, gpu, price, mfu)
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
@@ -289,19 +301,17 @@ def plan(
         for reason in phases_not_served(whole, world_size, phase):
             errors.print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
-        show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, chosen, as_json=as_json)
         return
     if rollout is not None and machine is not None:
         show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
         return
-    is_stage = stage is not None or lora is not None or policy_models is not None
-    if is_stage and page is None and compare is None:
-        if not as_json:
-            print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, machine, console, as_json=as_json)
-        return
+    is_stage = stage is not None or lora is not None
     if machine is None and not dry_run:
-        print_layout(loaded, layout, console, as_json=as_json)
+        if not (is_stage and as_json):
+            print_layout(loaded, layout, console, as_json=as_json)
+        if is_stage:
+            show_stage(loaded, layout, chosen, console, as_json=as_json)
         return
     take = partial(
         take_dry_run,

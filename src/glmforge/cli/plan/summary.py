@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glmforge.cli.plan.stage import print_models
 from glmforge.cli.plan.tables import print_table, table
 from glmforge.errors import ConfigError
 
@@ -25,12 +26,15 @@ _BAR = 24
 
 
 def chosen_machine(
-    gpu: str | None, network: str, nodes_of: int, need_it: Mapping[str, object | None]
+    gpu: str | None, network: str, nodes_of: int, calibrate: Path | None, need_it: Mapping[str, object | None]
 ) -> "Machine | None":
-    """What the options name; None without --gpu. Raises `ConfigError` for what is not known, or if an option of
-    `need_it` was given without --gpu."""
+    """What the options name; None without --gpu and --calibrate. Raises `ConfigError` for what is not known, or if an
+    option of `need_it` was given without --gpu."""
+    from glmforge.plan.machine.calibration import calibrated_machine
     from glmforge.plan.machine.machine import find_machine
 
+    if calibrate is not None:
+        return calibrated_machine(calibrate, gpu, network, nodes_of)
     if gpu is not None:
         return find_machine(gpu, network, nodes_of)
     for option, value in need_it.items():
@@ -63,11 +67,14 @@ def plan_report(
 def show_report(report: "PlanReport", console: Console, *, page: Path | None, as_json: bool) -> None:
     """In the terminal or as JSON, and on a page where `page` names one."""
     from glmforge.plan.report import as_json as report_as_json
+    from glmforge.plan.report import stage_summary
 
     if as_json:
         typer.echo(json.dumps(report_as_json(report), indent=2))
     else:
         _print_answers(report, console)
+        if report.stage.name != "pretrain":
+            print_models(report.stage, stage_summary(report), console)
         _print_parts(report, console)
         _print_levers(report, console)
     if page is not None:

@@ -1,4 +1,7 @@
-"""How long each phase of a run takes if nothing fails: by the predicted step, or by a utilisation that is given."""
+"""How long each phase of a run takes if nothing fails and nothing is saved, by the predicted step or a utilisation.
+
+What checkpoints and failures add belongs together, since one is paid to lose less by the other: see `goodput`.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -69,20 +72,25 @@ def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stag
     except ConfigError as error:
         return _phase(config, phase, stage, None, str(error))
 
-    def step(batch_size: int) -> StepTime:
+    def predicted(batch_size: int) -> StepTime:
         steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
         return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine, stage=stage)
 
     spans = phase.batch_spans
     first, last = spans[0].batch_size, spans[-1].batch_size
-    longest = step(last)
-    slope = (longest.seconds - step(first).seconds) / (last - first) if first != last else 0.0
-    seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
+    full = predicted(last)
+    longest = _without_checkpoints(full)
+    slope = (longest - _without_checkpoints(predicted(first))) / (last - first) if first != last else 0.0
+    seconds = sum(span.num_steps * (longest - slope * (last - span.batch_size)) for span in spans)
     return replace(
         _phase(config, phase, stage, seconds),
-        provenance=least_sure(longest.provenance.values()),
-        sent=_sent(longest, phase.num_samples / last),
+        provenance=least_sure(full.provenance.values()),
+        sent=_sent(full, phase.num_samples / last),
     )
+
+
+def _without_checkpoints(step: StepTime) -> float:
+    return step.seconds - step.parts.get("checkpoint", 0.0)
 
 
 def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:

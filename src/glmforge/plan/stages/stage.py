@@ -97,7 +97,8 @@ def find_stage(name: str = "pretrain", lora: Lora | None = None, policy_models: 
     if lora is not None and name == "pretrain":
         name = "lora"
     if name not in STAGES:
-        raise ConfigError(f"--stage: '{name}' is none; known are {', '.join(STAGES)}")
+        known = f"known are {', '.join(STAGES)}; for what trains nothing see --rollout and --serve"
+        raise ConfigError(f"--stage: '{name}' is none; {known}")
     if name == "lora" and lora is None:
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
     stage: StageName = STAGES[STAGES.index(name)]

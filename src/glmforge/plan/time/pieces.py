@@ -23,7 +23,7 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.stages.stage import Role, Stage
 from glmforge.plan.time.expected import expected_seconds
-from glmforge.plan.time.reached import AttentionKernel, Implementation
+from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
 from glmforge.plan.work.operations import BF16, FP32, Operation, Share
 from glmforge.plan.work.step import held_parameters, stage_operations
 from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_per_node, reduced_bytes
@@ -218,6 +218,18 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
     return found + [("input", "recompute", forward)] * operation.again
 
 
+@lru_cache(maxsize=1 << 14)
+def _computed_meanwhile(key: _ComputeKey) -> dict[str, float]:
+    """Seconds of a pass in which the shared experts compute: while the tokens are on their way to the routed ones, and
+    not on their way back."""
+    found = {"forward": 0.0, "input": 0.0}
+    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+        if operation.name.startswith("shared expert"):
+            for direction, _, seconds in _operation_seconds(operation, key):
+                found["input" if direction == "weight" else direction] += seconds
+    return found
+
+
 def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str, float]]:
     """(pass, axis, seconds) of what a layer waits for."""
     config, layout = situation.config, situation.layout
@@ -242,8 +254,11 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
         for direction, share, number in (("forward", forward, forwards), ("input", 1 - forward, backwards)):
             calls = _CALLS[axis] * number
             message = size * share / max(1, calls)
-            seconds = calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
-            found.append((direction, axis, visible * seconds))
+            seconds = visible * calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
+            if axis == "ep":
+                hidden = min(seconds / 2, _computed_meanwhile(_ComputeKey.of(kind, situation))[direction])
+                seconds -= BESIDE_COMMUNICATION.forward * hidden
+            found.append((direction, axis, seconds))
     return found
 
 

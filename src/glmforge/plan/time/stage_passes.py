@@ -2,8 +2,9 @@
 
 FSDP gathers the weights of the next layer while one computes, and reduces the gradients of the layer before; both wait
 while the layer's own communication (tp, cp, ep) uses the links. What does not fit behind the computation is visible,
-and so are a step's first gather and its last reduction. In a pipeline weights stay gathered for all micro-batches
-unless told otherwise, and gradients are reduced after the last backward pass, as torch does.
+what does makes it slower (`BESIDE_COMMUNICATION`), and a step's first gather and last reduction are visible whole. In a
+pipeline weights stay gathered for all micro-batches unless told otherwise, and gradients are reduced after the last
+backward pass, as torch does.
 """
 
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ from itertools import pairwise
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
 from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of
+from glmforge.plan.time.reached import BESIDE_COMMUNICATION
 from glmforge.plan.time.schedules import Pass
 from glmforge.plan.time.update import UpdateTime, update_time
 
@@ -114,7 +116,7 @@ def _fsdp_waits(pieces: list[PieceTime], situation: Situation, micro_batches: in
 
 def _visible_gathers(pieces: list[PieceTime]) -> tuple[float, float]:
     """Of a forward and of a backward pass: what of each gather the piece computed before it does not hide."""
-    forward = sum(max(0.0, piece.gather - _computes(before.forward)) for before, piece in pairwise(pieces))
+    forward = sum(_visible(piece.gather, before.forward) for before, piece in pairwise(pieces))
     return forward, _visible_backward(pieces, regathers=True, reduces=False)
 
 
@@ -127,12 +129,15 @@ def _visible_backward(pieces: list[PieceTime], *, regathers: bool, reduces: bool
             traffic += pieces[index - 1].gather_again
         if reduces and index + 1 < len(pieces):
             traffic += pieces[index + 1].reduce
-        visible += max(0.0, traffic - _computes(piece.passes("backward")))
+        visible += _visible(traffic, piece.passes("backward"))
     return visible
 
 
-def _computes(parts: Parts) -> float:
-    return sum(parts.get(part, 0.0) for part in ("compute", "recompute", "imbalance"))
+def _visible(traffic: float, parts: Parts) -> float:
+    """Of so many seconds of traffic beside a pass what makes the step longer: what the computation does not hide, and
+    what it takes from the computation."""
+    hidden = min(traffic, sum(parts.get(part, 0.0) for part in ("compute", "recompute", "imbalance")))
+    return traffic - BESIDE_COMMUNICATION.forward * hidden
 
 
 def _add(sums: Parts, parts: Parts, times: float = 1) -> None:

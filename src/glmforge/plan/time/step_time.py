@@ -60,8 +60,8 @@ class StepTime:
     Attributes:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
             "update", "checkpoint", "offload") or waits for ("bubble", Muon's "exchange", and the axis of what is
-            communicated while nothing is computed); they add up to `seconds`. A checkpoint counts with its share. Of ranks
-            that share cores see `glmforge.plan.time.shared_cores`.
+            communicated while nothing is computed); they add up to `seconds`. A checkpoint counts with its share.
+            Of ranks that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.

@@ -89,7 +89,7 @@ def test_imbalance_costs_what_the_busiest_rank_has_more() -> None:
     even, uneven = (step("ep", find_machine("h100"), imbalance=value) for value in (1.0, 1.5))
     assert "imbalance" not in even.parts
     assert uneven.seconds > even.seconds
-    assert uneven.parts["ep"] == pytest.approx(1.5 * even.parts["ep"])
+    assert uneven.parts["ep"] > 1.5 * even.parts["ep"]  # the shared expert hides no more of it than before
 
 
 def test_fp8_is_faster_where_there_is_fp8() -> None:
@@ -122,3 +122,12 @@ def test_checkpoints_and_muon_s_exchange_by_hand() -> None:
     assert found.parts["exchange"] == pytest.approx(bytes_over_adapters / (0.95 * 50e9), rel=0.05)
     adamw = step("fsdp", machine, ["optim.matrix_optimizer=adamw"])
     assert "exchange" not in adamw.parts
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    """Whatever was asked before: other layouts' pieces are remembered between calls."""
+    machine = find_machine("h100")
+    first = {name: step(name, machine).parts for name in LAYOUTS}
+    again = {name: step(name, machine).parts for name in reversed(LAYOUTS)}
+    assert first == again
+    assert step("ep", find_machine("h200")).parts != first["ep"]
