@@ -46,7 +46,8 @@ def search(
         errors.print(line, highlight=False)
 
     result = search_layouts(config, world_size, machine, phase=phase, stage=stage, progress=progress)
-    most = max(world_size, _most_devices(result, world_size))
+    # Where these are too few, or enough only with what waits in host memory, more are looked for.
+    most = world_size if result.fits_devices else 16 * world_size
     fewest = fewest_devices(config, machine, phase=phase, stage=stage, most=most)
     confirmed = confirm(result, progress=progress) if result.ranked else None
     if as_json:
@@ -59,11 +60,6 @@ def search(
     notes = _notes(result, confirmed, phase or config.phases[0].name)
     write_winner(confirmed.candidate, config, source, overrides, path, notes)
     progress(f"written to {path}")
-
-
-def _most_devices(result: "SearchResult", world_size: int) -> int:
-    """How far to look for enough devices where these are too few."""
-    return world_size if result.ranked else 16 * world_size
 
 
 def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
