@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glmforge.config.layout import Layout
+from glmforge.config.parallel import ParallelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
@@ -78,6 +79,11 @@ class SearchResult:
     num_fitting: int
 
     @property
+    def fits_devices(self) -> bool:
+        """Whether something fits without moving what it needs to host memory."""
+        return any(not _offloads(candidate.config.parallel) for candidate in self.ranked)
+
+    @property
     def pareto(self) -> tuple[Candidate, ...]:
         """Those that no other layout beats in both time and memory, the fastest first."""
         best: list[Candidate] = []
@@ -110,6 +116,10 @@ def search_layouts(
     refined = search.refined(coarse[:_REFINED])
     ranked = sorted(_distinct([*coarse, *refined]), key=lambda candidate: candidate.order)
     return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
+
+
+def _offloads(parallel: ParallelConfig) -> bool:
+    return parallel.activation_offload or parallel.cpu_offload
 
 
 class LayoutSearch:
