@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.plan.cost.run_cost import PhaseCost, RunCost
     from glmforge.plan.machine.machine import Machine
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _WORTH_SAYING = 0.002
 """Goodput that another interval has to gain before it is proposed."""
@@ -33,7 +33,7 @@ def show_cost(
     machine: "Machine",
     price: str | None,
     mfu: float | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     console: Console,
     *,
     as_json: bool,

@@ -12,7 +12,7 @@ from glmforge.plan.cost.storage import Storage, restart_interval, storage_of
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _MONTH = 30 * DAY
 _TB = 1e12
@@ -120,7 +120,7 @@ def run_cost(
     machine: Machine,
     phases: list[PhaseTime],
     settings: CostSettings,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
 ) -> RunCost:
     """`phases` are those of `predicted_phases` or `phases_at`, of the same stage."""
     storage = storage_of(config, stage)
