@@ -19,6 +19,7 @@ import claims  # noqa: E402
 import performance  # noqa: E402
 import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
+import plan_stages  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLES = {
@@ -27,6 +28,7 @@ TABLES = {
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
     "plan-accuracy.md": plan_accuracy_tables.TABLES,
+    "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
 }
 

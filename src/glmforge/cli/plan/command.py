@@ -288,6 +288,8 @@ def plan(
             source=config,
             overrides=overrides or [],
             winner=winner,
+            page=page,
+            price=price,
             as_json=as_json,
         )
         return
