@@ -17,16 +17,20 @@ from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.phase_time import DAY, model_flops
 from glmforge.plan.cost.sheet import SHEETS, sheet_rows
 from glmforge.plan.cost.storage import storage_of
 from glmforge.plan.counts.memory import kv_cache_bytes_per_token, weight_bytes
 from glmforge.plan.counts.parameters import count_parameters
+from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.machine.network import find_network
+from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.serving import formats
+from glmforge.plan.stages.lora import Lora, adapter_parameters
+from glmforge.plan.stages.stage import find_stage
 
 _GB, _TB = 1e9, 1e12
 
@@ -99,9 +103,9 @@ def bf16_on_eight() -> tuple[str, str]:
 
 
 def four_bit_on_two() -> tuple[str, str]:
-    count, card = count_parameters(model("glm45_355b")).without_mtp.total, gpu("RTX 4090").memory_bytes
-    size = count / 2
-    words = f"at 4 bits, without scales, {size / _GB:.0f} GB; memory {2 * card / _GB:.0f} GB"
+    config, card = model("glm45_355b").model_copy(update={"num_nextn_predict_layers": 0}), gpu("RTX 4090").memory_bytes
+    size = formats.weight_bytes(config, formats.find_format("q4_0")).total
+    words = f"as Q4_0, without MTP, {size / _GB:.0f} GB; memory {2 * card / _GB:.0f} GB"
     return words, verdict(size < 2 * card, f"does not hold: weights alone take {-(-int(size) // card)} such cards")
 
 
@@ -234,17 +238,8 @@ def checkpoint(optimizer: str, said: float) -> Callable[[], tuple[str, str]]:
 
 def lora_parameters(rank: int) -> tuple[int, int]:
     """Parameters and tensors of adapters on q, k, v and o of Air."""
-    config = model("glm45_air_106b")
-    maps = [
-        row
-        for row in parameter_table(config).values()
-        if row.layer is not None
-        and row.layer < config.num_hidden_layers
-        and row.name.endswith(
-            tuple(f"{name}_proj.weight" for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"))
-        )
-    ]
-    return sum(rank * sum(row.shape) for row in maps), 2 * len(maps)
+    rows = adapter_parameters(model("glm45_air_106b"), Lora(rank))
+    return sum(row.size for row in rows), len(rows)
 
 
 def lora_count() -> tuple[str, str]:
@@ -253,14 +248,26 @@ def lora_count() -> tuple[str, str]:
     return f"{count:,} in {tensors} tensors", verdict(count > 100e6, f"does not hold: it is rank 64 that has {of_64:,}")
 
 
+def lora_memory() -> tuple[str, str]:
+    settings = ("pp=1", "cp=1", "ep=1", "pipeline_schedule=1f1b", "reshard_after_forward=null", "recompute=full")
+    phase = ("batch_ramp=null", "seq_len=16384", "batch_size=32", "mtp_loss_weight=0")
+    overrides = [f"parallel.{setting}" for setting in settings] + [f"phases.0.{setting}" for setting in phase]
+    config = select_phase(run("pretrain_glm45_air_106b", *overrides), "general")
+    peaks = [
+        estimate_memory(config, resolve_layout(config, num_gpus), find_stage("lora", Lora(16))).peak / _GB
+        for num_gpus in (16, 8)
+    ]
+    words = f"{peaks[0]:.0f} GB sharded over 16, {peaks[1]:.0f} GB over 8, with frozen weights in bf16 and full "
+    words += "recomputation, CUDA's own memory apart (closed forms)"
+    return words, verdict(peaks[1] > 90, "does not hold: it fits 80 GB")
+
+
 def lora_over_two_nodes() -> tuple[str, str]:
     weights, link = weight_bytes(model("glm45_air_106b"), "bf16"), find_network("tcp30").bandwidth
     into_node = weights / 2 * 2 * 2  # the other node's half, forward and backward, in two micro-batches
     adapters = 4 * lora_parameters(16)[0]
-    words = (
-        f"{into_node / _GB:.0f} GB enter each node in a step, {into_node / link:.0f} s at 30 Gbit/s; with a copy in "
-    )
-    words += f"each node the adapters' gradients, {adapters / _GB:.2f} GB"
+    words = f"at least {into_node / _GB:.0f} GB enter each node in a step, {into_node / link:.0f} s at 30 Gbit/s; "
+    words += f"with a copy in each node the adapters' gradients, {adapters / _GB:.2f} GB"
     return words, "does not hold: one copy per node"
 
 
@@ -298,6 +305,7 @@ CLAIMS = (
     Claim("a checkpoint of 355B with Muon has 2.85 TB", checkpoint("muon", 2.85)),
     Claim("a checkpoint of 355B with AdamW has 4.3 TB", checkpoint("adamw", 4.3)),
     Claim("LoRA of rank 16 on Air's q, k, v, o trains 126M parameters", lora_count),
+    Claim("LoRA of Air with 16K tokens takes 109 GB of each GPU", lora_memory),
     Claim("for LoRA, shard Air over two nodes joined by TCP", lora_over_two_nodes),
     Claim("saving only the adapters takes 10 s instead of 30 minutes", lora_saves),
 )

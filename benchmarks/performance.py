@@ -213,9 +213,12 @@ def rates_table() -> str:
         "elementwise kernels": reached.STREAMING,
         "kernels that gather rows": reached.GATHERING,
         "attention": reached.ATTENTION,
+        "attention, kernels.attention: flash3": reached.ATTENTION_FLASH3,
+        "attention on A100": reached.ATTENTION_AMPERE,
         "grouped matmuls": reached.GROUPED,
         "symmetric matmuls, triton": reached.SYMMETRIC,
         "fp32 matmuls": reached.FP32_MATMUL,
+        "computation beside communication": reached.BESIDE_COMMUNICATION,
     }
     rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]
     return _table(["rate reached by", "forward", "backward", "of what"], rows)

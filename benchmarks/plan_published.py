@@ -263,7 +263,9 @@ def main() -> None:
     print(f"mean error {means['error']:.0%}, with the others' factor {means['error_with_factor']:.0%}")
     content = {"rows": rows, "mean_error": means["error"], "mean_error_with_factor": means["error_with_factor"]}
     write_result(
-        "plan_published", content, code=[f"src/glmforge/plan/{room}" for room in ("counts", "machine", "time", "work")]
+        "plan_published",
+        content,
+        code=[f"src/glmforge/plan/{room}" for room in ("counts", "machine", "stages", "time", "work")],
     )
 
 

@@ -1,7 +1,11 @@
 """What a dry run found as rows for tables and as JSON, and what its figures do not hold."""
 
+from collections import Counter
+
 from glmforge.dryrun.run import DryRun, RankClass
+from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory
 from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.report import PlannedMemory
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
 _AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
@@ -32,6 +36,12 @@ def peak_rows(found: DryRun) -> list[tuple[int, list[int]]]:
     return [
         (kind.pp_rank, [*(kind.step.at_peak[purpose] for purpose in Purpose), kind.step.peak]) for kind in found.classes
     ]
+
+
+def planned_memory(found: DryRun) -> PlannedMemory:
+    """As a plan shows it."""
+    places = (PlaceMemory(kind.pp_rank, Counter(kind.step.at_peak), kind.step.moment) for kind in found.classes)
+    return PlannedMemory(MemoryEstimate(tuple(places)), "dry run of the trainer's own step")
 
 
 def traffic_axes(found: DryRun) -> list[str]:

@@ -45,6 +45,14 @@ def format_duration(seconds: float) -> str:
     return f"{total // 86400}d {total % 86400 // 3600:02d}h"
 
 
+def format_seconds(seconds: float) -> str:
+    """Of what takes seconds or less, in three digits: 0.0123 -> '12.3 ms', 33.28 -> '33.3 s'."""
+    if seconds == 0:
+        return "0 s"
+    factor, unit = (1e6, "us") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{_three_digits(seconds * factor)} {unit}"
+
+
 def _three_digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= 99.95:

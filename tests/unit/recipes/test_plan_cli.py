@@ -121,3 +121,30 @@ def test_a_single_process_is_a_layout_too(tiny: str) -> None:
     text = plan(tiny, "parallel.pp=1", "--world-size", "1", "--dry-run")
     assert "embedding" in text
     assert "Communication" not in text
+
+
+def test_a_kind_of_gpu_gets_answers(tiny: str, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    output = plan(tiny, "--gpus", "2", "--gpu", "H100 SXM", "--page", str(page))
+    assert "How fast?" in output
+    assert "2 x H100 SXM, one node" in output
+    assert "<h2>What if</h2>" in page.read_text()
+
+
+def test_two_plans_are_compared(tiny: str) -> None:
+    found = json.loads(
+        plan(tiny, "--gpus", "2", "--gpu", "H100 SXM", "--compare", f"{tiny} parallel.recompute=full", "--json")
+    )
+    assert found["settings"] == {"parallel.recompute": ["none", "full"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page", "plan.html"], "--page: needs to know the GPU: give --gpu as well"),
+        (["--gpu", "H100 SXM", "--compare", "'"], "--compare: "),
+    ],
+)
+def test_refuses_options_that_lack_something(tiny: str, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["plan", tiny, *arguments])
+    assert str(result.exception).startswith(message)

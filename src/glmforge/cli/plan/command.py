@@ -1,22 +1,26 @@
 """`glmforge plan`: what a run will do, and what its layout is and takes, before anything is launched."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.compare import other_run, show_comparison
 from glmforge.cli.plan.cost import check_cost_options, show_cost
-from glmforge.cli.plan.dry_run import take_dry_run
+from glmforge.cli.plan.dry_run import show_dry_run, take_dry_run
 from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
-from glmforge.cli.plan.serving import Service, service_machine, show_serving
+from glmforge.cli.plan.serving import Service, show_serving
 from glmforge.cli.plan.sheet import show_sheet
-from glmforge.cli.plan.stage import read_stage, show_stage
+from glmforge.cli.plan.stage import check_dry_run, read_stage, show_stage
+from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
 
 _MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
+_OUTPUT = "Output"
 
 
 def plan(
@@ -30,7 +34,11 @@ def plan(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which GPU ('H100 SXM').", rich_help_panel=_MACHINE),
+        typer.Option(
+            metavar="NAME",
+            help="Say whether it fits such GPUs (h100-80gb, or a YAML file), how long it takes and what it costs.",
+            rich_help_panel=_MACHINE,
+        ),
     ] = None,
     nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8,
     network: Annotated[
@@ -41,6 +49,15 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Predict from points that were measured: matmuls, copies, collectives (JSON, see docs/plan.md). "
+            "They come before what is known of --gpu.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -79,7 +96,7 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = None,
-    gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes.")] = 80.0,
+    gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes, if no --gpu says it.")] = 80.0,
     cost: Annotated[
         bool,
         typer.Option(
@@ -162,13 +179,34 @@ def plan(
         float | None,
         typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT",
+            help="Write what --gpu or --search shows, and more, as a page to play with (.html).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER",
+            help="Plan this run too, on the same machine, and show both: a YAML file, or 'other.yaml parallel.tp=2'.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT)
+    ] = False,
 ) -> None:
     """Say what a run will do and what its layout takes, before anything is launched.
 
     Prints the phases of CONFIG and how it lies on that many GPUs; with --dry-run, what each kind of rank holds, needs
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor
     a GPU is needed; where token shards exist, the schedule shows what is really drawn from them.
+
+    With --gpu, answers whether the run fits that many of such GPUs, how long it takes, what it costs, and what its
+    steps spend their time on; with --page, on a page as well, on which GPUs, network, batch and prices can be changed.
 
     With --cost, says what the whole run takes on GPUs of a kind (--gpu): predicted days, failures and the work that
     they undo, GPU-hours, energy, dollars, checkpoints on the disks. What is assumed for it is listed, and can be given.
@@ -185,6 +223,8 @@ def plan(
 
         glmforge plan configs/pretrain_glm45_355b_guide.yaml parallel.tp=4 --world-size 8192 --rank 0 --dry-run
 
+        glmforge plan configs/pretrain_glm45_air_106b.yaml --gpus 1024 --gpu h100-80gb --page plan.html
+
         glmforge plan configs/small_1b.yaml --roofline "NVIDIA H200"
 
         glmforge plan configs/scaled_down_64gpu.yaml --gpus 64 --gpu "H100 SXM" --cost --price 2.50
@@ -199,89 +239,99 @@ def plan(
     from glmforge.config.layout import resolve_layout
     from glmforge.errors import ConfigError
     from glmforge.plan.layout import phases_not_served, select_phase
-    from glmforge.plan.machine.machine import find_machine
     from glmforge.plan.search.propose import with_proposal
     from glmforge.plan.search.warnings import layout_warnings
 
+    needed: dict[str, object | None] = {"--page": page, "--compare": compare, "--rollout": rollout}
+    flags = {"--serve": serve, "--search": search, "--cost": cost}
+    needed |= {name: flag or None for name, flag in flags.items()}
+    machine = chosen_machine(gpu, network, nodes_of, calibrate, needed)
     loaded = load_config(config, overrides or [])
-    console = Console()
+    other = other_run(compare) if compare is not None else None
+    console, errors = Console(), Console(stderr=True)
     chosen = read_stage(stage, lora, policy_models)
+    if dry_run:
+        check_dry_run(chosen)
     check_cost_options(cost, gpu, price, mfu)
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return
-    if cost and gpu is not None:
-        machine = find_machine(gpu, network, nodes_of)
-        show_cost(loaded, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+    if cost and machine is not None:
+        costed = loaded if phase is None else select_phase(loaded, phase)
+        show_cost(costed, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
         return
     service = Service(weights, cache, acceptance, context, length, latency)
-    if serve:
-        show_serving(loaded.model, service_machine(gpu, network, nodes_of), world_size or 1, service, as_json=as_json)
+    if serve and machine is not None:
+        show_serving(loaded.model, machine, world_size or 1, service, as_json=as_json)
         return
-    if rollout is not None and chosen.name != "policy":
-        generating = service_machine(gpu, network, nodes_of)
-        show_rollout(loaded.model, generating, world_size or 1, service, rollout, as_json=as_json)
+    if rollout is not None and machine is not None and chosen.name != "policy":
+        show_rollout(loaded.model, machine, world_size or 1, service, rollout, as_json=as_json)
         return
-    if not as_json and not dry_run and roofline is None and rollout is None:
+    if not as_json and not dry_run and roofline is None and machine is None:
         print_phases(loaded, console)
     if schedule is not None:
         from glmforge.report.schedule_page import write_schedule
 
         written = write_schedule(loaded, schedule)
         Console(stderr=as_json).print(f"{written}", highlight=False, soft_wrap=True)
-        if world_size is None and not dry_run:
+        if world_size is None and not dry_run and machine is None:
             return
     world_size = world_size or 1
     whole, loaded = loaded, select_phase(loaded, phase)
-    cluster = find_machine(gpu, network, nodes_of) if gpu else None
-    if search:
-        if cluster is None:
-            raise ConfigError("--search: needs to know the GPU; give --gpu, such as --gpu h100-80gb")
+    if search and machine is not None:
         search_best(
             whole,
             world_size,
-            cluster,
+            machine,
             phase=phase,
             stage=chosen,
             source=config,
             overrides=overrides or [],
             winner=winner,
+            page=page,
+            price=price,
             as_json=as_json,
         )
         return
     try:
         layout = resolve_layout(whole, world_size, phase=phase)
     except ConfigError as error:
-        raise with_proposal(error, whole, world_size, cluster, phase) from None
-    for warning in layout_warnings(loaded, layout, cluster):
-        Console(stderr=True).print(f"warning: {warning}", highlight=False, soft_wrap=True)
+        raise with_proposal(error, whole, world_size, machine, phase) from None
+    for warning in layout_warnings(loaded, layout, machine):
+        errors.print(f"warning: {warning}", highlight=False, soft_wrap=True)
     if phase is not None:
         for reason in phases_not_served(whole, world_size, phase):
-            Console(stderr=True).print(reason, highlight=False, soft_wrap=True)
+            errors.print(reason, highlight=False, soft_wrap=True)
     if roofline is not None:
-        show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, as_json=as_json)
+        show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, chosen, as_json=as_json)
         return
-    if rollout is not None:
-        generating = service_machine(gpu, network, nodes_of)
-        show_policy_step(loaded, layout, chosen, generating, service, rollout, as_json=as_json)
+    if rollout is not None and machine is not None:
+        show_policy_step(loaded, layout, chosen, machine, service, rollout, as_json=as_json)
         return
-    if stage is not None or lora is not None or policy_models is not None:
-        if not as_json:
-            print_layout(loaded, layout, console, as_json=False)
-        show_stage(loaded, layout, chosen, cluster, console, as_json=as_json)
+    is_stage = stage is not None or lora is not None
+    if machine is None and not dry_run:
+        if not (is_stage and as_json):
+            print_layout(loaded, layout, console, as_json=as_json)
+        if is_stage:
+            show_stage(loaded, layout, chosen, console, as_json=as_json)
         return
-    if not dry_run:
-        print_layout(loaded, layout, console, as_json=as_json)
-        return
-    errors = Console(stderr=True)
-    take_dry_run(
-        loaded,
-        layout,
-        console,
-        gpu_memory,
-        as_json=as_json,
+    take = partial(
+        take_dry_run,
         world_size=world_size,
         rank=rank,
         imbalance=imbalance,
         progress=lambda line: errors.print(line, highlight=False),
     )
+    found = take(loaded) if dry_run else None
+    if machine is None:
+        assert found is not None, "without a machine this is a dry run"
+        show_dry_run(found, layout, gpu_memory, console, as_json=as_json)
+        return
+    report = plan_report(whole, loaded, layout, machine, chosen, price, found)
+    if other is None:
+        show_report(report, console, page=page, as_json=as_json)
+        return
+    selected = select_phase(other, phase)
+    other_layout = resolve_layout(other, world_size, phase=phase)
+    second = plan_report(other, selected, other_layout, machine, chosen, price, take(selected) if dry_run else None)
+    show_comparison(report, second, console, page=page, as_json=as_json)

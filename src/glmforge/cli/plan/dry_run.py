@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from glmforge.dryrun.run import DryRun
 
 
-def take_dry_run(
-    config: "RunConfig", layout: "Layout", console: Console, gpu_memory: float, *, as_json: bool, **options: Any
-) -> None:
+def take_dry_run(config: "RunConfig", **options: Any) -> "DryRun":
     """`options` are those of `dryrun.run.dry_run`."""
-    from glmforge.dryrun.report import as_json as found_as_json
     from glmforge.dryrun.run import dry_run
 
-    found = dry_run(config, **options)
+    return dry_run(config, **options)
+
+
+def show_dry_run(found: "DryRun", layout: "Layout", gpu_memory: float, console: Console, *, as_json: bool) -> None:
+    """As tables below those of the layout, or as JSON. `gpu_memory` in GB."""
+    from glmforge.dryrun.report import as_json as found_as_json
+
     if as_json:
         typer.echo(json.dumps(found_as_json(found), indent=2))
         return
-    print_layout(config, layout, console, as_json=False)
+    print_layout(found.config, layout, console, as_json=False)
     _print_dry_run(found, gpu_memory, console)
 
 

@@ -34,16 +34,6 @@ class Service(NamedTuple):
         return Deployment(model, machine, num_gpus, find_format(weights), stored, self.acceptance)
 
 
-def service_machine(gpu: str | None, network: str, nodes_of: int) -> "Machine":
-    """The machine that serves or generates, which has to be named."""
-    from glmforge.errors import ConfigError
-    from glmforge.plan.machine.machine import find_machine
-
-    if gpu is None:
-        raise ConfigError("--serve, --rollout: need to know the GPU; add --gpu, such as --gpu 'H100 SXM'")
-    return find_machine(gpu, network, nodes_of)
-
-
 def show_serving(model: "ModelConfig", machine: "Machine", num_gpus: int, service: Service, *, as_json: bool) -> None:
     """Print what each format of the weights takes and can do, or the one given."""
     from glmforge.plan.serving.formats import WEIGHT_FORMATS

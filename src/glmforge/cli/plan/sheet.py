@@ -30,8 +30,9 @@ def show_sheet(name: str, config: "RunConfig", network: str, console: Console, *
         return
     _print_bill(sheet, console)
     _print_rows(config, rows, console)
-    for problem in problems:
-        console.print(f"- no prediction: {problem}", highlight=False)
+    for phase in phases:
+        words = f"is {phase.provenance}" if phase.problem is None else f"is missing: {phase.problem}"
+        console.print(f"- our prediction of phase {phase.name} {words}", highlight=False)
 
 
 def _print_bill(sheet: "Sheet", console: Console) -> None:

@@ -5,13 +5,14 @@ from rich.console import Console
 from rich.table import Table
 
 _GIB = 2**30
+_IN_WORDS = ("", "axis", "ranks that", "holds", "phase", "model", "part", "from", "setting", "figure", "layout")
 
 
 def table(*columns: str) -> Table:
     """Words to the left, numbers to the right."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
-        in_words = name in ("", "axis", "ranks that", "holds", "phase", "model")
+        in_words = name in _IN_WORDS
         table.add_column(name, justify="left" if in_words else "right", no_wrap=not in_words, overflow="fold")
     return table
 

@@ -33,3 +33,9 @@ def price_of(accelerator: Accelerator, settings: CostSettings) -> Price | None:
     if settings.dollars_per_gpu_hour is not None:
         return Price(settings.dollars_per_gpu_hour, settings.priced_on or "undated", "given")
     return PRICES.get(accelerator.name)
+
+
+def prices_markdown() -> str:
+    """The table of prices, for the docs."""
+    rows = [f"| {gpu} | {row.dollars_per_gpu_hour:.2f} | {row.date} | {row.source} |" for gpu, row in PRICES.items()]
+    return "\n".join(["| GPU | dollars per hour | of | source |", "|---|---|---|---|", *rows, ""])

@@ -39,11 +39,8 @@ class CostSettings(Strict):
         default=0.67e9,
         description="of shared storage for each node, when all write or read; Llama 3's sustains 2 TB/s for some 3,000",
     )
-    staging_bytes_per_second: PositiveFloat = Field(
-        default=20e9, description="from a GPU to its host's memory, before a checkpoint is written; a guess for PCIe 5"
-    )
     seconds_per_save: NonNegativeFloat = Field(
-        default=1.0, description="that training waits for a save in the background beside the copy; a guess"
+        default=1.0, description="that training waits for a save in the background beside the copy to the host; a guess"
     )
     disk_bytes: PositiveInt | None = Field(
         default=None, description="room for checkpoints; None: what is free where output_dir will be on this machine"
@@ -67,3 +64,16 @@ def read_settings(price: str | None) -> CostSettings:
         return load_settings(CostSettings, tree)
     except ConfigError as error:
         raise ConfigError(f"--price: {error}") from None
+
+
+def settings_markdown() -> str:
+    """The settings as a table, for the docs."""
+    rows = [
+        f"| `{name}` | {_words(field.get_default(call_default_factory=True))} | {field.description} |"
+        for name, field in CostSettings.model_fields.items()
+    ]
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows, ""])
+
+
+def _words(value: object) -> str:
+    return f"{value:,.12g}" if isinstance(value, int | float) else ""

@@ -17,11 +17,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.machine import PCIE_BANDWIDTH, Machine
 from glmforge.plan.machine.measured import CollectiveKind, CollectivePoint
 
-PCIE_BANDWIDTH = 25e9
-"""Bytes per second each way between two devices of a node without NVLink: what PCIe 4.0 x16 carries of its 32e9."""
 NVLINK_REACHED = 0.8
 """Of NVLink's bandwidth by large collectives: 360 to 370 of 450 GB/s, as NCCL's tests show on nodes of 8 H100."""
 NETWORK_REACHED = {"ib": 0.95, "roce": 0.9, "tcp": 1.0}
@@ -34,10 +32,11 @@ NVLINK_LATENCY = 1e-6
 
 
 class Group(NamedTuple):
-    """The ranks of a collective, and how many of them are in one node."""
+    """The ranks of a collective, how many of them are in one node, and how many such groups share a machine's cores."""
 
     num_ranks: int
     ranks_per_node: int
+    groups: int = 1
 
     @property
     def num_nodes(self) -> int:
@@ -101,9 +100,19 @@ def _points(points: tuple[CollectivePoint, ...], kind: CollectiveKind, group: Gr
     of_kind = [point for point in points if point.kind == kind]
     if not of_kind:
         return ()
-    nearest = min(abs(math.log2(point.num_ranks / group.num_ranks)) for point in of_kind)
-    chosen = [point for point in of_kind if abs(math.log2(point.num_ranks / group.num_ranks)) == nearest]
+    nearest = min(_distance(point, group) for point in of_kind)
+    chosen = [point for point in of_kind if _distance(point, group) == nearest]
     return tuple(sorted({point.bytes: point.seconds for point in chosen}.items()))
+
+
+def _distance(point: CollectivePoint, group: Group) -> tuple[float, ...]:
+    """By the number of ranks, then by how many of them are in a node, then by the groups at work at the same time."""
+    pairs = (
+        (point.num_ranks, group.num_ranks),
+        (point.ranks_per_node, group.ranks_per_node),
+        (point.groups, group.groups),
+    )
+    return tuple(abs(math.log2(measured / asked)) for measured, asked in pairs)
 
 
 def _interpolated(points: tuple[tuple[int, float], ...], num_bytes: float) -> float:

@@ -1,6 +1,7 @@
 """The machine that a job runs on: a kind of GPU, so many of them to a node, and a network between nodes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from glmforge.errors import ConfigError
 from glmforge.files import shown
@@ -10,6 +11,27 @@ from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.machine.network import Network, find_network
 from glmforge.plan.machine.provenance import Provenance
 
+PCIE_BANDWIDTH = 25e9
+"""Bytes per second each way over PCIe 4.0 x16, of 32e9; servers since Hopper have 5.0 and twice that."""
+HOST_MEMORY_BANDWIDTH = 400e9
+"""Bytes per second, read and written, of a host with two processors of eight channels, of some 600e9."""
+
+
+class Cores(NamedTuple):
+    """Processor cores that all ranks share, as on a machine without GPUs; see `glmforge.plan.time.shared_cores`.
+
+    Attributes:
+        number: how many there are.
+        slowdown: how many times as long a rank's work takes while all cores are busy as on an idle machine.
+        operation_seconds: of the host for each pass of an operation, beside its work.
+        sharding_seconds: of the host for each of FSDP's collectives, beside the collective.
+    """
+
+    number: int
+    slowdown: float = 1.0
+    operation_seconds: float = 0.0
+    sharding_seconds: float = 0.0
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -17,17 +39,30 @@ class Machine:
 
     Attributes:
         collectives: measured ones, which take the place of what the links' figures give.
+        cores: what the ranks share if they are no GPUs.
     """
 
     accelerator: Accelerator
     network: Network
     ranks_per_node: int = 8
     collectives: tuple[CollectivePoint, ...] = ()
+    cores: Cores | None = None
 
     @property
     def link_bandwidth(self) -> float:
         """Bytes per second each way between two nodes, for each rank when all of them send."""
         return self.network.bandwidth_per_rank(self.ranks_per_node)
+
+    @property
+    def host_link(self) -> float:
+        """Bytes per second each way between a device and its host."""
+        is_recent = self.accelerator.fp8_flops is not None and self.accelerator.nvlink_bandwidth is not None
+        return 2 * PCIE_BANDWIDTH if is_recent else PCIE_BANDWIDTH
+
+    @property
+    def host_bandwidth(self) -> float:
+        """Bytes per second of the host's memory, read and written, for each rank when all of a node use it."""
+        return HOST_MEMORY_BANDWIDTH / self.ranks_per_node
 
     @property
     def compute_provenance(self) -> Provenance:

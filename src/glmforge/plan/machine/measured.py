@@ -21,14 +21,23 @@ class MatmulPoint(NamedTuple):
     groups: int = 1
 
 
+class AttentionPoint(NamedTuple):
+    """The rate of one direction of attention, at the lengths of documents that a run has."""
+
+    direction: Literal["forward", "backward"]
+    flops_per_second: float
+
+
 class CollectivePoint(NamedTuple):
-    """How long a collective of `bytes` took (of the larger of input and output, on each rank)."""
+    """How long a collective of `bytes` took (of the larger of input and output, on each rank), while `groups` of
+    `num_ranks` ranks, `ranks_per_node` of each in one node, did it at the same time."""
 
     kind: CollectiveKind
     num_ranks: int
     ranks_per_node: int
     bytes: int
     seconds: float
+    groups: int = 1
 
 
 class MeasuredPoints(NamedTuple):
@@ -37,6 +46,7 @@ class MeasuredPoints(NamedTuple):
     source: str
     matmuls: tuple[MatmulPoint, ...] = ()
     copy_bandwidth: float | None = None
+    attention: tuple[AttentionPoint, ...] = ()
 
 
 _HERE = "one large product and one large copy in plain torch"

@@ -1,29 +1,35 @@
 """The search for a layout, in three steps that each leave fewer.
 
 1. Of every combination of sizes, under the usual schedule, the least recomputation with which it fits the memory.
-2. The best of these by predicted time, under every schedule.
-3. Ranked by time; equal times by the simpler layout. `glmforge.dryrun.search` then dry-runs the first ones.
+2. Of these the predicted time, those of the smallest lower bound first, until no other can be faster than the best.
+3. The best of them under every schedule, ranked by time; equal times by the simpler layout.
+
+`glmforge.dryrun.search` then dry-runs the first ones.
 
 Nothing is random, and ties are broken by the sizes themselves: the same question has the same answer.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from glmforge.config.layout import Layout
+from glmforge.config.parallel import ParallelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, MemoryModel
 from glmforge.plan.search.space import RECOMPUTATIONS, Axes, Space
-from glmforge.plan.stages.stage import PRETRAINING, Stage
-from glmforge.plan.time.step_time import StepTime, predict_step
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
+from glmforge.plan.time.step_time import StepTime, least_seconds, predict_step
 
 USABLE = 0.9
 """Of a device's memory: the rest is for the allocator's fragments, NCCL, kernels' workspaces and the CUDA context."""
 
-_REFINED = 40
+_TIMED = 150
+"""Layouts that are timed at least, for there to be a choice."""
+_REFINED = 30
 """Combinations of sizes of which every schedule is looked at."""
 
 OnProgress = Callable[[str], None]
@@ -66,11 +72,16 @@ class SearchResult:
 
     machine: Machine
     world_size: int
-    stage: Stage
+    stage: TrainingStage
     memory_limit: int
     ranked: tuple[Candidate, ...]
     num_layouts: int
     num_fitting: int
+
+    @property
+    def fits_devices(self) -> bool:
+        """Whether something fits without moving what it needs to host memory."""
+        return any(not _offloads(candidate.config.parallel) for candidate in self.ranked)
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
@@ -88,7 +99,7 @@ def search_layouts(
     machine: Machine,
     *,
     phase: str | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     progress: OnProgress = lambda line: None,
 ) -> SearchResult:
     """The layouts of `config` on `world_size` devices of `machine` that fit, ranked by the time of a step.
@@ -100,16 +111,21 @@ def search_layouts(
     search = LayoutSearch(space, machine, stage)
     fitting = list(search.fitting())
     progress(f"{len(fitting):,} of {search.num_layouts:,} layouts fit {search.limit / 1e9:.0f} GB")
-    coarse = sorted((search.timed(fit) for fit in fitting), key=lambda candidate: candidate.order)
+    coarse = sorted(search.fastest(fitting), key=lambda candidate: candidate.order)
+    progress(f"{len(coarse):,} of them timed; no other can be faster")
     refined = search.refined(coarse[:_REFINED])
     ranked = sorted(_distinct([*coarse, *refined]), key=lambda candidate: candidate.order)
     return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
 
 
+def _offloads(parallel: ParallelConfig) -> bool:
+    return parallel.activation_offload or parallel.cpu_offload
+
+
 class LayoutSearch:
     """The steps of one search; `num_layouts` counts what the rules allowed."""
 
-    def __init__(self, space: Space, machine: Machine, stage: Stage = PRETRAINING) -> None:
+    def __init__(self, space: Space, machine: Machine, stage: TrainingStage = PRETRAINING) -> None:
         self.space, self.machine, self.stage = space, machine, stage
         self.limit = int(USABLE * machine.accelerator.memory_bytes)
         self.memory = MemoryModel(select_phase(space.config, None), stage)
@@ -162,6 +178,20 @@ class LayoutSearch:
                 found = self._if_fitting(select_phase(resolved[0], None), resolved[1]) if resolved else None
                 if found is not None:
                     yield found
+
+    def fastest(self, fits: Iterable[Fit]) -> list[Candidate]:
+        """Timed, the fastest among them and no fewer than `_TIMED`; the others cannot be faster than all of these."""
+        bounds = [
+            (least_seconds(fit.config, fit.layout, self.machine, self.stage), axes_of(fit.layout), fit) for fit in fits
+        ]
+        timed: list[Candidate] = []
+        best = math.inf
+        for bound, _, fit in sorted(bounds, key=lambda bounded: bounded[:2]):
+            if len(timed) >= _TIMED and bound >= best:
+                break
+            timed.append(self.timed(fit))
+            best = min(best, timed[-1].time.seconds)
+        return timed
 
     def timed(self, fit: Fit) -> Candidate:
         """`fit` with its predicted step."""

@@ -9,6 +9,7 @@ The model is simple on purpose, so that a measurement can contradict it:
 """
 
 from collections.abc import Collection
+from statistics import geometric_mean
 
 from glmforge.config.parallel import LowPrecisionMap
 from glmforge.plan.machine.ceilings import ceilings
@@ -48,6 +49,9 @@ def expected_seconds(
     """
     is_forward = direction == "forward"
     if operation.kind == "attention":
+        measured = _attention_rate(accelerator, direction)
+        if measured is not None:
+            return work.attention_flops / measured
         reached = attention_reached(accelerator, attention)
         share = reached.forward if is_forward else reached.backward
         return max(work.attention_flops / (share * accelerator.bf16_flops), work_limit(work, accelerator))
@@ -58,6 +62,13 @@ def expected_seconds(
     moved = work.bytes * (factor.forward if is_forward else factor.backward)
     share = (GATHERING if operation.name in GATHERED else STREAMING).forward
     return operation.repeats * moved / (share * ceilings(accelerator).bandwidth)
+
+
+def _attention_rate(accelerator: Accelerator, direction: Direction) -> float | None:
+    """FLOP/s of attention as it was measured on the device; None if it was not."""
+    points = accelerator.points.attention if accelerator.points else ()
+    rates = [point.flops_per_second for point in points if point.direction == direction]
+    return geometric_mean(rates) if rates else None
 
 
 def attention_reached(accelerator: Accelerator, kernel: AttentionKernel) -> Reached:

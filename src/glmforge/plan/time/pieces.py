@@ -10,24 +10,24 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from glmforge.config.layout import Layout
 from glmforge.config.parallel import LowPrecisionMap
-from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent
 from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import Role, Stage
+from glmforge.plan.stages.stage import Role, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
-from glmforge.plan.time.reached import AttentionKernel, Implementation
-from glmforge.plan.work.operations import Operation, Share
+from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
+from glmforge.plan.work.operations import BF16, FP32, Operation, Share
 from glmforge.plan.work.step import held_parameters, stage_operations
 from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_per_node, reduced_bytes
-from glmforge.plan.work.update_operations import update_operations
+from glmforge.plan.work.update_operations import shard_elements
 
 PieceKind = Literal["embedding", "dense", "moe", "head"]
 PIECE_KINDS: tuple[PieceKind, ...] = get_args(PieceKind)
@@ -70,7 +70,7 @@ class Situation:
     share: Share
     kernels: Kernels
     imbalance: float
-    stage: Stage
+    stage: TrainingStage
 
     @property
     def with_mtp(self) -> bool:
@@ -115,39 +115,25 @@ def pieces_of(stage: StageContent) -> list[PieceKind]:
 
 def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
     """Of a micro-batch on a rank that has a piece of this kind."""
+    passes = _passes(kind, situation)
+    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
+
+
+def pass_seconds(kind: PieceKind, situation: Situation) -> dict[str, float]:
+    """Of "forward", "input" and "weight", without FSDP's traffic."""
+    return {name: sum(parts.values()) for name, parts in _passes(kind, situation).items()}
+
+
+def _passes(kind: PieceKind, situation: Situation) -> dict[str, Parts]:
     compute = _compute(_ComputeKey.of(kind, situation))
     passes = {name: dict(compute[name]) for name in ("forward", "input", "weight")}
     for direction, axis, seconds in _communication(kind, situation):
         passes[direction][axis] = passes[direction].get(axis, 0.0) + seconds
-    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
-
-
-class UpdateTime(NamedTuple):
-    """Seconds of a step: casting weights for forward passes, adding up gradients, and the optimizer's update."""
-
-    casts: float
-    accumulation: float
-    update: float
-
-
-def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_step: int) -> UpdateTime:
-    """Of what a role trains of a piece."""
-    config, layout = situation.config, situation.layout
-    key = _UpdateKey(
-        config,
-        situation.model,
-        role,
-        config.optim.model_dump_json(),
-        kind,
-        situation.with_mtp,
-        (layout.dp_replicate, layout.fsdp, layout.efsdp, layout.tp, layout.ep),
-        layout,
-        layout.num_micro_batches(config.phases[0]),
-        casts_per_step,
-        situation.machine.accelerator,
-        situation.kernels.implementation,
-    )
-    return _update(key)
+    if situation.config.parallel.activation_offload and kind in ("dense", "moe"):
+        copy = _saved_bytes(kind, situation) / situation.machine.host_link
+        for direction, parts in (("forward", passes["forward"]), ("input", passes["input"] | passes["weight"])):
+            passes[direction]["offload"] = max(0.0, copy - sum(parts.values()))
+    return passes
 
 
 def parameters_of(kind: PieceKind, role: Role, situation: Situation) -> tuple[Parameter, ...]:
@@ -178,7 +164,7 @@ class _ComputeKey:
     accelerator: Accelerator
     kernels: Kernels
     imbalance: float
-    stage: Stage
+    stage: TrainingStage
 
     @classmethod
     def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":
@@ -232,6 +218,18 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
     return found + [("input", "recompute", forward)] * operation.again
 
 
+@lru_cache(maxsize=1 << 14)
+def _computed_meanwhile(key: _ComputeKey) -> dict[str, float]:
+    """Seconds of a pass in which the shared experts compute: while the tokens are on their way to the routed ones, and
+    not on their way back."""
+    found = {"forward": 0.0, "input": 0.0}
+    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+        if operation.name.startswith("shared expert"):
+            for direction, _, seconds in _operation_seconds(operation, key):
+                found["input" if direction == "weight" else direction] += seconds
+    return found
+
+
 def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str, float]]:
     """(pass, axis, seconds) of what a layer waits for."""
     config, layout = situation.config, situation.layout
@@ -256,8 +254,25 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
         for direction, share, number in (("forward", forward, forwards), ("input", 1 - forward, backwards)):
             calls = _CALLS[axis] * number
             message = size * share / max(1, calls)
-            seconds = calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
-            found.append((direction, axis, visible * seconds))
+            seconds = visible * calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
+            if axis == "ep":
+                hidden = min(seconds / 2, _computed_meanwhile(_ComputeKey.of(kind, situation))[direction])
+                seconds -= BESIDE_COMMUNICATION.forward * hidden
+            found.append((direction, axis, seconds))
+    return found
+
+
+def _saved_bytes(kind: PieceKind, situation: Situation) -> int:
+    """What a layer saves for its backward pass, about: the inputs of its products, and what attention reads and writes;
+    with everything computed again, its own input alone."""
+    config, share = situation.config, situation.share
+    if config.parallel.recompute == "full":
+        return BF16 * share.normed * config.model.hidden_size
+    found = 0
+    for operation in stage_operations(config, share, _content(kind, config), situation.stage):
+        matmuls = operation.forward.matmuls
+        found += operation.forward.bytes if operation.kind == "attention" else 0
+        found += matmuls[0].itemsize * matmuls[0].m * matmuls[0].k if matmuls else 0
     return found
 
 
@@ -294,7 +309,16 @@ def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float
             collective_seconds(kinds[axis], size, situation.group(axis), machine) for axis, size in sizes.items()
         )
 
-    return seconds(forward, "all_gather"), seconds(backward, "all_gather"), seconds(reduced, "reduce_scatter")
+    found = seconds(forward, "all_gather"), seconds(backward, "all_gather"), seconds(reduced, "reduce_scatter")
+    if not config.parallel.cpu_offload:
+        return found
+    # A shard comes from the host before it is gathered, and its gradient goes there, both in fp32.
+    shards = sum(
+        shard_elements(row, layout) for role in situation.stage.roles for row in parameters_of(kind, role, situation)
+    )
+    copy = float(FP32 * shards) / machine.host_link
+    gathered_again = config.parallel.reshards_after_forward and kind in ("dense", "moe")
+    return found[0] + copy, found[1] + copy * gathered_again, found[2] + copy
 
 
 @dataclass(frozen=True)
@@ -309,43 +333,3 @@ class _ParametersKey:
 @lru_cache(maxsize=256)
 def _parameters(key: _ParametersKey) -> tuple[Parameter, ...]:
     return tuple(held_parameters(key.config, _content(key.kind, key.config), key.role))
-
-
-@dataclass(frozen=True)
-class _UpdateKey:
-    config: RunConfig = field(compare=False)
-    model: str
-    role: Role
-    optim: str
-    kind: PieceKind
-    with_mtp: bool
-    cuts: tuple[int, ...]
-    layout: Layout = field(compare=False)
-    micro_batches: int
-    casts_per_step: int
-    accelerator: Accelerator
-    implementation: Implementation
-
-
-@lru_cache(maxsize=1 << 12)
-def _update(key: _UpdateKey) -> UpdateTime:
-    held = _parameters(_ParametersKey(key.config, key.model, key.role, key.kind, key.with_mtp))
-    rows = [row for row in held if key.role.trains(row)]
-    operations = update_operations(
-        rows,
-        ParameterTable(rows),
-        key.config.optim,
-        key.layout,
-        micro_batches=key.micro_batches,
-        casts_per_step=key.casts_per_step,
-    )
-    casts = accumulation = update = 0.0
-    for operation in operations:
-        times, how = float(operation.times), (key.accelerator, key.implementation)
-        forward = times * expected_seconds(operation, operation.forward, "forward", *how)
-        backward = times * expected_seconds(operation, operation.backward, "backward", *how)
-        if operation.is_update:
-            update += forward + backward
-        else:
-            casts, accumulation = casts + forward, accumulation + backward
-    return UpdateTime(casts, accumulation, update)

@@ -110,6 +110,11 @@ SYMMETRIC = Reached(0.8, 0.8, "of a dense matmul's rate: Triton's kernel for sym
 SYMMETRIC_TILES = 0.55
 """Of the tiles of a symmetric product those on and above the diagonal, for 1,408 to 4,096 rows."""
 
+BESIDE_COMMUNICATION = Reached(
+    0.85, 0.85, "of the rate alone: collectives take about 20 of a Hopper's 132 processors, as DeepEP's and NCCL's do"
+)
+"""What computation reaches while something is communicated beside it."""
+
 FP32_MATMUL = Reached(0.7, 0.7, "of the fp32 peak: no tensor cores")
 
 LEVERS = {

@@ -18,7 +18,8 @@ PassSeconds = Mapping[tuple[Pass, int], float]
 
 
 class Span(NamedTuple):
-    """What a pipeline rank did, in seconds since the step began. `task` is a kind of pass, or "reduce", "update"."""
+    """What a pipeline rank did, in seconds since the step began. `task` is a kind of pass, or "reduce" or a part
+    that follows the passes, such as "update"."""
 
     pp_rank: int
     task: str

@@ -2,8 +2,9 @@
 
 FSDP gathers the weights of the next layer while one computes, and reduces the gradients of the layer before; both wait
 while the layer's own communication (tp, cp, ep) uses the links. What does not fit behind the computation is visible,
-and so are a step's first gather and its last reduction. In a pipeline weights stay gathered for all micro-batches
-unless told otherwise, and gradients are reduced after the last backward pass, as torch does.
+what does makes it slower (`BESIDE_COMMUNICATION`), and a step's first gather and last reduction are visible whole. In a
+pipeline weights stay gathered for all micro-batches unless told otherwise, and gradients are reduced after the last
+backward pass, as torch does.
 """
 
 from collections import Counter, defaultdict
@@ -12,8 +13,10 @@ from itertools import pairwise
 
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
-from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, UpdateTime, pieces_of, update_time
+from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of
+from glmforge.plan.time.reached import BESIDE_COMMUNICATION
 from glmforge.plan.time.schedules import Pass
+from glmforge.plan.time.update import UpdateTime, update_time
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,14 @@ class RankTime:
         passes: seconds of a pass of one micro-batch, by its kind and stage.
         start: when it can begin its first pass.
         reduce: visible seconds of reducing gradients after its last pass.
-        update: of the optimizer.
+        update: of the optimizer, and of what belongs to it.
         parts: seconds of the step by what it does or waits for, without the update and without the pipeline's bubble.
     """
 
     passes: dict[tuple[Pass, int], float]
     start: float
     reduce: float
-    update: float
+    update: UpdateTime
     parts: Parts
 
     @property
@@ -50,7 +53,8 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
     fsdp = "fsdp" if layout.fsdp > 1 else "dp_replicate"
     passes: dict[tuple[Pass, int], float] = {}
     parts: Parts = defaultdict(float)
-    start = reduce = update = 0.0
+    start = reduce = 0.0
+    update = UpdateTime()
     for index, (number, stage) in enumerate(zip(numbers, stages_of_pp_rank(config, layout, pp_rank), strict=True)):
         kinds = pieces_of(stage)
         pieces = [pieces_by_kind[kind] for kind in kinds]
@@ -71,7 +75,7 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
         # reductions is what no pass hides.
         start = waits.start if index == 0 else start
         reduce = max(reduce, waits.end)
-        update += updated.update
+        update = update.plus(updated, 1)
     parts[fsdp] += start + reduce
     return RankTime(passes, start, reduce, update, dict(parts))
 
@@ -112,7 +116,7 @@ def _fsdp_waits(pieces: list[PieceTime], situation: Situation, micro_batches: in
 
 def _visible_gathers(pieces: list[PieceTime]) -> tuple[float, float]:
     """Of a forward and of a backward pass: what of each gather the piece computed before it does not hide."""
-    forward = sum(max(0.0, piece.gather - _computes(before.forward)) for before, piece in pairwise(pieces))
+    forward = sum(_visible(piece.gather, before.forward) for before, piece in pairwise(pieces))
     return forward, _visible_backward(pieces, regathers=True, reduces=False)
 
 
@@ -125,12 +129,15 @@ def _visible_backward(pieces: list[PieceTime], *, regathers: bool, reduces: bool
             traffic += pieces[index - 1].gather_again
         if reduces and index + 1 < len(pieces):
             traffic += pieces[index + 1].reduce
-        visible += max(0.0, traffic - _computes(piece.passes("backward")))
+        visible += _visible(traffic, piece.passes("backward"))
     return visible
 
 
-def _computes(parts: Parts) -> float:
-    return sum(parts.get(part, 0.0) for part in ("compute", "recompute", "imbalance"))
+def _visible(traffic: float, parts: Parts) -> float:
+    """Of so many seconds of traffic beside a pass what makes the step longer: what the computation does not hide, and
+    what it takes from the computation."""
+    hidden = min(traffic, sum(parts.get(part, 0.0) for part in ("compute", "recompute", "imbalance")))
+    return traffic - BESIDE_COMMUNICATION.forward * hidden
 
 
 def _add(sums: Parts, parts: Parts, times: float = 1) -> None:
@@ -147,9 +154,8 @@ def _update(kinds: list[PieceKind], situation: Situation) -> UpdateTime:
     regathers = parallel.reshards_after_forward
     again = parallel.recompute == "full" if layout.fsdp == 1 else regathers
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not regathers else micro_batches
-    found = UpdateTime(0.0, 0.0, 0.0)
+    found = UpdateTime()
     for role in situation.stage.roles:
         for kind, number in Counter(kinds).items():
-            of_one = update_time(kind, role, situation, gathers * (1 + again + role.forwards))
-            found = UpdateTime(*(sum_ + number * seconds for sum_, seconds in zip(found, of_one, strict=True)))
+            found = found.plus(update_time(kind, role, situation, gathers * (1 + again + role.forwards)), number)
     return found

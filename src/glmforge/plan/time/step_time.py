@@ -19,16 +19,19 @@ from glmforge.plan.machine.collectives import Group, LinkBytes, collective_secon
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
-from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, Situation, piece_time
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
+from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, PieceKind, Situation, pass_seconds, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
+from glmforge.plan.time.shared_cores import parts_on_cores
 from glmforge.plan.time.simulate import Span, simulate, spans
 from glmforge.plan.time.stage_passes import RankTime, rank_time
 from glmforge.plan.work.operations import BF16
 from glmforge.plan.work.step import micro_batch_share
 from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
-_COMPUTED = ("compute", "recompute", "imbalance", "update")
+_NOTHING = 1e-9
+"""Seconds below which a part is rounding."""
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
 
 
 class LinkUse(NamedTuple):
@@ -56,8 +59,9 @@ class StepTime:
 
     Attributes:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
-            "update", "checkpoint") or waits for ("bubble", and the axis of what is communicated while nothing is
-            computed); they add up to `seconds`.
+            "update", "checkpoint", "offload") or waits for ("bubble", Muon's "exchange", and the axis of what is
+            communicated while nothing is computed); they add up to `seconds`. A checkpoint counts with its share.
+            Of ranks that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
         model_flops: of the step, on all ranks, as utilisation counts them.
@@ -69,8 +73,7 @@ class StepTime:
     provenance: dict[str, Provenance]
     tokens: int
     model_flops: float
-    _run: tuple[RunConfig, Stage] = field(repr=False)
-    _orders: tuple[Order, ...] = field(repr=False)
+    _run: tuple[RunConfig, TrainingStage] = field(repr=False)
     _ranks: tuple[RankTime, ...] = field(repr=False)
     _message: float = field(repr=False)
 
@@ -112,13 +115,21 @@ class StepTime:
 
     @cached_property
     def timeline(self) -> list[Span]:
-        """What every pipeline rank does when, from the step's first pass to the end of its update."""
+        """What every pipeline rank does when, from the step's first pass to the end of its update; of ranks that share
+        cores, as if each had one of its own."""
         found = spans(self._orders, _times(self._orders, self._ranks, self._message))
         ready = max(self._stops)
-        for rank, (time, stop) in enumerate(zip(self._ranks, self._stops, strict=True)):
-            found.append(Span(rank, "reduce", 0, 0, stop - time.reduce, stop))
-            found.append(Span(rank, "update", 0, 0, ready, ready + time.update))
+        for rank, (time, done) in enumerate(zip(self._ranks, self._stops, strict=True)):
+            found.append(Span(rank, "reduce", 0, 0, done - time.reduce, done))
+            stop = ready
+            for task, seconds in _after_passes(self._run[0], self._ranks).items():
+                found.append(Span(rank, task, 0, 0, stop, stop + seconds))
+                stop += seconds
         return [span for span in found if span.stop > span.start]
+
+    @cached_property
+    def _orders(self) -> tuple[Order, ...]:
+        return _orders(self._run[0], self.layout)
 
     @cached_property
     def _stops(self) -> list[float]:
@@ -130,7 +141,7 @@ def predict_step(
     layout: Layout,
     machine: Machine,
     kernels: Kernels | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     *,
     imbalance: float = 1.0,
     mean_attended: int | None = None,
@@ -145,14 +156,15 @@ def predict_step(
     situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)
     pieces = {kind: piece_time(kind, situation) for kind in PIECE_KINDS}
     ranks = tuple(rank_time(situation, pieces, pp_rank) for pp_rank in range(layout.pp))
-    orders = _orders(config, layout)
     message = _message_seconds(situation)
-    before_update = max(_stops(orders, ranks, message))
+    before_update = _last_stop(config, layout, ranks, message)
     slowest = max(ranks, key=lambda rank: rank.busy)
     parts = dict(slowest.parts)
     parts["bubble"] = max(0.0, before_update - slowest.busy)
-    parts["update"] = max(rank.update for rank in ranks)
-    found = {part: seconds for part, seconds in parts.items() if seconds > 0}
+    parts |= _after_passes(config, ranks)
+    if machine.cores is not None:
+        parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
+    found = {part: seconds for part, seconds in parts.items() if seconds > _NOTHING}
     per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return StepTime(
         machine,
@@ -162,10 +174,29 @@ def predict_step(
         phase.tokens_per_step,
         per_token * phase.tokens_per_step,
         (config, stage),
-        orders,
         ranks,
         message,
     )
+
+
+def least_seconds(config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage = PRETRAINING) -> float:
+    """A bound that no step of the layout is faster than, in a small part of the time that `predict_step` takes.
+
+    What all pipeline ranks compute and wait for within layers, divided by their number: no schedule beats even shares
+    without a bubble, and FSDP's traffic and the update come on top. Raises `ConfigError` as `predict_step` does.
+    """
+    situation = _situation(config, layout, machine, Kernels.of(config), stage, 1.0, None)
+    model = config.model
+    numbers: dict[PieceKind, int] = {
+        "embedding": 1,
+        "dense": model.first_k_dense_replace,
+        "moe": model.num_moe_layers,
+        "head": 1,
+    }
+    micro_batch = sum(
+        number * sum(pass_seconds(kind, situation).values()) for kind, number in numbers.items() if number
+    )
+    return micro_batch * layout.num_micro_batches(config.phases[0]) / layout.pp
 
 
 def _situation(
@@ -173,7 +204,7 @@ def _situation(
     layout: Layout,
     machine: Machine,
     kernels: Kernels,
-    stage: Stage,
+    stage: TrainingStage,
     imbalance: float,
     mean_attended: int | None,
 ) -> Situation:
@@ -190,9 +221,25 @@ def _situation(
     return Situation(config, config.model.model_dump_json(), layout, machine, share, kernels, imbalance, stage)
 
 
-def _orders(config: RunConfig, layout: Layout) -> tuple[Order, ...]:
+_ROUNDS = 8
+"""Of as many micro-batches as a pipeline has ranks: after them every further round takes as long as the one before."""
+
+
+def _last_stop(config: RunConfig, layout: Layout, ranks: tuple[RankTime, ...], message: float) -> float:
+    """When the last rank has reduced its gradients. Of many rounds of micro-batches some are simulated."""
+    number = layout.num_micro_batches(config.phases[0])
+    rounds = max(1, number // layout.pp)
+    per_round = number // rounds
+    few = _ROUNDS * per_round, (_ROUNDS + 1) * per_round
+    if number <= few[1]:
+        return max(_stops(_orders(config, layout), ranks, message))
+    earlier, later = (max(_stops(_orders(config, layout, some), ranks, message)) for some in few)
+    return later + (number - few[1]) / per_round * (later - earlier)
+
+
+def _orders(config: RunConfig, layout: Layout, micro_batches: int | None = None) -> tuple[Order, ...]:
     """Without a pipeline a rank goes through its micro-batches one by one."""
-    micro_batches = layout.num_micro_batches(config.phases[0])
+    micro_batches = micro_batches or layout.num_micro_batches(config.phases[0])
     if layout.pp == 1:
         return pipeline_orders("1f1b", 1, 1, micro_batches)
     return pipeline_orders(
@@ -211,6 +258,21 @@ def _stops(orders: tuple[Order, ...], ranks: tuple[RankTime, ...], message: floa
     return [mine[-1][1] + rank.reduce for mine, rank in zip(times, ranks, strict=True)]
 
 
+def _after_passes(config: RunConfig, ranks: tuple[RankTime, ...]) -> dict[str, float]:
+    """What all ranks do together once the last has its gradients, each of it as long as on the rank that has most.
+
+    A checkpoint in the background stops training for a copy in the host's memory, one in the foreground for as long as
+    that at the least: how fast files are written is not known here.
+    """
+    checkpoint = config.checkpoint
+    saves = sum(1 / every for every in (checkpoint.every_steps, checkpoint.ephemeral_every_steps) if every)
+    return {
+        "update": max(rank.update.update for rank in ranks),
+        "exchange": max(rank.update.exchange for rank in ranks),
+        "checkpoint": saves * max(rank.update.snapshot for rank in ranks),
+    }
+
+
 def _message_seconds(situation: Situation) -> float:
     """Of what a micro-batch's activations, or their gradients, take to the next pipeline rank."""
     model = situation.config.model
@@ -219,7 +281,7 @@ def _message_seconds(situation: Situation) -> float:
     return collective_seconds("send", size, situation.group("pp"), situation.machine)
 
 
-def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
+def _links(config: RunConfig, stage: TrainingStage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
     found = []
     for traffic in step_traffic(config, layout, pp_rank, stage):
         near = ranks_per_node(layout, traffic.axis, machine.ranks_per_node)
@@ -234,6 +296,8 @@ def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp
 def _provenance(part: str, machine: Machine) -> Provenance:
     if part in _COMPUTED:
         return machine.compute_provenance
+    if part in ("offload", "checkpoint"):
+        return Provenance.ASSUMED
     if part == "bubble":
         return least_sure((machine.compute_provenance, machine.link_provenance))
     return machine.link_provenance

@@ -20,7 +20,7 @@ from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.collectives import Group, LinkBytes, link_bytes
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
 from glmforge.plan.work.operations import BF16, FP32, Share
 from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
@@ -62,7 +62,9 @@ class Traffic(NamedTuple):
         return max(inside / (accelerator.nvlink_bandwidth or 1), outside / NETWORK_BYTES)
 
 
-def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0, stage: Stage = PRETRAINING) -> list[Traffic]:
+def step_traffic(
+    config: RunConfig, layout: Layout, pp_rank: int = 0, stage: TrainingStage = PRETRAINING
+) -> list[Traffic]:
     """The axes along which a rank of `pp_rank` communicates anything in a step of the first phase."""
     sizes: Counter[str] = Counter()
     for role in stage.roles:
@@ -166,7 +168,7 @@ def gathered_bytes(
         # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
         size = FP32 if role.trains(row) and "mlp.gate." in row.name else BF16
         gathers = role.forwards + role.is_trained + backward * (row.layer is not None)
-        yield _shard_axis(row, layout), size * used_elements(row, layout) * gathers
+        yield shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
 
 def reduced_bytes(
@@ -176,11 +178,11 @@ def reduced_bytes(
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     for row in rows:
         if role.trains(row):
-            yield _shard_axis(row, layout), FP32 * used_elements(row, layout) * times
+            yield shard_axis(row, layout), FP32 * used_elements(row, layout) * times
             yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 
 
-def _shard_axis(row: Parameter, layout: Layout) -> str:
+def shard_axis(row: Parameter, layout: Layout) -> str:
     """Experts are sharded with their layer unless they lie on other ranks than it."""
     return "efsdp" if row.expert and layout.ep * layout.tp > 1 else "fsdp"
 

@@ -44,6 +44,16 @@ def test_lora_trains_its_adapters(air: str) -> None:
     assert "31,653,888" in plan(*arguments)
 
 
+def test_with_a_gpu_a_stage_is_planned_whole(air: str) -> None:
+    arguments = (air, "parallel.dp_replicate=2", "--gpus", "16", "--gpu", "H100 SXM", "--lora", "rank=16")
+    found = plan_json(*arguments)
+    assert found["memory"]["peak_bytes"] < 80e9
+    assert found["models"][0]["trained"] == 31_653_888
+    text = plan(*arguments)
+    assert "Stage lora in phase main" in text
+    assert "31,653,888" in text
+
+
 def test_a_policy_has_the_models_that_are_asked_for(air: str) -> None:
     arguments = (air, "--gpus", "16", "--stage", "policy")
     assert [model["name"] for model in plan_json(*arguments)["models"]] == ["actor", "reference", "critic", "reward"]
@@ -89,11 +99,13 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--serve",), "add --gpu"),
+        (("--serve",), "--serve: needs to know the GPU"),
         (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: 'q3' is none"),
         (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: 'int8' is none"),
         (("--policy-models", "actor"), "add --stage policy"),
         (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
+        (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
+        (("--lora", "rank=8", "--dry-run"), "not of stage lora"),
         (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
         (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),
         (("--rollout", ROLLOUT + ",prompt=-1", "--gpu", "H100 SXM"), "prompt='-1' is no number"),

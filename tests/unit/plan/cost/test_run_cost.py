@@ -29,6 +29,8 @@ def test_dollars_are_gpus_times_hours_times_their_price() -> None:
     assert cost.goodput == pytest.approx(1.0, abs=1e-4)
     assert cost.gpu_hours == pytest.approx(64 * undisturbed / 3600, rel=1e-4)
     assert cost.dollars == {"GPUs": pytest.approx(2 * cost.gpu_hours)}
+    for phase in cost.phases:
+        assert phase.gpu_dollars == pytest.approx(2 * phase.gpu_hours)
     # 700 W x 1.82 x 1.25 for every GPU-hour
     assert cost.kilowatt_hours == pytest.approx(1.5925 * cost.gpu_hours)
 
@@ -71,6 +73,15 @@ def test_saves_that_training_waits_for_take_as_long_as_the_storage() -> None:
     assert cost.failures.write_seconds == 0
 
 
+def test_a_phase_that_never_ends_is_left_out() -> None:
+    cost = cost_of(load_config(SCALED), "2,gpu_mtbf_hours=1")
+    assert cost.gpu_hours == 0
+    for phase in cost.phases:
+        assert phase.seconds is None
+        assert phase.time.problem is not None
+        assert "too often" in phase.time.problem
+
+
 def test_no_price_no_dollars() -> None:
     machine = find_machine("L40S")
     config = load_config(SCALED)
@@ -100,6 +111,7 @@ def test_the_command_says_all_of_it() -> None:
         assert words in text
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--price", "2.5", "--json"))
     assert found["given"] == ["dollars_per_gpu_hour"]
+    assert found["provenance"] in ("calibrated", "assumed")
     assert found["dollars"]["all"] == pytest.approx(2.5 * found["gpu_hours"])
     assert [phase["name"] for phase in found["phases"]] == ["general", "code_and_reasoning", "long_context"]
 
@@ -107,6 +119,12 @@ def test_the_command_says_all_of_it() -> None:
 def test_a_utilisation_stands_in_for_a_prediction() -> None:
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--mfu", "0.25", "--json"))
     assert found["utilisation"] == pytest.approx(0.25)
+    assert found["provenance"] is None
+
+
+def test_one_phase_alone_can_be_looked_at() -> None:
+    options = ("--gpus", "64", "--gpu", "H100 SXM", "--cost", "--phase", "long_context", "--json")
+    assert [phase["name"] for phase in json.loads(plan(SCALED, *options))["phases"]] == ["long_context"]
 
 
 def test_checkpoints_that_have_no_room_are_told() -> None:
@@ -126,10 +144,11 @@ def test_the_command_prints_the_guides_sheet() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cost"], "--cost: give the kind of GPU"),
+        (["--cost"], "--cost: .*--gpu"),
         (["--cost", "--gpu", "H100 SXM", "--mfu", "2"], "--mfu: 2 is no share of a peak"),
         (["--cost", "--gpu", "H100 SXM", "--price", "much"], "--price: "),
-        (["--price", "2"], "--price: .*--cost"),
+        (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
+        (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
         (["--sheet", "mine"], "--sheet: 'mine' is none"),
     ],

@@ -89,7 +89,7 @@ def test_imbalance_costs_what_the_busiest_rank_has_more() -> None:
     even, uneven = (step("ep", find_machine("h100"), imbalance=value) for value in (1.0, 1.5))
     assert "imbalance" not in even.parts
     assert uneven.seconds > even.seconds
-    assert uneven.parts["ep"] == pytest.approx(1.5 * even.parts["ep"])
+    assert uneven.parts["ep"] > 1.5 * even.parts["ep"]  # the shared expert hides no more of it than before
 
 
 def test_fp8_is_faster_where_there_is_fp8() -> None:
@@ -97,3 +97,37 @@ def test_fp8_is_faster_where_there_is_fp8() -> None:
     assert step("ep", find_machine("h100"), fp8).parts["compute"] < step("ep", find_machine("h100")).parts["compute"]
     with pytest.raises(ConfigError, match="A100 SXM 80GB has no fp8"):
         step("ep", find_machine("a100-80gb"), fp8)
+
+
+def test_offload_is_visible_as_far_as_it_is_slower_than_computing() -> None:
+    machine = find_machine("h100")
+    base, saved = step("fsdp", machine), step("fsdp", machine, ["parallel.activation_offload=true"])
+    assert saved.seconds == pytest.approx(base.seconds + saved.parts.get("offload", 0.0))
+    long = ["parallel.activation_offload=true", "parallel.recompute=full"]
+    assert "offload" not in step("fsdp", machine, long).parts
+    states = step("fsdp", machine, ["parallel.cpu_offload=true"])
+    assert states.parts["update"] > 10 * base.parts["update"]
+    assert states.provenance["update"] == Provenance.CALIBRATED
+
+
+def test_checkpoints_and_muon_s_exchange_by_hand() -> None:
+    """Air's 106.85 G trained parameters (its MTP layer has no loss here) are held as fp32 with a momentum of 4 bytes
+    (matrices) or two states (others), each shard on one of 64 ranks, and copied over PCIe 5.0 at 50 GB/s every tenth
+    step. Of the matrices each rank sends its 1/64 in bf16 once, and gets as much back."""
+    machine = find_machine("h100")
+    found = step("fsdp", machine, ["checkpoint.every_steps=10", "phases.0.mtp_loss_weight=0"])
+    assert found.parts["checkpoint"] == pytest.approx(106.85e9 * 8 / 64 / 50e9 / 10, rel=0.02)
+    assert found.provenance["checkpoint"] == Provenance.ASSUMED
+    bytes_over_adapters = 2 * 2 * 106.23e9 / 64 * 56 / 64
+    assert found.parts["exchange"] == pytest.approx(bytes_over_adapters / (0.95 * 50e9), rel=0.05)
+    adamw = step("fsdp", machine, ["optim.matrix_optimizer=adamw"])
+    assert "exchange" not in adamw.parts
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    """Whatever was asked before: other layouts' pieces are remembered between calls."""
+    machine = find_machine("h100")
+    first = {name: step(name, machine).parts for name in LAYOUTS}
+    again = {name: step(name, machine).parts for name in reversed(LAYOUTS)}
+    assert first == again
+    assert step("ep", find_machine("h200")).parts != first["ep"]

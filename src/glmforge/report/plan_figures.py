@@ -1,0 +1,123 @@
+"""Drawings of a plan: the passes of a pipelined step rank by rank, and the layouts that a search found."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from glmforge.observe.units import format_seconds
+from glmforge.plan.time.simulate import Span
+from glmforge.report.canvas import SERIES, STYLE, Figure, to_svg
+
+_MOST_PASSES = 90
+"""Of a rank on a drawing: of longer steps the beginning and the end are drawn."""
+_COLORS = {
+    "forward": (SERIES[0], 0.95),
+    "backward": (SERIES[1], 0.95),
+    "input": (SERIES[1], 0.95),
+    "weight": (SERIES[1], 0.5),
+    "reduce": (SERIES[2], 0.95),
+    "update": (SERIES[3], 0.95),
+    "exchange": (SERIES[3], 0.6),
+    "checkpoint": (SERIES[3], 0.3),
+}
+_WORDS = {"input": "backward, activations", "weight": "backward, weights"}
+_LATER_STAGE = 0.6
+"""Opacity of passes through a rank's second stage and those after it, as a share of the first's."""
+_GAP = 0.12
+_READABLE = 0.012
+"""Share of the drawing's width that the number of a micro-batch needs."""
+
+
+def draw_pipeline(timeline: Sequence[Span]) -> Figure | None:
+    """The passes of a step, a row for each pipeline rank; None without a pipeline."""
+    num_ranks = 1 + max((span.pp_rank for span in timeline), default=0)
+    if num_ranks == 1:
+        return None
+    windows = _windows(timeline, num_ranks)
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=(10.6, 0.23 * num_ranks + 1.15), layout="constrained")
+        panels = canvas.subplots(1, len(windows), sharey=True, squeeze=False)[0]
+        for axes, window in zip(panels, windows, strict=True):
+            _draw_rows(axes, timeline, num_ranks, window)
+        if len(windows) == 1:
+            _number(panels[0], timeline)
+        panels[0].set(ylabel="pipeline rank", ylim=(num_ranks, 0))
+        panels[0].set_yticks([rank + 0.5 for rank in range(num_ranks)], [str(rank) for rank in range(num_ranks)])
+        _draw_key(panels[-1], timeline)
+        svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", to_svg(canvas, "pipeline"))
+    caption = "What each pipeline rank computes in a step, predicted; it waits where nothing is drawn."
+    if any(_is_later(span, num_ranks) for span in timeline):
+        caption += " Passes through a rank's second stage are paler."
+    if len(windows) > 1:
+        caption += " The beginning and the end; between them the pipeline is full."
+    return Figure("A step of the pipeline", caption, svg, wide=True)
+
+
+def _windows(timeline: Sequence[Span], num_ranks: int) -> list[tuple[float, float]]:
+    """From when to when is drawn: the whole step, or so much of its beginning and its end as can be read."""
+    stop = max(span.stop for span in timeline)
+    per_rank = len(timeline) / num_ranks
+    if per_rank <= _MOST_PASSES:
+        return [(0.0, stop)]
+    width = stop * _MOST_PASSES / 2 / per_rank
+    return [(0.0, width), (stop - width, stop)]
+
+
+def _is_later(span: Span, num_ranks: int) -> bool:
+    return span.task in ("forward", "backward", "input", "weight") and span.stage >= num_ranks
+
+
+def _draw_rows(axes: Axes, timeline: Sequence[Span], num_ranks: int, window: tuple[float, float]) -> None:
+    start, stop = window
+    shown = [span for span in timeline if span.stop > start and span.start < stop]
+    boxes: dict[tuple[str, bool], list[Path]] = defaultdict(list)
+    for span in shown:
+        boxes[span.task, _is_later(span, num_ranks)].append(_box(span))
+    for (task, is_later), paths in boxes.items():
+        color, opacity = _COLORS[task]
+        opacity *= _LATER_STAGE if is_later else 1.0
+        axes.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=color, alpha=opacity, linewidth=0))
+    axes.set_xlim(start, stop)
+    axes.xaxis.set_major_locator(MaxNLocator(8 if start == 0 else 5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+    axes.grid(visible=False)
+
+
+def _draw_key(axes: Axes, timeline: Sequence[Span]) -> None:
+    drawn = {span.task for span in timeline}
+    handles = [
+        Patch(color=color, alpha=opacity, linewidth=0, label=_WORDS.get(task, task))
+        for task, (color, opacity) in _COLORS.items()
+        if task in drawn
+    ]
+    axes.legend(
+        handles=handles,
+        loc="lower right",
+        bbox_to_anchor=(1, 1.0),
+        ncols=len(handles),
+        handlelength=1.0,
+        borderaxespad=0,
+    )
+
+
+def _box(span: Span) -> Path:
+    top, bottom = span.pp_rank + _GAP, span.pp_rank + 1 - _GAP
+    corners = [(span.start, top), (span.stop, top), (span.stop, bottom), (span.start, bottom), (span.start, top)]
+    return Path(corners, closed=True)
+
+
+def _number(axes: Axes, timeline: Sequence[Span]) -> None:
+    """The micro-batches, where all of them can be read."""
+    passes = [span for span in timeline if span.task not in ("reduce", "update")]
+    if min(span.stop - span.start for span in passes) < _READABLE * max(span.stop for span in timeline):
+        return
+    for span in passes:
+        middle = (span.start + span.stop) / 2, span.pp_rank + 0.5
+        axes.text(*middle, str(span.micro_batch), ha="center", va="center", fontsize=6.5)

@@ -1,0 +1,64 @@
+"""The collectives that are counted one by one are those that a dry run sees, and their bytes those of the traffic."""
+
+from collections import Counter
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.config.layout import resolve_layout
+from glmforge.dryrun.run import dry_run
+from glmforge.plan.work.messages import step_messages
+from glmforge.plan.work.traffic import step_traffic
+
+RUN = """
+name: run
+model: {preset: tiny, num_hidden_layers: 3}
+data: {tokenizer: none, sources: [{name: random, path: none}]}
+phases: [{name: main, steps: 1, seq_len: 256, batch_size: 8, aux_loss_weight: 0}]
+parallel: {micro_batch_size: 1}
+"""
+
+LEFT_OUT = {"tp": 0.06, "dp_replicate": 0.05}
+"""Sums of the head's losses and of norms' and routers' gradients over tp; one of the loss over replicas."""
+
+
+@pytest.mark.parametrize(
+    ("world_size", "overrides"),
+    [
+        (4, ["parallel.tp=2", "parallel.ep=2", "parallel.recompute=full"]),
+        (8, ["parallel.pp=2", "parallel.cp=2", "parallel.ep=2"]),
+        (4, ["parallel.dp_replicate=2", "parallel.ep=2"]),
+    ],
+    ids=["tp ep recompute", "pp cp ep", "replicate ep"],
+)
+def test_calls_on_each_axis(world_size: int, overrides: list[str]) -> None:
+    config = load_config(RUN, overrides)
+    layout = resolve_layout(config, world_size)
+    for kind in dry_run(config, world_size).classes:
+        seen = {axis: calls for (axis, what), calls in kind.step.traffic.items() if what == "calls" and axis != "other"}
+        calls: Counter[str] = Counter()
+        for message in step_messages(config, layout, kind.pp_rank):
+            calls[message.axis] += message.times
+        assert calls.keys() == seen.keys()
+        for axis, number in calls.items():
+            assert number <= seen[axis] <= number * (1 + LEFT_OUT.get(axis, 0)), axis
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.tp=2", "parallel.ep=4", "parallel.dp_replicate=2"],
+        ["parallel.cp=2", "parallel.context_method=ulysses", "parallel.reduce_gradients=last_micro_batch"],
+        ["parallel.pp=2", "parallel.reshard_after_forward=true"],
+    ],
+)
+def test_bytes_are_those_of_the_traffic(overrides: list[str]) -> None:
+    config = load_config(RUN, overrides)
+    layout = resolve_layout(config, 8)
+    for pp_rank in range(layout.pp):
+        sizes: Counter[str] = Counter()
+        for message in step_messages(config, layout, pp_rank):
+            sizes[message.axis] += message.times * message.bytes
+        traffic = {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, pp_rank)}
+        # The numbers of rows that ep exchanges are no part of the traffic.
+        assert sizes == pytest.approx(traffic, rel=1e-3)
