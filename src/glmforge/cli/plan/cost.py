@@ -1,6 +1,7 @@
 """`glmforge plan --cost`: days, GPU-hours, energy, dollars, storage and failures of a whole run."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,7 +21,7 @@ _WORTH_SAYING = 0.002
 """Goodput that another interval has to gain before it is proposed."""
 
 
-def check_cost_options(*, cost: bool, sheet: str | None, given: dict[str, object | None]) -> None:
+def check_cost_options(*, cost: bool, sheet: str | None, given: Mapping[str, object]) -> None:
     """`given` are the other options by name, None or False where they are not. Raises `ConfigError` for what does not
     go together, so that no option is passed over."""
     names = {name for name, value in given.items() if value not in (None, False)}
