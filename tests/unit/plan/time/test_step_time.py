@@ -88,7 +88,8 @@ def test_what_is_gathered_over_two_nodes_comes_from_the_other() -> None:
 def test_imbalance_costs_what_the_busiest_rank_has_more() -> None:
     even, uneven = (step("ep", find_machine("h100"), imbalance=value) for value in (1.0, 1.5))
     assert "imbalance" not in even.parts
-    assert uneven.seconds > even.seconds
+    # The experts' products are about a third of what Air computes.
+    assert 0.1 < uneven.parts["imbalance"] / even.parts["compute"] < 0.25
     assert uneven.parts["ep"] > 1.5 * even.parts["ep"]  # the shared expert hides no more of it than before
 
 
@@ -131,3 +132,12 @@ def test_the_same_question_has_the_same_answer() -> None:
     again = {name: step(name, machine).parts for name in reversed(LAYOUTS)}
     assert first == again
     assert step("ep", find_machine("h200")).parts != first["ep"]
+
+
+@pytest.mark.parametrize(("seq_len", "least", "most"), [(1024, 0.8, 1.0), (32768, 0.1, 0.25)])
+def test_fsdp_s_traffic_hides_behind_long_computations(seq_len: int, least: float, most: float) -> None:
+    """Short ones hide little of it; long ones all but the first gather and the last reduction, and are a seventh of its
+    time slower for the processors that it takes."""
+    found = step("fsdp", find_machine("h100"), [f"phases.0.seq_len={seq_len}"])
+    in_all = sum(link.seconds for link in found.links if link.axis == "fsdp")
+    assert least < found.parts["fsdp"] / in_all < most
