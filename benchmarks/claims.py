@@ -23,11 +23,14 @@ from glmforge.plan.cost.sheet import SHEETS, sheet_rows
 from glmforge.plan.cost.storage import storage_of
 from glmforge.plan.counts.memory import kv_cache_bytes_per_token, weight_bytes
 from glmforge.plan.counts.parameters import count_parameters
+from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.machine.network import find_network
+from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.serving import formats
 from glmforge.plan.stages.lora import Lora, adapter_parameters
+from glmforge.plan.stages.stage import find_stage
 
 _GB, _TB = 1e9, 1e12
 
@@ -245,6 +248,20 @@ def lora_count() -> tuple[str, str]:
     return f"{count:,} in {tensors} tensors", verdict(count > 100e6, f"does not hold: it is rank 64 that has {of_64:,}")
 
 
+def lora_memory() -> tuple[str, str]:
+    settings = ("pp=1", "cp=1", "ep=1", "pipeline_schedule=1f1b", "reshard_after_forward=null", "recompute=full")
+    phase = ("batch_ramp=null", "seq_len=16384", "batch_size=32", "mtp_loss_weight=0")
+    overrides = [f"parallel.{setting}" for setting in settings] + [f"phases.0.{setting}" for setting in phase]
+    config = select_phase(run("pretrain_glm45_air_106b", *overrides), "general")
+    peaks = [
+        estimate_memory(config, resolve_layout(config, num_gpus), find_stage("lora", Lora(16))).peak / _GB
+        for num_gpus in (16, 8)
+    ]
+    words = f"{peaks[0]:.0f} GB sharded over 16, {peaks[1]:.0f} GB over 8, with frozen weights in bf16 and full "
+    words += "recomputation, CUDA's own memory apart (closed forms)"
+    return words, verdict(peaks[1] > 90, "does not hold: it fits 80 GB")
+
+
 def lora_over_two_nodes() -> tuple[str, str]:
     weights, link = weight_bytes(model("glm45_air_106b"), "bf16"), find_network("tcp30").bandwidth
     into_node = weights / 2 * 2 * 2  # the other node's half, forward and backward, in two micro-batches
@@ -288,6 +305,7 @@ CLAIMS = (
     Claim("a checkpoint of 355B with Muon has 2.85 TB", checkpoint("muon", 2.85)),
     Claim("a checkpoint of 355B with AdamW has 4.3 TB", checkpoint("adamw", 4.3)),
     Claim("LoRA of rank 16 on Air's q, k, v, o trains 126M parameters", lora_count),
+    Claim("LoRA of Air with 16K tokens takes 109 GB of each GPU", lora_memory),
     Claim("for LoRA, shard Air over two nodes joined by TCP", lora_over_two_nodes),
     Claim("saving only the adapters takes 10 s instead of 30 minutes", lora_saves),
 )

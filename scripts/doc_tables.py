@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import claims  # noqa: E402
 import performance  # noqa: E402
 import plan_published  # noqa: E402
+import plan_stages  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLES = {
@@ -25,6 +26,7 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
+    "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
 }
 

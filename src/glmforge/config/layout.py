@@ -214,6 +214,12 @@ def _check_phase(key: str, phase: PhaseConfig, layout: Layout, parallel: Paralle
     for size in sorted({phase.batch_size, *(span.batch_size for span in phase.batch_spans)}, reverse=True):
         at_size = phase.model_copy(update={"batch_size": size, "batch_ramp": None})
         _check_batch(f"{key}.{'batch_size' if size == phase.batch_size else 'batch_ramp'}", at_size, layout)
+        share = layout.rank_batch_size(at_size)
+        if parallel.ep_overlap and layout.micro_batch_size is None and share % 2:
+            raise ConfigError(
+                f"parallel.ep_overlap: cuts a rank's {share} sequences of phase '{phase.name}' in halves: "
+                "set parallel.micro_batch_size to an even number, or ep_overlap to false"
+            )
         _check_micro_batches(at_size, layout, parallel)
 
 

@@ -29,6 +29,10 @@ class ParallelConfig(Strict):
     ep_dispatch: Literal["all_to_all", "deepep"] = Field(
         default="all_to_all", description="what sends tokens to their experts; deepep is a library for NVLink and RDMA"
     )
+    ep_overlap: bool = Field(
+        default=False,
+        description="each layer takes the halves of a micro-batch in turn: one's tokens travel, the other computes",
+    )
     sequence_parallel: bool = Field(
         default=True, description="between matrices, tp ranks share the tokens instead of repeating norms and residuals"
     )
@@ -92,6 +96,14 @@ class ParallelConfig(Strict):
     def _check_dispatch(self) -> Self:
         if self.ep_dispatch == "deepep" and self.ep == 1:
             refuse("ep_dispatch", "'deepep' sends tokens between ep ranks, and ep is 1: raise ep, or set all_to_all")
+        return self
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        if self.ep_overlap and self.ep == 1:
+            refuse("ep_overlap", "computes while ep ranks exchange tokens, and ep is 1: raise ep, or leave it out")
+        if self.ep_overlap and self.micro_batch_size is not None and self.micro_batch_size % 2:
+            refuse("ep_overlap", f"cuts micro-batches in halves: make micro_batch_size = {self.micro_batch_size} even")
         return self
 
     @model_validator(mode="after")

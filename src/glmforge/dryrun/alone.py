@@ -40,7 +40,7 @@ def world_of_one(layout: Layout, rank: int) -> Iterator[World]:
 def even_splits(config: RunConfig, layout: Layout, phase: PhaseConfig, imbalance: float) -> Splits:
     """Row counts of an exchange: equal parts to every rank, and `imbalance` times as many rows in return."""
     tokens = micro_batch_size(layout, phase) * phase.seq_len // (layout.cp * layout.tp)
-    num_rows = tokens * config.model.num_experts_per_tok
+    num_rows = tokens * config.model.num_experts_per_tok // (2 if config.parallel.ep_overlap else 1)
 
     def splits(counts_2R: Tensor) -> Callable[[], list[list[int]]]:
         num_ranks = counts_2R.shape[1]

@@ -1,8 +1,18 @@
 """The decoder layer (pre-norm attention, then dense or expert MLP) and the multi-token-prediction layer built on it.
 
+A layer is called with all tokens of a micro-batch, or with both halves of it. Halves take turns, so that one computes
+while the other's rows travel between the ranks that share the experts:
+
+    attention A | send A | attention B | send B | experts A | send back A | experts B | send back B | shared experts
+
+Waiting for rows comes as late as can be: for A's behind attention B, for B's behind experts A, for what comes back
+behind experts B and the shared experts. The backward pass goes the same way in reverse, since autograd takes what was
+recorded last first, and what waits for an exchange forward starts that of the gradients.
+
 Shapes: T tokens, D hidden_size, E experts.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +25,16 @@ from glmforge.model.inputs import Rows
 from glmforge.model.layers import Linear, RMSNorm, SwiGLU
 from glmforge.model.moe import MoE
 from glmforge.model.rope import Rope
+
+
+class LayerTokens(NamedTuple):
+    """What a layer is told of its tokens: `rows` are those of the tokens that the router sees; `dropout` is None where
+    nothing is dropped."""
+
+    rope: Rope
+    attend: Attend
+    rows: Rows | None = None
+    dropout: LayerDropout | None = None
 
 
 class LayerOutput(NamedTuple):
@@ -41,22 +61,28 @@ class DecoderLayer(nn.Module):
             else MoE(config)
         )
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        rope: Rope,
-        attend: Attend,
-        rows: Rows | None = None,
-        dropout: LayerDropout | None = None,
-    ) -> LayerOutput:
-        """`rows` are those of the tokens that the router sees; `dropout` is None where nothing is dropped."""
-        o_THP = attend(self.self_attn, *self.before_attention(x_TD, rope))
-        x_TD, normed_TD = self.after_attention(x_TD, o_THP, dropout)
+    def forward(self, *halves_TD: Tensor, tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
+        """`halves_TD` are the states of all tokens, or of two halves; `tokens` tells of each what it is."""
         if isinstance(self.mlp, SwiGLU):
-            y_TD, router = self.mlp(normed_TD), ()
-        else:
-            y_TD, *router = self.mlp(normed_TD, rows)
-        return LayerOutput(x_TD + (y_TD if dropout is None else dropout.drop_mlp(y_TD)), *router)
+            return tuple(self._dense(x_TD, of, self.mlp) for x_TD, of in zip(halves_TD, tokens, strict=True))
+        residuals_TD, routed = [], []
+        for x_TD, of in zip(halves_TD, tokens, strict=True):
+            x_TD, normed_TD = self._attended(x_TD, of)
+            residuals_TD.append(x_TD)
+            routed.append(self.mlp.send(normed_TD, of.rows))
+        outputs = self.mlp.receive(*routed)
+        return tuple(
+            LayerOutput(_added(x_TD, y_TD, of), *router)
+            for x_TD, (y_TD, *router), of in zip(residuals_TD, outputs, tokens, strict=True)
+        )
+
+    def _dense(self, x_TD: Tensor, of: LayerTokens, mlp: SwiGLU) -> LayerOutput:
+        x_TD, normed_TD = self._attended(x_TD, of)
+        return LayerOutput(_added(x_TD, mlp(normed_TD), of))
+
+    def _attended(self, x_TD: Tensor, of: LayerTokens) -> tuple[Tensor, Tensor]:
+        o_THP = of.attend(self.self_attn, *self.before_attention(x_TD, of.rope))
+        return self.after_attention(x_TD, o_THP, of.dropout)
 
     def before_attention(self, x_TD: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values."""
@@ -95,19 +121,17 @@ class MTPLayer(DecoderLayer):
         self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)
         self.shared_head = SharedHead(config)
 
-    def forward(  # type: ignore[override]
-        self,
-        h_TD: Tensor,
-        rope: Rope,
-        attend: Attend,
-        next_TD: Tensor,
-        rows: Rows | None = None,
-        dropout: LayerDropout | None = None,
-    ) -> LayerOutput:
-        """`h_TD` is what the shallower depth gave for each position, `next_TD` embeds the token it predicted."""
-        output = super().forward(self.combine(h_TD, next_TD), rope, attend, rows, dropout)
-        return output._replace(x_TD=self.shared_head(output.x_TD))
+    def forward(self, *halves_TD: Tensor, tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
+        """Of all tokens, or of each half, two tensors: `h_TD`, what the shallower depth gave for each position, and
+        `next_TD`, which embeds the token it predicted."""
+        read_TD = (self.combine(h_TD, next_TD) for h_TD, next_TD in zip(halves_TD[::2], halves_TD[1::2], strict=True))
+        outputs = super().forward(*read_TD, tokens=tokens)
+        return tuple(output._replace(x_TD=self.shared_head(output.x_TD)) for output in outputs)
 
     def combine(self, h_TD: Tensor, next_TD: Tensor) -> Tensor:
         """What the depth's decoder layer reads."""
         return self.eh_proj(torch.cat((self.enorm(next_TD), self.hnorm(h_TD)), dim=-1))
+
+
+def _added(x_TD: Tensor, y_TD: Tensor, of: LayerTokens) -> Tensor:
+    return x_TD + (y_TD if of.dropout is None else of.dropout.drop_mlp(y_TD))

@@ -9,8 +9,7 @@ Shapes: T tokens, D hidden_size, E experts, K experts per token, N routed rows, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,18 +17,21 @@ from torch import Tensor
 from glmforge.kernels.dispatch import combine, permute, row_weights, sort_by_expert
 
 
-@dataclass(frozen=True)
-class ExpertRows:
+class ExpertRows(NamedTuple):
     """Rows on their way to the experts of this rank.
 
     Attributes:
-        arrive: waits until all rows are there; gives `x_ND`, the rows sorted by expert, `counts_e`, int64, rows per
-            expert of this rank, and `weights_N`, what the experts are to multiply their rows by, if `weighted`.
+        on_the_way: not to be read before `arrive` has had them. They stand here for FSDP, which looks among a module's
+            inputs for those whose gradients tell that its own are complete.
+        arrive: `arrive(*on_the_way)` waits until all rows are there; gives `x_ND`, the rows sorted by expert,
+            `counts_e`, int64, rows per expert of this rank, and `weights_N`, what the experts are to multiply their
+            rows by, if `weighted`.
         handle: what the dispatcher needs to bring the results back.
-        weighted: whether the experts apply the weights; otherwise `combine` does.
+        weighted: whether the experts apply the weights; otherwise `send_back` does.
     """
 
-    arrive: Callable[[], tuple[Tensor, Tensor, Tensor | None]]
+    on_the_way: tuple[Tensor, ...]
+    arrive: Callable[..., tuple[Tensor, Tensor, Tensor | None]]
     handle: Any
     weighted: bool
 
@@ -38,7 +40,7 @@ class Dispatcher(Protocol):
     """Brings tokens to experts and back; both directions are differentiable.
 
     Attributes:
-        needs_weights: `combine` only adds, so `dispatch` has to be given the weights.
+        needs_weights: `send_back` only adds, so `dispatch` has to be given the weights.
     """
 
     needs_weights: bool
@@ -62,9 +64,12 @@ class Dispatcher(Protocol):
         """
         ...
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
-        """y_TD: each token's weighted sum of its experts' outputs (None: weighted already); a dropped choice adds
-        nothing."""
+    def send_back(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Callable[[], Tensor]:
+        """Send the experts' outputs back to where their tokens are.
+
+        What it gives waits for them, and gives y_TD: each token's weighted sum (None: weighted already); a dropped
+        choice adds nothing.
+        """
         ...
 
 
@@ -89,10 +94,14 @@ class LocalDispatcher:
         if may_drop:
             num_kept = int(routing.counts_E.sum())
             x_ND, weights_N = x_ND[:num_kept], None if weights_N is None else weights_N[:num_kept]
-        return ExpertRows(lambda: (x_ND, routing.counts_E, weights_N), routing, weighted=weights_N is not None)
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
-        return combine(y_ND, weights_TK, rows.handle)
+        def arrive(x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            return x_ND, routing.counts_E, weights_N
+
+        return ExpertRows((x_ND,), arrive, routing, weighted=weights_N is not None)
+
+    def send_back(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Callable[[], Tensor]:
+        return lambda: combine(y_ND, weights_TK, rows.handle)
 
 
 def expert_counts(experts_TK: Tensor, num_experts: int) -> Tensor:

@@ -3,6 +3,9 @@
 `y = sum_k w_k E_k(x) + shared(x)`; the shared expert is neither gated nor scaled. The routed experts' weights are
 packed over experts, gate rows before up rows, as transformers keeps them in memory.
 
+Sending tokens and receiving their results are two calls, so that a layer can compute between them what belongs to the
+other half of a micro-batch (`block.DecoderLayer`).
+
 Shapes: T tokens, D hidden_size, E experts, K experts per token, N = T * K routed rows, I moe_intermediate_size.
 """
 
@@ -19,7 +22,7 @@ from glmforge.kernels.dispatch import limit_to_capacity
 from glmforge.kernels.experts import expert_linear
 from glmforge.kernels.router import Routes
 from glmforge.kernels.swiglu import swiglu
-from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
+from glmforge.model.dispatch import Dispatcher, ExpertRows, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
 from glmforge.model.layers import Matmul, SwiGLU
 from glmforge.model.placement import ONE_DEVICE, Region, local
@@ -43,29 +46,35 @@ class Experts(ChoosesKernels, nn.Module):
         self.dispatcher: Dispatcher = LocalDispatcher()
         self.capacity_factor: float | None = None
 
-    def forward(
-        self, x_TD: Tensor, routes: Routes, overlap: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Weighted sum of each token's experts [T, D], what `overlap(x_TD)` gives, and the rows of each expert [E].
-
-        `overlap` is called while the tokens are on their way to the experts.
-        """
-        experts_TK = self._within_capacity(routes)
-        may_drop = self.capacity_factor is not None
+    def send(self, x_TD: Tensor, routes: Routes) -> "SentTokens":
+        """Start the tokens on their way to the experts. Needs no weights of this module."""
+        kept_TK = self._within_capacity(routes)
         # In the fused SwiGLU a weight costs nothing; the plain one would read and write its rows once more.
         applies_weights = self.dispatcher.needs_weights or self.kernels.swiglu == "triton"
         rows = self.dispatcher.dispatch(
             x_TD,
-            experts_TK,
+            kept_TK,
             self.num_experts,
-            may_drop=may_drop,
+            may_drop=self.capacity_factor is not None,
             weights_TK=routes.weights_TK if applies_weights else None,
             implementation=self.kernels.permute,
         )
-        overlapped_TD = overlap(x_TD)
-        y_ND = self.swiglu(*rows.arrive())
-        y_TD = self.dispatcher.combine(y_ND, None if rows.weighted else routes.weights_TK, rows)
-        return y_TD, overlapped_TD, expert_counts(experts_TK, self.num_experts)
+        return SentTokens(rows, None if rows.weighted else routes.weights_TK, kept_TK)
+
+    def forward(self, *halves: "SentTokens", overlap: Callable[[], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Weighted sum of each token's experts [T, D], of all tokens or of two halves, and what `overlap` gives.
+
+        `overlap` is called while rows are on their way: to the experts, or, of two halves, back, since one half's
+        experts run while the other's rows are sent.
+        """
+        overlapped = overlap() if len(halves) == 1 else None
+        on_the_way_back = []
+        for rows, weights_TK, _ in halves:
+            y_ND = self.swiglu(*rows.arrive(*rows.on_the_way))
+            on_the_way_back.append(self.dispatcher.send_back(y_ND, weights_TK, rows))
+        if overlapped is None:
+            overlapped = overlap()
+        return [finish() for finish in on_the_way_back], overlapped
 
     def matmul(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
@@ -88,6 +97,15 @@ class Experts(ChoosesKernels, nn.Module):
         return limit_to_capacity(routes.experts_TK, routes.weights_TK, self.num_experts, capacity)
 
 
+class SentTokens(NamedTuple):
+    """Tokens on their way to the experts: their `rows`, the weights left to apply when they are back, and `kept_TK`,
+    each token's experts, `num_experts` for a choice that is dropped."""
+
+    rows: ExpertRows
+    weights_TK: Tensor | None
+    kept_TK: Tensor
+
+
 class MoEOutput(NamedTuple):
     """`y_TD`, the tokens that chose each expert `counts_E`, the ones among them that were dropped for want of capacity
     `dropped_E` (both int64), and the router's scores `scores_TE`."""
@@ -96,6 +114,14 @@ class MoEOutput(NamedTuple):
     counts_E: Tensor
     dropped_E: Tensor
     scores_TE: Tensor
+
+
+class RoutedTokens(NamedTuple):
+    """Tokens that a MoE block has routed and sent; `x_TD` are those that its shared experts read."""
+
+    x_TD: Tensor
+    routes: Routes
+    sent: SentTokens
 
 
 class MoE(nn.Module):
@@ -109,8 +135,26 @@ class MoE(nn.Module):
         self.region: Region = ONE_DEVICE
 
     def forward(self, x_TD: Tensor, rows: Rows | None = None) -> MoEOutput:
+        (output,) = self.receive(self.send(x_TD, rows))
+        return output
+
+    def send(self, x_TD: Tensor, rows: Rows | None = None) -> RoutedTokens:
+        """Route the tokens and start them on their way; `rows` are those that they belong to."""
         x_TD = self.region.enter(x_TD)
         routes = self.gate(x_TD, rows)
-        y_TD, shared_TD, kept_E = self.experts(x_TD, routes, self.shared_experts)
-        counts_E = expert_counts(routes.experts_TK, self.experts.num_experts)
-        return MoEOutput(self.region.leave(y_TD + shared_TD), counts_E, counts_E - kept_E, routes.scores_TE)
+        return RoutedTokens(x_TD, routes, self.experts.send(x_TD, routes))
+
+    def receive(self, *halves: RoutedTokens) -> tuple[MoEOutput, ...]:
+        """What the experts make of the tokens, all of them or two halves, with what the shared ones add."""
+
+        def shared() -> list[Tensor]:
+            return [self.shared_experts(half.x_TD) for half in halves]
+
+        routed = self.experts(*(half.sent for half in halves), overlap=shared)
+        return tuple(self._output(half, *y_TD) for half, *y_TD in zip(halves, *routed, strict=True))
+
+    def _output(self, half: RoutedTokens, routed_TD: Tensor, shared_TD: Tensor) -> MoEOutput:
+        num_experts = self.experts.num_experts
+        kept_E = expert_counts(half.sent.kept_TK, num_experts)
+        counts_E = expert_counts(half.routes.experts_TK, num_experts)
+        return MoEOutput(self.region.leave(routed_TD + shared_TD), counts_E, counts_E - kept_E, half.routes.scores_TE)

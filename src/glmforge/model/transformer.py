@@ -26,10 +26,8 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.documents import Documents
-from glmforge.model.attention import Attend
-from glmforge.model.block import DecoderLayer, LayerOutput, MTPLayer
+from glmforge.model.block import DecoderLayer, LayerOutput, LayerTokens, MTPLayer
 from glmforge.model.cache import KVCache
-from glmforge.model.dropout import LayerDropout, TokenNoise
 from glmforge.model.generate import generate
 from glmforge.model.head import Heads, LinearHead, LMHead
 from glmforge.model.init import initialize
@@ -62,6 +60,28 @@ class Activations(NamedTuple):
 
     x_TD: Tensor
     next_TD: tuple[Tensor, ...]
+
+    def split(self, num_parts: int) -> list["Activations"]:
+        """Of equally many tokens each; `join` is the inverse."""
+        parts = zip(*(tensor.chunk(num_parts) for tensor in (self.x_TD, *self.next_TD)), strict=True)
+        return [Activations(x_TD, tuple(next_TD)) for x_TD, *next_TD in parts]
+
+    @classmethod
+    def join(cls, parts: Sequence["Activations"]) -> "Activations":
+        """Of all parts' tokens, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        x_TD, *next_TD = (torch.cat(tensors) for tensors in zip(*((p.x_TD, *p.next_TD) for p in parts), strict=True))
+        return cls(x_TD, tuple(next_TD))
+
+
+@dataclass(frozen=True)
+class Half(Generic[T]):
+    """One of the halves of a micro-batch that a section runs in turn, or all of it; see `GlmMoe.forward`."""
+
+    inputs: ModelInputs
+    head: Head[T]
+    activations: Activations | None = None
 
 
 @dataclass(frozen=True)
@@ -197,26 +217,36 @@ class GlmMoe(nn.Module):
         """
         if isinstance(inputs, Tensor):
             inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
-        if activations is None:
-            activations = self._embed_all(inputs, with_mtp)
-        rope = self.rope(inputs.positions_T)
-        stats = _StatsCollector(self.config, inputs.rows, with_aux_loss)
-        noise = inputs.noise if self.training else None
-        x_TD = self.run_trunk(activations.x_TD, rope, inputs.attend, stats.add, inputs.rows, noise)
+        (output,) = self._run([Half(inputs, head, activations)], with_mtp, with_aux_loss)
+        return output
+
+    def forward_halves(
+        self, *halves: Half[T], with_mtp: bool = True, with_aux_loss: bool = False
+    ) -> tuple[ForwardOutput[T], ...]:
+        """`forward` of both halves of a micro-batch, each layer taking them in turn (see `model.block`)."""
+        return self._run(halves, with_mtp, with_aux_loss)
+
+    def _run(self, halves: Sequence[Half[T]], with_mtp: bool, with_aux_loss: bool) -> tuple[ForwardOutput[T], ...]:
+        runs = [_Run(self, half, with_mtp, with_aux_loss) for half in halves]
+        for layer in self.trunk_layers:
+            outputs = layer(*(run.x_TD for run in runs), tokens=[run.tokens(layer) for run in runs])
+            for run, output in zip(runs, outputs, strict=True):
+                run.take(output)
         if self.lm_head is None:
             # None of the stats needs the head, so the next section can begin.
-            return ForwardOutput(None, (), stats.result(x_TD.device), activations._replace(x_TD=x_TD))  # type: ignore[arg-type]
+            return tuple(run.passed_on() for run in runs)
         assert self.model.norm is not None
-        h_TD = self.model.norm(x_TD)
         heads = Heads(self.lm_head, self.linear_heads)
-        main = head(h_TD, heads, 0)
-        mtp = []
-        for depth, (layer, next_TD) in enumerate(zip(self.mtp_layers, activations.next_TD, strict=False), start=1):
-            output = layer(h_TD, rope, inputs.attend, next_TD, inputs.rows, _layer_dropout(noise, layer))
-            stats.add(output)
-            h_TD = output.x_TD
-            mtp.append(head(h_TD, heads, depth))
-        return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
+        for run in runs:
+            run.x_TD = self.model.norm(run.x_TD)
+            run.ask(heads)
+        for depth, layer in enumerate(self.mtp_layers[: runs[0].num_mtp]):
+            states_TD = [state_TD for run in runs for state_TD in (run.x_TD, run.next_TD[depth])]
+            outputs = layer(*states_TD, tokens=[run.tokens(layer) for run in runs])
+            for run, output in zip(runs, outputs, strict=True):
+                run.take(output)
+                run.ask(heads)
+        return tuple(run.answered() for run in runs)
 
     def _embed_all(self, inputs: ModelInputs, with_mtp: bool) -> Activations:
         # Position t of MTP depth n reads the embedding of token t + n, or zeros past the end of its document: no
@@ -238,28 +268,13 @@ class GlmMoe(nn.Module):
         """Rotation of tokens at these positions with the current base."""
         return Rope.at(positions_T, self.config.rotary_dim, self.rope_theta, self.compute_dtype)
 
-    def run_trunk(
-        self,
-        x_TD: Tensor,
-        rope: Rope,
-        attend: Attend,
-        observe: Callable[[LayerOutput], None] | None = None,
-        rows: Rows | None = None,
-        noise: TokenNoise | None = None,
-    ) -> Tensor:
-        """The trunk's layers without embedding and final norm; `observe` sees every layer's output."""
-        for layer in self.trunk_layers:
-            output = layer(x_TD, rope, attend, rows, _layer_dropout(noise, layer))
-            x_TD = output.x_TD
-            if observe is not None:
-                observe(output)
-        return x_TD
-
     def decode(self, ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
         """Logits `[B, V]` after the last valid token of every row; the cache grows by the valid tokens."""
         num_rows, num_new = ids_BS.shape
-        rope = self.rope(cache.positions_BS(num_new).flatten())
-        h_TD = self.run_trunk(self.embed(ids_BS.flatten()), rope, cache)
+        tokens = LayerTokens(self.rope(cache.positions_BS(num_new).flatten()), cache)
+        h_TD = self.embed(ids_BS.flatten())
+        for layer in self.trunk_layers:
+            h_TD = layer(h_TD, tokens=[tokens])[0].x_TD
         cache.advance(num_valid_B, num_new)
         last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
         assert self.lm_head is not None, "only a whole model decodes"
@@ -289,8 +304,46 @@ class GlmMoe(nn.Module):
         return generate(self, ids.tolist() if isinstance(ids, Tensor) else ids, **options)
 
 
-def _layer_dropout(noise: TokenNoise | None, layer: DecoderLayer) -> LayerDropout | None:
-    return None if noise is None else noise.of_layer(layer.self_attn.layer)
+class _Run(Generic[T]):
+    """A micro-batch, or a half of one, on its way through the layers: `x_TD` are its states."""
+
+    def __init__(self, model: GlmMoe, half: Half[T], with_mtp: bool, with_aux_loss: bool) -> None:
+        self.inputs, self.head = half.inputs, half.head
+        activations = half.activations or model._embed_all(half.inputs, with_mtp)
+        self.x_TD, self.next_TD = activations
+        self.rope = model.rope(half.inputs.positions_T)
+        self.stats = _StatsCollector(model.config, half.inputs.rows, with_aux_loss)
+        self.noise = half.inputs.noise if model.training else None
+        self.answers: list[T] = []
+
+    @property
+    def num_mtp(self) -> int:
+        return len(self.next_TD)
+
+    def tokens(self, layer: DecoderLayer) -> LayerTokens:
+        dropout = None if self.noise is None else self.noise.of_layer(layer.self_attn.layer)
+        return LayerTokens(self.rope, self.inputs.attend, self.inputs.rows, dropout)
+
+    def take(self, output: LayerOutput) -> None:
+        """Go on with what a layer gave."""
+        self.x_TD = output.x_TD
+        self.stats.add(output)
+
+    def ask(self, heads: Heads) -> None:
+        """Let the head make its answer of the states: the first time of the trunk's, then of each MTP depth's."""
+        self.answers.append(self.head(self.x_TD, heads, len(self.answers)))
+
+    def passed_on(self) -> ForwardOutput[T]:
+        """What a section without heads gives."""
+        return ForwardOutput(None, (), self._router(), Activations(self.x_TD, self.next_TD))  # type: ignore[arg-type]
+
+    def answered(self) -> ForwardOutput[T]:
+        """What the last section gives."""
+        main, *mtp = self.answers
+        return ForwardOutput(main, tuple(mtp), self._router())
+
+    def _router(self) -> RouterStats:
+        return self.stats.result(self.x_TD.device)
 
 
 class _StatsCollector:

@@ -18,7 +18,7 @@ this rank, N rows in expert order.
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,7 @@ class _Transfer:
         self.arrival: Any = None
         self.routing: Routing | None = None
         self.gradients: tuple[Tensor, Tensor, Any] | None = None
+        self.output_gradient: tuple[Tensor, Any] | None = None
 
     def send(self, x_TD: Tensor, weights_TK: Tensor, experts_TK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         """Send the tokens; what it gives is not to be read before `arrival`."""
@@ -150,7 +151,7 @@ class DeepEPDispatcher:
         implementation: str = "plain",
     ) -> ExpertRows:
         """Weights go along."""
-        assert weights_TK is not None, "combine only adds"
+        assert weights_TK is not None, "send_back only adds"
         if may_drop:
             experts_TK = experts_TK.masked_fill(experts_TK == num_experts, -1)
         experts_TK = experts_TK.to(self.index_type).contiguous()
@@ -158,8 +159,8 @@ class DeepEPDispatcher:
         on_the_way = _Send.apply(x_TD, weights_TK, experts_TK, num_experts, transfer)
         num_local = num_experts // self.buffer.group_size
 
-        def arrive() -> tuple[Tensor, Tensor, Tensor]:
-            x_MD, weights_MK = _Receive.apply(*on_the_way, transfer)
+        def arrive(x_MD: Tensor, weights_MK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            x_MD, weights_MK = _Receive.apply(x_MD, weights_MK, transfer)
             here_MK = transfer.layout.experts_MK
             assert here_MK is not None, "set when tokens are sent"
             # -1 are choices that other ranks hold
@@ -169,15 +170,16 @@ class DeepEPDispatcher:
             weights_N = row_weights(weights_MK, routing)[:num_rows]
             return permute(x_MD, routing, num_rows), routing.counts_E, weights_N
 
-        return ExpertRows(arrive, transfer, weighted=True)
+        return ExpertRows(on_the_way, arrive, transfer, weighted=True)
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
+    def send_back(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Callable[[], Tensor]:
         transfer: _Transfer = rows.handle
         # The transfer lives until the backward pass, which does not ask for it.
         routing, transfer.routing = transfer.routing, None
         assert weights_TK is None, "the experts have applied them"
         assert routing is not None, "rows have arrived"
-        return _SendBack.apply(combine(y_ND, None, routing), transfer)
+        on_the_way_TD = _SendBack.apply(combine(y_ND, None, routing), transfer)
+        return lambda: _ReceiveBack.apply(on_the_way_TD, transfer)
 
 
 class _Send(torch.autograd.Function):
@@ -219,14 +221,37 @@ class _Receive(torch.autograd.Function):
 
 
 class _SendBack(torch.autograd.Function):
+    """`_ReceiveBack` has begun to send the gradients to the experts; here they are waited for."""
+
     @staticmethod
     def forward(ctx: Any, y_MD: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
-        y_TD: Tensor = transfer.buffer.combine(y_MD.contiguous(), transfer.layout.handle)[0]
+        y_TD: Tensor
+        y_TD, _, transfer.arrival = transfer.buffer.combine(
+            y_MD.contiguous(), transfer.layout.handle, async_finish=True
+        )
         return y_TD
 
     @staticmethod
     def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
-        transfer: _Transfer = ctx.transfer
-        grad_MD: Tensor = transfer.buffer.dispatch(grad_TD.contiguous(), handle=transfer.layout.handle)[0]
+        grad_MD, arrival = ctx.transfer.output_gradient
+        ctx.transfer.output_gradient = None
+        arrival.current_stream_wait()
         return grad_MD, None
+
+
+class _ReceiveBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y_TD: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        transfer.arrival.current_stream_wait()
+        return y_TD.view_as(y_TD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> tuple[Tensor, None]:
+        transfer: _Transfer = ctx.transfer
+        grad_MD, *_, arrival = transfer.buffer.dispatch(
+            grad_TD.contiguous(), handle=transfer.layout.handle, async_finish=True
+        )
+        transfer.output_gradient = grad_MD, arrival
+        return grad_TD, None

@@ -88,7 +88,7 @@ class AllToAllDispatcher:
         weights_TK: Tensor | None = None,
         implementation: str = "plain",
     ) -> ExpertRows:
-        """Weights are not sent along: `combine` applies them where the router is."""
+        """Weights are not sent along: `send_back` applies them where the router is."""
         routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
         sent_Re = routing.counts_E.view(self.group.size(), -1)
         received_Re, splits = remembered(lambda: self._exchanged_counts(sent_Re))
@@ -102,11 +102,11 @@ class AllToAllDispatcher:
         inverse_M = torch.empty_like(order_M)
         inverse_M[order_M] = torch.arange(len(order_M), device=order_M.device)
 
-        def arrive() -> tuple[Tensor, Tensor, None]:
+        def arrive(on_the_way_MD: Tensor) -> tuple[Tensor, Tensor, None]:
             return _Reorder.apply(exchange.finish(on_the_way_MD), order_M, inverse_M), received_Re.sum(0), None
 
         handle = _Handle(routing, order_M, inverse_M, Exchange(self.group, output_splits=sent, input_splits=received))
-        return ExpertRows(arrive, handle, weighted=False)
+        return ExpertRows((on_the_way_MD,), arrive, handle, weighted=False)
 
     def _exchanged_counts(self, sent_Re: Tensor) -> tuple[Tensor, Callable[[], list[list[int]]]]:
         """[R, e]: the rows that each rank sends to each expert of this one; and all counts by rank, for the host."""
@@ -114,11 +114,10 @@ class AllToAllDispatcher:
         dist.all_to_all_single(received_Re, sent_Re.contiguous(), group=self.group)
         return received_Re, self.splits(torch.stack((sent_Re.sum(1), received_Re.sum(1))))
 
-    def combine(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Tensor:
+    def send_back(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Callable[[], Tensor]:
         handle: _Handle = rows.handle
-        y_by_sender_MD = _Reorder.apply(y_ND, handle.inverse_M, handle.order_M)
-        y_back_ND = handle.back.finish(handle.back.start(y_by_sender_MD))
-        return combine(y_back_ND, weights_TK, handle.routing)
+        on_the_way_ND = handle.back.start(_Reorder.apply(y_ND, handle.inverse_M, handle.order_M))
+        return lambda: combine(handle.back.finish(on_the_way_ND), weights_TK, handle.routing)
 
 
 def expert_dispatcher(config: RunConfig, world: World, splits: Splits = SplitsFromDevice) -> Dispatcher | None:

@@ -75,6 +75,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
     "hsdp": ({"dp_replicate": 2, "micro_batch_size": 1, "reduce_gradients": "last_micro_batch"}, 4),
     "tp + fsdp": ({"tp": 2, "micro_batch_size": 2}, 4),
     "ep + fsdp": ({"ep": 2, "micro_batch_size": 2, "recompute": "selective"}, 4),
+    "ep in halves": ({"ep": 2, "micro_batch_size": 2, "ep_overlap": True}, 4),
     "pp + fsdp": ({"pp": 2, "micro_batch_size": 1, "reshard_after_forward": False}, 4),
     "pp + tp + cp + ep": ({"pp": 2, "tp": 2, "cp": 2, "ep": 2, "micro_batch_size": 2}, 8),
 }

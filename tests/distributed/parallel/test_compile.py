@@ -73,7 +73,13 @@ def _compilations() -> list[str]:
 
 @pytest.mark.parametrize(
     ("ranks", "parallel"),
-    [(1, {}), (2, {"ep": 2}), (2, {"ep": 2, "recompute": "full"}), (2, {"tp": 2, "ep": 2, "recompute": "selective"})],
+    [
+        (1, {}),
+        (2, {"ep": 2}),
+        (2, {"ep": 2, "recompute": "full"}),
+        (2, {"tp": 2, "ep": 2, "recompute": "selective"}),
+        pytest.param(2, {"ep": 2, "ep_overlap": True, "recompute": "full"}, marks=pytest.mark.full),
+    ],
     ids=str,
 )
 def test_no_graph_breaks_and_no_recompilation(ranks: int, parallel: dict[str, object]) -> None:

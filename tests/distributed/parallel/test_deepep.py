@@ -13,7 +13,7 @@ from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import resolve_layout
 from glmforge.kernels.choice import UNMEASURED
 from glmforge.kernels.router import Routes
-from glmforge.model.dispatch import Dispatcher, LocalDispatcher
+from glmforge.model.dispatch import Dispatcher, LocalDispatcher, expert_counts
 from glmforge.model.moe import Experts
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.parallel import deepep
@@ -65,7 +65,9 @@ def results(experts: Experts, x_TD: Tensor, routes: Routes) -> dict[str, Tensor]
     """Output, counts, and gradients of a loss in which every element has another factor."""
     weights_TK = routes.weights_TK.clone().requires_grad_()
     x_TD = x_TD.clone().requires_grad_()
-    y_TD, _, counts_E = experts(x_TD, routes._replace(weights_TK=weights_TK), lambda x_TD: x_TD)
+    sent = experts.send(x_TD, routes._replace(weights_TK=weights_TK))
+    ((y_TD,), _) = experts(sent, overlap=lambda: [x_TD])
+    counts_E = expert_counts(sent.kept_TK, EXPERTS)
     (y_TD * x_TD.detach().cos()).sum().backward()
     gradients = {"x": x_TD.grad, "weights": weights_TK.grad}
     gradients |= {name: parameter.grad for name, parameter in experts.named_parameters()}

@@ -89,6 +89,11 @@ def test_expert_parallelism_waits_once_in_every_routed_forward_pass(recompute: s
         assert waits == {"reducer.py": 1, "expert.py": NUM_MOE * NUM_MICRO_BATCHES}
 
 
+def test_halves_wait_once_each() -> None:
+    for waits in run_ranks(rank_waits, 2, {"ep": 2, "ep_overlap": True}):
+        assert waits == {"reducer.py": 1, "expert.py": 2 * NUM_MOE * NUM_MICRO_BATCHES}
+
+
 def reads(x: torch.Tensor) -> None:
     x.sum().item()
     bool(x.any())

@@ -83,6 +83,11 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             "parallel.activation_offload: compiled layers save for themselves: set compile or this to false",
         ),
         (["parallel.ep_dispatch=deepep"], "parallel.ep_dispatch: 'deepep' sends tokens between ep ranks, and ep is 1"),
+        (["parallel.ep_overlap=true"], "parallel.ep_overlap: computes while ep ranks exchange tokens, and ep is 1"),
+        (
+            ["parallel.ep_overlap=true", "parallel.ep=2", "parallel.micro_batch_size=3"],
+            "parallel.ep_overlap: cuts micro-batches in halves: make micro_batch_size = 3 even",
+        ),
         (["parallel.async_tp=true", "parallel.tp=2"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.async_tp=true", "parallel.compile=true"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),

@@ -32,8 +32,9 @@ from glmforge.config.model import Strict
 from glmforge.config.tree import from_value
 from glmforge.errors import ConfigError
 from glmforge.files import read_json, shown
-from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.machine.machine import Cores, Machine
+from glmforge.plan.machine.description import is_file_name, read_network
+from glmforge.plan.machine.hardware import Accelerator, accelerator_named
+from glmforge.plan.machine.machine import Cores, Machine, find_machine
 from glmforge.plan.machine.measured import (
     AttentionPoint,
     CollectiveKind,
@@ -42,7 +43,7 @@ from glmforge.plan.machine.measured import (
     MatmulPoint,
     MeasuredPoints,
 )
-from glmforge.plan.machine.network import Network
+from glmforge.plan.machine.network import Network, find_network
 
 _MAX_BYTES = 8 << 20
 _MAX_POINTS = 2000
@@ -147,6 +148,18 @@ class Calibration:
             points=self.points,
         )
         return Machine(accelerator, network, ranks_per_node, self.collectives, self.cores)
+
+
+def calibrated_machine(path: Path, gpu: str | None, network: str, ranks_per_node: int) -> Machine:
+    """The machine that `find_machine` gives with the points of a file; without `gpu` the device that the file names.
+
+    Raises `ConfigError` for a wrong file, and as `find_machine` does.
+    """
+    calibration = read_calibration(path)
+    if gpu is None and accelerator_named(calibration.device) is None:
+        link = read_network(network) if is_file_name(network) else find_network(network)
+        return calibration.machine(link, ranks_per_node)
+    return calibration.applied_to(find_machine(gpu or calibration.device, network, ranks_per_node))
 
 
 def read_calibration(path: Path) -> Calibration:

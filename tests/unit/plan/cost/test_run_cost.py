@@ -29,6 +29,8 @@ def test_dollars_are_gpus_times_hours_times_their_price() -> None:
     assert cost.goodput == pytest.approx(1.0, abs=1e-4)
     assert cost.gpu_hours == pytest.approx(64 * undisturbed / 3600, rel=1e-4)
     assert cost.dollars == {"GPUs": pytest.approx(2 * cost.gpu_hours)}
+    for phase in cost.phases:
+        assert phase.gpu_dollars == pytest.approx(2 * phase.gpu_hours)
     # 700 W x 1.82 x 1.25 for every GPU-hour
     assert cost.kilowatt_hours == pytest.approx(1.5925 * cost.gpu_hours)
 
