@@ -63,8 +63,5 @@ def test_terms_are_listed_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("name", ["Block", "Stage", "Batch", "Table", "Sink", "Progress", "Run", "Engine"])
 def test_a_word_that_means_one_thing_is_defined_once(name: str) -> None:
-    """In each of the two packages."""
-    for package in ("glmforge", "glmforge_corpus"):
-        files = (SOURCE / package).rglob("*.py")
-        defined = [path for path in files if f"class {name}" in path.read_text() and name in names_in(path)]
-        assert len(defined) <= 1
+    defined = [path for path in SOURCE.rglob("*.py") if f"class {name}" in path.read_text() and name in names_in(path)]
+    assert len(defined) <= 1

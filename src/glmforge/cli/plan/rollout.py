@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.serving.policy_step import PolicyStep
     from glmforge.plan.serving.rollout import Rollout, RolloutBatch
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 
 def show_rollout(
@@ -37,7 +37,7 @@ def show_rollout(
 def show_policy_step(
     config: "RunConfig",
     layout: "Layout",
-    stage: "Stage",
+    stage: "TrainingStage",
     machine: "Machine",
     service: "Service",
     text: str,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.report import PlanReport
     from glmforge.plan.search.search import Candidate, Fit, SearchResult
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _SHOWN = 10
 
@@ -30,7 +30,7 @@ def search(
     machine: "Machine",
     *,
     phase: str | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     source: str,
     overrides: "Sequence[str]",
     winner: Path | None,
@@ -50,7 +50,8 @@ def search(
         errors.print(line, highlight=False)
 
     result = search_layouts(config, world_size, machine, phase=phase, stage=stage, progress=progress)
-    most = max(world_size, _most_devices(result, world_size))
+    # Where these are too few, or enough only with what waits in host memory, more are looked for.
+    most = world_size if result.fits_devices else 16 * world_size
     fewest = fewest_devices(config, machine, phase=phase, stage=stage, most=most)
     confirmed = confirm(result, progress=progress) if result.ranked else None
     if as_json:
@@ -77,11 +78,6 @@ def _report(result: "SearchResult", confirmed: "Confirmed", run: "RunConfig", pr
     chosen = run.model_copy(update={"parallel": taken.config.parallel})
     report = plan_report(chosen, taken.config, taken.layout, result.machine, result.stage, price, confirmed.run)
     return replace(report, search=result)
-
-
-def _most_devices(result: "SearchResult", world_size: int) -> int:
-    """How far to look for enough devices where these are too few."""
-    return world_size if result.ranked else 16 * world_size
 
 
 def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
