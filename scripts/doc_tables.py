@@ -1,5 +1,5 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-claims.
+claims, the planner's accuracy.
 
 python scripts/doc_tables.py
 """
@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
 import performance  # noqa: E402
+import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
 import plan_stages  # noqa: E402
 
@@ -26,6 +27,7 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
+    "plan-accuracy.md": plan_accuracy_tables.TABLES,
     "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
 }
