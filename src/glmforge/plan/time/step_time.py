@@ -222,7 +222,8 @@ def _situation(
 
 
 _ROUNDS = 8
-"""Of as many micro-batches as a pipeline has ranks: after them every further round takes as long as the one before."""
+"""Of as many micro-batches as a pipeline has ranks: after them a further round takes as long as the one before, to half
+a percent of a step where stages take unequally long."""
 
 
 def _last_stop(config: RunConfig, layout: Layout, ranks: tuple[RankTime, ...], message: float) -> float:
