@@ -160,8 +160,9 @@ def _cost(operation: Operation, direction: Direction, accelerator: Accelerator |
             one = Cost(times * work.flops, times * work.bytes)
             if accelerator:
                 one.limit = times * work_limit(work, accelerator)
+                kernels: Direction = "forward" if work is operation.forward else which  # what is done again, too
                 for name in IMPLEMENTATIONS:
-                    one.expected[name] = times * expected_seconds(operation, work, which, accelerator, name)
+                    one.expected[name] = times * expected_seconds(operation, work, kernels, accelerator, name)
             cost.add(one)
     return cost
 

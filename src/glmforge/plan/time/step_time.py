@@ -31,7 +31,7 @@ from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
 _NOTHING = 1e-9
 """Seconds below which a part is rounding."""
-_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "host")
 
 
 class LinkUse(NamedTuple):
@@ -222,7 +222,8 @@ def _situation(
 
 
 _ROUNDS = 8
-"""Of as many micro-batches as a pipeline has ranks: after them every further round takes as long as the one before."""
+"""Of as many micro-batches as a pipeline has ranks: after them a further round takes as long as the one before, to half
+a percent of a step where stages take unequally long."""
 
 
 def _last_stop(config: RunConfig, layout: Layout, ranks: tuple[RankTime, ...], message: float) -> float:
