@@ -163,8 +163,8 @@ def small_batches() -> tuple[str, str]:
     layout, phase = resolve_layout(config, 8192), config.phases[0]
     micro, waits = layout.num_micro_batches(phase), layout.pp - 1
     idle, larger = waits / (waits + micro), waits / (waits + 16 * micro)
-    words = f"{micro} micro-batches for {layout.pp} pipeline ranks: under 1F1B they idle {idle:.0%} of the time"
-    return words, f"works, but wastes half; with 64M tokens it is {larger:.0%}"
+    words = f"{micro} micro-batches for {layout.pp} pipeline ranks: under 1F1B they idle {100 * idle:.0f} % of the time"
+    return words, f"works, but wastes half; with 64M tokens it is {100 * larger:.0f} %"
 
 
 def muon_rate() -> tuple[str, str]:
@@ -182,32 +182,31 @@ def guide_sheet() -> tuple[str, str]:
     return words, verdict(sheet.gpu_hours == 24_969_216 and round(sheet.dollars / 1e5) == 659, "does not hold")
 
 
-def implied(days: float) -> float:
+def implied(days: float) -> str:
     """Utilisation of the guide's GPUs if its tokens take so many days."""
-    config, sheet = run("pretrain_glm45_355b_guide"), SHEETS["guide"]
-    rows = sheet_rows(config, sheet, days * DAY)
-    return rows[-1].utilisation
+    rows = sheet_rows(run("pretrain_glm45_355b_guide"), SHEETS["guide"], days * DAY)
+    return f"{100 * rows[-1].utilisation:.1f} % of the dense peak"
 
 
 def eighty_two_days() -> tuple[str, str]:
-    config, sheet = run("pretrain_glm45_355b_guide"), SHEETS["guide"]
-    at_30 = next(row for row in sheet_rows(config, sheet, None) if row.utilisation == 0.3)
-    words = (
-        f"{implied(82):.1%} of the dense peak; 30 % would take {at_30.days:.0f} days and ${at_30.dollars / 1e6:.1f}M"
-    )
+    rows = sheet_rows(run("pretrain_glm45_355b_guide"), SHEETS["guide"], None)
+    at_30 = next(row for row in rows if row.words.startswith("at 30"))
+    words = f"{implied(82)}; 30 % would take {at_30.days:.0f} days and ${at_30.dollars / 1e6:.1f}M"
     return words, "possible, at under half of what others publish for such models"
 
 
 def hundred_and_twenty_seven_days() -> tuple[str, str]:
     idle = SHEETS["guide"].gpu_dollars * (1 - 82 / 127)
-    return f"{implied(127):.1%} of the dense peak", f"contradicts the 82 days: 45 days and ${idle / 1e6:.1f}M apart"
+    return implied(127), f"contradicts the 82 days: 45 days and ${idle / 1e6:.1f}M apart"
 
 
 def sixty_four_gpus() -> tuple[str, str]:
     config, sheet = run("scaled_down_64gpu"), SHEETS["guide-64"]
     said, *_ = rows = sheet_rows(config, sheet, None)
     at_30 = next(row for row in rows if row.words.startswith("at 30"))
-    words = f"{sheet.gpu_hours:,.0f} GPU-hours at {said.utilisation:.1%} of the peak; at 30 % {at_30.days:.1f} days"
+    words = (
+        f"{sheet.gpu_hours:,.0f} GPU-hours at {100 * said.utilisation:.1f} % of the peak; at 30 % {at_30.days:.1f} days"
+    )
     return words, "far too long for this model, or a far larger one was meant"
 
 
@@ -215,7 +214,7 @@ def six_n_d() -> tuple[str, str]:
     config = run("pretrain_glm45_355b_guide")
     simple, whole = 6 * 32e9 * 23e12, sum(model_flops(config, phase) for phase in config.phases)
     words = f"{simple:.2e}; with head, attention and MTP {whole:.2e}"
-    return words, f"does not hold: {1 - simple / whole:.0%} too low"
+    return words, f"does not hold: {100 * (1 - simple / whole):.0f} % too low"
 
 
 def recipe_tokens() -> tuple[str, str]:

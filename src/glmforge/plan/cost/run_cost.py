@@ -16,6 +16,8 @@ from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _MONTH = 30 * DAY
 _TB = 1e12
+_NO_PROGRESS = 1e-3
+"""Goodput of a job that nobody would wait for."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,6 @@ def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int, rates:
         kilowatt_hours=None if rates.kilowatts is None else hours * rates.kilowatts,
         gpu_dollars=None if rates.dollars is None else hours * rates.dollars,
     )
-
-
-_NO_PROGRESS = 1e-3
-"""Goodput of a job that nobody would wait for."""
 
 
 def cost_as_json(cost: RunCost) -> dict[str, object]:
