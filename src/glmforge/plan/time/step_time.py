@@ -31,7 +31,7 @@ from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
 _NOTHING = 1e-9
 """Seconds below which a part is rounding."""
-_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "host")
 
 
 class LinkUse(NamedTuple):
