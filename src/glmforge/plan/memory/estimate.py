@@ -135,7 +135,9 @@ def _moments(
 
     yield "forward", while_passing(kept, rank.gathered, rank.forward)
     yield "forward", while_passing(kept, rank.gathered_outside, rank.head)
-    yield "backward", while_passing(kept, rank.gathered, rank.backward + (0 if unreduced else rank.layer))
+    # While a layer is differentiated, the gradients of the one after it are still being reduced.
+    working = rank.backward if unreduced else max(rank.backward + rank.sent, rank.layer)
+    yield "backward", while_passing(kept, rank.gathered, working)
     if not unreduced:
         yield "backward", while_passing(rank.kept_by_head, rank.gathered_outside, rank.outside)
     else:
