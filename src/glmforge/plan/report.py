@@ -19,7 +19,7 @@ from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.search.search import SearchResult
 from glmforge.plan.search.warnings import layout_warnings
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
@@ -50,7 +50,7 @@ class PlanReport:
     run: RunConfig
     config: RunConfig
     layout: Layout
-    stage: Stage
+    stage: TrainingStage
     step: StepTime
     levers: tuple[StepLever, ...]
     cost: RunCost
@@ -89,7 +89,7 @@ def make_report(
     layout: Layout,
     machine: Machine,
     *,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     settings: CostSettings | None = None,
     memory: PlannedMemory | None = None,
 ) -> PlanReport:

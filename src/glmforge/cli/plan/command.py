@@ -252,7 +252,13 @@ def plan(
     chosen = read_stage(stage, lora, policy_models)
     if dry_run:
         check_dry_run(chosen)
-    check_cost_options(cost, gpu, price, mfu)
+    check_cost_options(
+        cost=cost,
+        sheet=sheet,
+        given={"--gpus": world_size, "--gpu": gpu, "--price": price, "--mfu": mfu, "--dry-run": dry_run}
+        | {"--roofline": roofline, "--schedule": schedule, "--search": search, "--serve": serve}
+        | {"--page": page, "--compare": compare, "--rollout": rollout},
+    )
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return

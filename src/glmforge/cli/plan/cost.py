@@ -1,6 +1,7 @@
 """`glmforge plan --cost`: days, GPU-hours, energy, dollars, storage and failures of a whole run."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,18 +14,27 @@ if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.plan.cost.run_cost import PhaseCost, RunCost
     from glmforge.plan.machine.machine import Machine
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
+_OF_COST = {"--gpus", "--gpu", "--price", "--mfu"}
 _WORTH_SAYING = 0.002
 """Goodput that another interval has to gain before it is proposed."""
 
 
-def check_cost_options(cost: bool, gpu: str | None, price: str | None, mfu: float | None) -> None:
-    """Raises `ConfigError` for options that need others."""
-    if mfu is not None and not cost:
+def check_cost_options(*, cost: bool, sheet: str | None, given: Mapping[str, object]) -> None:
+    """`given` are the other options by name, None or False where they are not. Raises `ConfigError` for what does not
+    go together, so that no option is passed over."""
+    names = {name for name, value in given.items() if value not in (None, False)}
+    if "--mfu" in names and not cost:
         raise ConfigError("--mfu: is a setting of --cost; add --cost")
-    if price is not None and gpu is None:
+    if "--price" in names and "--gpu" not in names:
         raise ConfigError("--price: is a price of GPUs; give the kind as well, such as --gpu h100-80gb")
+    if not cost and sheet is None:
+        return
+    own = _OF_COST if sheet is None else set()
+    if others := sorted(names - own):
+        why = "has GPUs and prices of its own" if others[0] in _OF_COST else "is shown alone"
+        raise ConfigError(f"{'--cost' if sheet is None else '--sheet'}: {why}; leave {others[0]} out")
 
 
 def show_cost(
@@ -33,7 +43,7 @@ def show_cost(
     machine: "Machine",
     price: str | None,
     mfu: float | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     console: Console,
     *,
     as_json: bool,
@@ -126,7 +136,7 @@ def _print_failures(cost: "RunCost", console: Console) -> None:
     failures = cost.failures
     console.print(
         f"A failure about every {failures.mtbf_seconds / 3600:,.1f} hours costs {failures.restart_seconds:,.0f} s of "
-        f"restart and what was done since the last checkpoint, {cost.interval_steps:,} steps after the one before.",
+        f"restart and the work since the last checkpoint; they are {cost.interval_steps:,} steps apart.",
         highlight=False,
     )
     for phase in cost.phases:

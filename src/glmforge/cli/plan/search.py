@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.report import PlanReport
     from glmforge.plan.search.search import Candidate, Fit, SearchResult
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _SHOWN = 10
 
@@ -30,7 +30,7 @@ def search(
     machine: "Machine",
     *,
     phase: str | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     source: str,
     overrides: "Sequence[str]",
     winner: Path | None,

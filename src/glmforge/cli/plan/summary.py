@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glmforge.dryrun.run import DryRun
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.report import PlanReport
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _BAR = 24
 
@@ -48,7 +48,7 @@ def plan_report(
     config: "RunConfig",
     layout: "Layout",
     machine: "Machine",
-    stage: "Stage",
+    stage: "TrainingStage",
     price: str | None,
     found: "DryRun | None",
 ) -> "PlanReport":

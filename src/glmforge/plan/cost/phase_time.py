@@ -14,7 +14,7 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 HOUR, DAY = 3600.0, 86400.0
@@ -42,14 +42,14 @@ class PhaseTime:
 
 
 def predicted_phases(
-    config: RunConfig, world_size: int, machine: Machine, stage: Stage = PRETRAINING
+    config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage = PRETRAINING
 ) -> list[PhaseTime]:
     """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
     return [_predicted(select_phase(config, phase.name), world_size, machine, stage) for phase in config.phases]
 
 
 def phases_at(
-    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: Stage = PRETRAINING
+    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: TrainingStage = PRETRAINING
 ) -> list[PhaseTime]:
     """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
     if not 0 < utilisation <= 1:
@@ -58,13 +58,13 @@ def phases_at(
     return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
 
 
-def model_flops(config: RunConfig, phase: PhaseConfig, stage: Stage = PRETRAINING) -> float:
+def model_flops(config: RunConfig, phase: PhaseConfig, stage: TrainingStage = PRETRAINING) -> float:
     """Of all tokens of a phase; each sequence counts as one document."""
     per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return per_token * phase.num_samples * phase.seq_len
 
 
-def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stage) -> PhaseTime:
+def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage) -> PhaseTime:
     """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
     (phase,) = config.phases
     try:
@@ -105,7 +105,7 @@ def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
 
 
 def _phase(
-    config: RunConfig, phase: PhaseConfig, stage: Stage, seconds: float | None, problem: str | None = None
+    config: RunConfig, phase: PhaseConfig, stage: TrainingStage, seconds: float | None, problem: str | None = None
 ) -> PhaseTime:
     tokens, flops = phase.num_samples * phase.seq_len, model_flops(config, phase, stage)
     return PhaseTime(phase.name, tokens, phase.num_steps, flops, seconds, problem)

@@ -12,10 +12,12 @@ from glmforge.plan.cost.storage import Storage, restart_interval, storage_of
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _MONTH = 30 * DAY
 _TB = 1e12
+_NO_PROGRESS = 1e-3
+"""Goodput of a job that nobody would wait for."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ def run_cost(
     machine: Machine,
     phases: list[PhaseTime],
     settings: CostSettings,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
 ) -> RunCost:
     """`phases` are those of `predicted_phases` or `phases_at`, of the same stage."""
     storage = storage_of(config, stage)
@@ -192,10 +194,6 @@ def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int, rates:
         kilowatt_hours=None if rates.kilowatts is None else hours * rates.kilowatts,
         gpu_dollars=None if rates.dollars is None else hours * rates.dollars,
     )
-
-
-_NO_PROGRESS = 1e-3
-"""Goodput of a job that nobody would wait for."""
 
 
 def cost_as_json(cost: RunCost) -> dict[str, object]:

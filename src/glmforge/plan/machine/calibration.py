@@ -93,6 +93,8 @@ class _Processors(Strict):
     bytes_per_second: float | None = Field(default=None, ge=1e3, le=1e15, description="of memory-bound operations")
     operation_seconds: float = Field(default=0.0, ge=0, le=1)
     sharding_seconds: float = Field(default=0.0, ge=0, le=1)
+    replication_seconds: float = Field(default=0.0, ge=0, le=1)
+    message_seconds: float = Field(default=0.0, ge=0, le=1)
 
 
 class CalibrationFile(Strict):
@@ -186,7 +188,8 @@ def make_calibration(file: CalibrationFile, source: str) -> Calibration:
     bandwidth, cores = largest.bytes / largest.seconds if largest else None, None
     if (found := file.processors) is not None:
         bandwidth = found.bytes_per_second or bandwidth
-        cores = Cores(found.cores, found.slowdown, found.operation_seconds, found.sharding_seconds)
+        host = found.operation_seconds, found.sharding_seconds, found.replication_seconds, found.message_seconds
+        cores = Cores(found.cores, found.slowdown, *host)
     points = MeasuredPoints(source, tuple(matmuls), bandwidth, tuple(attention))
     return Calibration(file.device, points, tuple(collectives), file.memory_bytes, cores)
 

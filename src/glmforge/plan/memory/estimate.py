@@ -16,7 +16,7 @@ from glmforge.plan.memory.in_flight import passes_in_flight
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MemoryEstimate:
         return self.fullest.peak
 
 
-def estimate_memory(config: RunConfig, layout: Layout, stage: Stage = PRETRAINING) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, layout: Layout, stage: TrainingStage = PRETRAINING) -> MemoryEstimate:
     """Of a step of the first phase of `config`."""
     return MemoryModel(config, stage).estimate(config, layout)
 
@@ -58,7 +58,7 @@ def estimate_memory(config: RunConfig, layout: Layout, stage: Stage = PRETRAININ
 class MemoryModel:
     """Estimates for one run under many layouts: what does not depend on the layout is made once."""
 
-    def __init__(self, config: RunConfig, stage: Stage = PRETRAINING) -> None:
+    def __init__(self, config: RunConfig, stage: TrainingStage = PRETRAINING) -> None:
         self.weights = {role: Weights(config, role) for role in stage.roles}
 
     def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:

@@ -21,7 +21,7 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, MemoryModel
 from glmforge.plan.search.space import RECOMPUTATIONS, Axes, Space
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, least_seconds, predict_step
 
 USABLE = 0.9
@@ -72,7 +72,7 @@ class SearchResult:
 
     machine: Machine
     world_size: int
-    stage: Stage
+    stage: TrainingStage
     memory_limit: int
     ranked: tuple[Candidate, ...]
     num_layouts: int
@@ -99,7 +99,7 @@ def search_layouts(
     machine: Machine,
     *,
     phase: str | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     progress: OnProgress = lambda line: None,
 ) -> SearchResult:
     """The layouts of `config` on `world_size` devices of `machine` that fit, ranked by the time of a step.
@@ -125,7 +125,7 @@ def _offloads(parallel: ParallelConfig) -> bool:
 class LayoutSearch:
     """The steps of one search; `num_layouts` counts what the rules allowed."""
 
-    def __init__(self, space: Space, machine: Machine, stage: Stage = PRETRAINING) -> None:
+    def __init__(self, space: Space, machine: Machine, stage: TrainingStage = PRETRAINING) -> None:
         self.space, self.machine, self.stage = space, machine, stage
         self.limit = int(USABLE * machine.accelerator.memory_bytes)
         self.memory = MemoryModel(select_phase(space.config, None), stage)

@@ -141,6 +141,11 @@ def test_the_command_prints_the_guides_sheet() -> None:
     assert found["problems"] == []
 
 
+def test_an_unknown_sheet_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--sheet: 'mine' is none; there are guide, guide-64"):
+        plan(SCALED, "--sheet", "mine")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -150,7 +155,8 @@ def test_the_command_prints_the_guides_sheet() -> None:
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
         (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
-        (["--sheet", "mine"], "--sheet: 'mine' is none"),
+        (["--sheet", "guide-64"], "--sheet: has GPUs and prices of its own; leave --gpus out"),
+        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: is shown alone; leave --dry-run out"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: list[str], message: str) -> None:
