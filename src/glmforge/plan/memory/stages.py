@@ -28,6 +28,8 @@ class RankParts:
         gathered: whole weights in the compute type while a layer is at work; `gathered_outside` those of no layer.
         sent: fp32 gradients of a layer while they are being reduced.
         layer: these and the same gradients in the compute type.
+        embedding: as `layer`, of the embedding.
+        head_gradients: of the head's weight, of all depths, as the forward pass makes them.
         outside: as `layer`, of what belongs to none, while the first layer's are still being reduced.
         update: working memory of the optimizer.
         buffers: of all micro-batches.
@@ -43,6 +45,8 @@ class RankParts:
     gathered_outside: int
     sent: int
     layer: int
+    embedding: int
+    head_gradients: int
     outside: int
     update: int
     buffers: int
@@ -98,6 +102,8 @@ class StageParts:
             held.gathered if not self.parallel.reshards_after_forward else outside.gathered,
             max((self.shards[kind].unreduced for kind in kinds), default=0),
             max((_reduced(self.shards[kind]) for kind in kinds), default=0),
+            _reduced(self.first) * embeds,
+            depths * self.layers.head_gradient * heads,
             _reduced(outside) + self.shards[self.weights.kind_of_layer[0]].unreduced,
             update_bytes(self._weights_of(keys), self.sharding),
             self._buffers(keys),
