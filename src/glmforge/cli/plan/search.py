@@ -42,7 +42,7 @@ def search(
     from glmforge.dryrun.search import confirm
     from glmforge.plan.search.fewest import fewest_devices
     from glmforge.plan.search.search import search_layouts
-    from glmforge.plan.search.winner import write_winner
+    from glmforge.plan.search.winner import other_phases, write_winner
 
     errors = Console(stderr=True)
 
@@ -61,8 +61,13 @@ def search(
     if confirmed is None:
         raise ConfigError(_nothing(result, fewest))
     path = winner or Path(f"{Path(source).stem}_{world_size}gpus.yaml")
-    notes = _notes(result, confirmed, phase or config.phases[0].name)
-    write_winner(confirmed.candidate, config, source, overrides, path, notes)
+    planned = phase or config.phases[0].name
+    others = other_phases(confirmed.candidate, config, planned, result.memory_limit)
+    for line in others:
+        progress(line)
+    notes = [*_notes(result, confirmed, planned), *others]
+    num_nodes = -(-world_size // machine.ranks_per_node)
+    write_winner(confirmed.candidate, config, source, overrides, path, notes, num_nodes=num_nodes)
     progress(f"written to {path}")
     if page is not None:
         from glmforge.report.plan_page import write_plan
