@@ -14,7 +14,7 @@ from glmforge.cli.plan.layout import print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
-from glmforge.cli.plan.serving import Service, show_serving
+from glmforge.cli.plan.serving import Service, check_serving_options, show_serving
 from glmforge.cli.plan.sheet import show_sheet
 from glmforge.cli.plan.stage import check_dry_run, read_stage, show_stage
 from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
@@ -258,6 +258,13 @@ def plan(
         given={"--gpus": world_size, "--gpu": gpu, "--price": price, "--mfu": mfu, "--dry-run": dry_run}
         | {"--roofline": roofline, "--schedule": schedule, "--search": search, "--serve": serve}
         | {"--page": page, "--compare": compare, "--rollout": rollout},
+    )
+    check_serving_options(
+        serve=serve,
+        rollout=rollout,
+        stage=chosen.name,
+        given={"--weights": weights, "--acceptance": acceptance, "--context": context, "--search": search}
+        | {"--page": page, "--compare": compare, "--dry-run": dry_run, "--roofline": roofline, "--schedule": schedule},
     )
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
