@@ -42,7 +42,7 @@ class GlobalBatch:
         noise: Noise | None = None,
     ) -> None:
         world, config = model.world, model.config
-        self.objective, self.micro_batches, self.noise, self._world = objective, micro_batches, noise, world
+        self.objective, self.noise, self._world = objective, noise, world
         num_rows, seq_len = micro_batches[0].ids_BS.shape
         self.shape = (num_rows, seq_len)
         self._halves: list[list[Batch]] = [[batch] for batch in micro_batches]
