@@ -19,10 +19,7 @@ def paired_documents(batch: Batch) -> tuple[Tensor, Tensor]:
     """
     numbers = [len(lengths) for lengths in batch.document_lengths]
     if len(numbers) % 2:
-        raise DataError(
-            f"parallel.micro_batch_size: {len(numbers)} rows at a time separate the two of a pair; make it even, and "
-            "with ep_overlap, which cuts it in halves, a multiple of 4"
-        )
+        raise DataError(f"parallel.micro_batch_size {len(numbers)}: separates the two rows of a pair; make it even")
     for row in range(0, len(numbers), 2):
         if numbers[row] != numbers[row + 1]:
             raise DataError(
