@@ -23,11 +23,14 @@ from glmforge.plan.cost.sheet import SHEETS, sheet_rows
 from glmforge.plan.cost.storage import storage_of
 from glmforge.plan.counts.memory import kv_cache_bytes_per_token, weight_bytes
 from glmforge.plan.counts.parameters import count_parameters
+from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.machine.network import find_network
+from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.serving import formats
 from glmforge.plan.stages.lora import Lora, adapter_parameters
+from glmforge.plan.stages.stage import find_stage
 
 _GB, _TB = 1e9, 1e12
 
@@ -160,8 +163,8 @@ def small_batches() -> tuple[str, str]:
     layout, phase = resolve_layout(config, 8192), config.phases[0]
     micro, waits = layout.num_micro_batches(phase), layout.pp - 1
     idle, larger = waits / (waits + micro), waits / (waits + 16 * micro)
-    words = f"{micro} micro-batches for {layout.pp} pipeline ranks: under 1F1B they idle {idle:.0%} of the time"
-    return words, f"works, but wastes half; with 64M tokens it is {larger:.0%}"
+    words = f"{micro} micro-batches for {layout.pp} pipeline ranks: under 1F1B they idle {100 * idle:.0f} % of the time"
+    return words, f"works, but wastes half; with 64M tokens it is {100 * larger:.0f} %"
 
 
 def muon_rate() -> tuple[str, str]:
@@ -179,32 +182,31 @@ def guide_sheet() -> tuple[str, str]:
     return words, verdict(sheet.gpu_hours == 24_969_216 and round(sheet.dollars / 1e5) == 659, "does not hold")
 
 
-def implied(days: float) -> float:
+def implied(days: float) -> str:
     """Utilisation of the guide's GPUs if its tokens take so many days."""
-    config, sheet = run("pretrain_glm45_355b_guide"), SHEETS["guide"]
-    rows = sheet_rows(config, sheet, days * DAY)
-    return rows[-1].utilisation
+    rows = sheet_rows(run("pretrain_glm45_355b_guide"), SHEETS["guide"], days * DAY)
+    return f"{100 * rows[-1].utilisation:.1f} % of the dense peak"
 
 
 def eighty_two_days() -> tuple[str, str]:
-    config, sheet = run("pretrain_glm45_355b_guide"), SHEETS["guide"]
-    at_30 = next(row for row in sheet_rows(config, sheet, None) if row.utilisation == 0.3)
-    words = (
-        f"{implied(82):.1%} of the dense peak; 30 % would take {at_30.days:.0f} days and ${at_30.dollars / 1e6:.1f}M"
-    )
+    rows = sheet_rows(run("pretrain_glm45_355b_guide"), SHEETS["guide"], None)
+    at_30 = next(row for row in rows if row.words.startswith("at 30"))
+    words = f"{implied(82)}; 30 % would take {at_30.days:.0f} days and ${at_30.dollars / 1e6:.1f}M"
     return words, "possible, at under half of what others publish for such models"
 
 
 def hundred_and_twenty_seven_days() -> tuple[str, str]:
     idle = SHEETS["guide"].gpu_dollars * (1 - 82 / 127)
-    return f"{implied(127):.1%} of the dense peak", f"contradicts the 82 days: 45 days and ${idle / 1e6:.1f}M apart"
+    return implied(127), f"contradicts the 82 days: 45 days and ${idle / 1e6:.1f}M apart"
 
 
 def sixty_four_gpus() -> tuple[str, str]:
     config, sheet = run("scaled_down_64gpu"), SHEETS["guide-64"]
     said, *_ = rows = sheet_rows(config, sheet, None)
     at_30 = next(row for row in rows if row.words.startswith("at 30"))
-    words = f"{sheet.gpu_hours:,.0f} GPU-hours at {said.utilisation:.1%} of the peak; at 30 % {at_30.days:.1f} days"
+    words = (
+        f"{sheet.gpu_hours:,.0f} GPU-hours at {100 * said.utilisation:.1f} % of the peak; at 30 % {at_30.days:.1f} days"
+    )
     return words, "far too long for this model, or a far larger one was meant"
 
 
@@ -212,7 +214,7 @@ def six_n_d() -> tuple[str, str]:
     config = run("pretrain_glm45_355b_guide")
     simple, whole = 6 * 32e9 * 23e12, sum(model_flops(config, phase) for phase in config.phases)
     words = f"{simple:.2e}; with head, attention and MTP {whole:.2e}"
-    return words, f"does not hold: {1 - simple / whole:.0%} too low"
+    return words, f"does not hold: {100 * (1 - simple / whole):.0f} % too low"
 
 
 def recipe_tokens() -> tuple[str, str]:
@@ -243,6 +245,20 @@ def lora_count() -> tuple[str, str]:
     count, tensors = lora_parameters(16)
     of_64, _ = lora_parameters(64)
     return f"{count:,} in {tensors} tensors", verdict(count > 100e6, f"does not hold: it is rank 64 that has {of_64:,}")
+
+
+def lora_memory() -> tuple[str, str]:
+    settings = ("pp=1", "cp=1", "ep=1", "pipeline_schedule=1f1b", "reshard_after_forward=null", "recompute=full")
+    phase = ("batch_ramp=null", "seq_len=16384", "batch_size=32", "mtp_loss_weight=0")
+    overrides = [f"parallel.{setting}" for setting in settings] + [f"phases.0.{setting}" for setting in phase]
+    config = select_phase(run("pretrain_glm45_air_106b", *overrides), "general")
+    peaks = [
+        estimate_memory(config, resolve_layout(config, num_gpus), find_stage("lora", Lora(16))).peak / _GB
+        for num_gpus in (16, 8)
+    ]
+    words = f"{peaks[0]:.0f} GB sharded over 16, {peaks[1]:.0f} GB over 8, with frozen weights in bf16 and full "
+    words += "recomputation, CUDA's own memory apart (closed forms)"
+    return words, verdict(peaks[1] > 90, "does not hold: it fits 80 GB")
 
 
 def lora_over_two_nodes() -> tuple[str, str]:
@@ -288,6 +304,7 @@ CLAIMS = (
     Claim("a checkpoint of 355B with Muon has 2.85 TB", checkpoint("muon", 2.85)),
     Claim("a checkpoint of 355B with AdamW has 4.3 TB", checkpoint("adamw", 4.3)),
     Claim("LoRA of rank 16 on Air's q, k, v, o trains 126M parameters", lora_count),
+    Claim("LoRA of Air with 16K tokens takes 109 GB of each GPU", lora_memory),
     Claim("for LoRA, shard Air over two nodes joined by TCP", lora_over_two_nodes),
     Claim("saving only the adapters takes 10 s instead of 30 minutes", lora_saves),
 )

@@ -6,13 +6,13 @@
 Measured on gloo ranks of one thread each, in this order:
 
 1. this machine's points (`plan_calibration.py`, whose result is written as well); all predictions are made from them;
-2. for three sizes of a model and each of `LAYOUTS` on one to eight ranks, the seconds of a step, and the most bytes
-   that live at once on a rank. Of the time the ratio to one rank is compared;
-3. every layout that the small model can have on four and on eight ranks. The layout that the planner takes for the
-   fastest is then measured again, in turns with those that were the fastest: it may take 10 % more than the best.
+2. every layout that the small model can have on four and on eight ranks. The one that the planner takes for the fastest
+   is then measured again, in turns with those that were the fastest: it may take 10 % more than the best;
+3. for three sizes of a model and each of `LAYOUTS` on one to eight ranks, the seconds of a step, and the most bytes
+   that live at once on a rank. Of the time the ratio to one rank is compared.
 
-Steps are the trainer's own, in bf16. Memory is that of fp32 runs: for bf16 the planner assumes a GPU's kernels. Exits
-with status 1 if a choice misses the 10 %.
+Results are written after each part. Steps are the trainer's own, in bf16. Memory is that of fp32 runs: for bf16 the
+planner assumes a GPU's kernels. Exits with status 1 if a choice misses the 10 %.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from measured_layouts import measure, watch_memory
 from plan_calibration import CODE as CALIBRATION_CODE
 from plan_calibration import measure_machine
 from record import write_result
-from small_runs import LAYOUTS, SIZES, Parallel, every_layout, small_run
+from small_runs import LAYOUTS, SIZES, every_layout, small_run
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
-from glmforge.plan.machine.calibration import calibrated_machine, read_calibration
+from glmforge.plan.machine.calibration import calibrated_machine
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.time.step_time import predict_step
@@ -43,22 +43,26 @@ from glmforge.plan.time.step_time import predict_step
 CODE = (
     *CALIBRATION_CODE,
     "benchmarks/plan_calibration.py",
-    "benchmarks/measured_layouts.py",
-    "benchmarks/small_runs.py",
-    "src/glmforge/plan",
+    "src/glmforge/plan/machine",
+    "src/glmforge/plan/memory",
+    "src/glmforge/plan/time",
+    "src/glmforge/plan/work",
     "src/glmforge/parallel",
     "src/glmforge/model",
     "src/glmforge/optim",
 )
 LIMIT = 1.10
 """Of the best layout's seconds: what the planner's choice may take."""
-NUM_STEPS, LONGEST_S = 5, 6.0
-"""Steps that are measured of a layout; fewer, if they take longer than that."""
+NUM_STEPS, LONGEST_S, SHORT_S = 5, 5.0, 1.5
+"""Steps that are measured of a layout; fewer (but two) if they take longer than that, in sweeps than the last."""
 NUM_RIVALS, NUM_TURNS = 4, 4
 """How many of the fastest layouts the choice is measured with again, and how often."""
+POOLS, SWEPT = (1, 2, 4, 8), (4, 8)
+"""Ranks of the jobs, and of those that all layouts are measured on."""
 QUICK = ("one rank", "fsdp 2", "tp 2", "pp 2")
 
 Pools = Mapping[int, Ranks]
+Row = dict[str, Any]
 
 
 def main() -> None:
@@ -69,41 +73,41 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        machine = _machine(arguments.points or _measured_points(Path(folder), quick=arguments.quick))
+        points = arguments.points or _measured_points(Path(folder), quick=arguments.quick)
+        machine = calibrated_machine(points, None, "tcp10", max(POOLS))
+    content: dict[str, Any] = {"limit": LIMIT, "sweeps": {}, "summary": {}, "rows": []}
     with ExitStack() as stack:
-        pools = {size: stack.enter_context(Ranks(size)) for size in ((1, 2) if arguments.quick else (1, 2, 4, 8))}
-        sizes = ["small"] if arguments.quick else list(SIZES)
-        rows = [row for size in sizes for row in compare(size, machine, pools, quick=arguments.quick)]
-        sweeps = [sweep("small", world_size, machine, pools) for world_size in pools if world_size in (4, 8)]
-    content = {"summary": summary(rows), "rows": rows, "sweeps": sweeps, "limit": LIMIT}
-    content["seconds"] = round(time.perf_counter() - started)
-    print(json.dumps({"summary": content["summary"], "seconds": content["seconds"]}, indent=1))
-    if arguments.quick:
-        return
-    print(write_result("plan_accuracy", content, code=CODE, out=arguments.out))
-    missed = [
-        f"{s['ranks']} ranks: {s['chosen']} takes {s['ratio']} of {s['best']}" for s in sweeps if s["ratio"] > LIMIT
-    ]
-    sys.exit("\n".join(missed))
+        pools = {size: stack.enter_context(Ranks(size)) for size in (POOLS[:2] if arguments.quick else POOLS)}
+        if arguments.quick:
+            compare("small", machine, pools, QUICK)
+            return
+        for world_size in SWEPT:
+            content["sweeps"][f"{world_size} ranks"] = sweep(world_size, machine, pools[world_size])
+        for size in SIZES:
+            content["rows"] += compare(size, machine, pools, LAYOUTS)
+            content |= {"summary": summary(content["rows"]), "seconds": round(time.perf_counter() - started)}
+            print(json.dumps(content["summary"]), write_result("plan_accuracy", content, code=CODE, out=arguments.out))
+    missed = {name: found for name, found in content["sweeps"].items() if found["ratio"] > LIMIT}
+    told = [f"{name}: {found['chosen']} takes {found['ratio']} of the best" for name, found in missed.items()]
+    sys.exit("\n".join(told) or None)
 
 
-def compare(size: str, machine: Machine, pools: Pools, *, quick: bool) -> list[dict[str, Any]]:
-    """A row for each layout: measured and predicted seconds, their ratios to one rank, and peak bytes."""
-    rows: list[dict[str, Any]] = []
-    for name, (world_size, parallel) in LAYOUTS.items():
-        if quick and name not in QUICK:
-            continue
+def compare(size: str, machine: Machine, pools: Pools, names: Mapping[str, Any] | tuple[str, ...]) -> list[Row]:
+    """A row for each layout: measured and predicted seconds, their ratios to the first, and peak bytes."""
+    rows: list[Row] = []
+    for name in names:
+        world_size, parallel = LAYOUTS[name]
         config, in_fp32 = small_run(size, parallel), small_run(size, parallel, compute="fp32")
-        seconds, predicted = _step_seconds(config, pools[world_size]), predict(config, world_size, machine)
+        seconds, predicted = _step_seconds(config, pools[world_size], LONGEST_S), predict(config, world_size, machine)
         first = rows[0] if rows else {"seconds": seconds, "predicted_seconds": predicted}
         ratio, expected = seconds / first["seconds"], predicted / first["predicted_seconds"]
         peak = max(pools[world_size].run(watch_memory, in_fp32))
         estimated = estimate_memory(in_fp32, resolve_layout(in_fp32, world_size)).peak
         rows.append(
             {"size": size, "layout": name, "ranks": world_size}
-            | {"seconds": seconds, "predicted_seconds": predicted}
-            | {"ratio": ratio, "predicted_ratio": expected, "error": expected / ratio - 1}
-            | {"peak_bytes": peak, "predicted_peak_bytes": estimated, "peak_error": estimated / peak - 1}
+            | {"seconds": round(seconds, 4), "predicted_seconds": round(predicted, 4)}
+            | {"ratio": round(ratio, 3), "predicted_ratio": round(expected, 3), "error": round(expected / ratio - 1, 3)}
+            | {"peak_bytes": peak, "predicted_peak_bytes": estimated, "peak_error": round(estimated / peak - 1, 4)}
         )
         print(
             f"{size}, {name}: {seconds:.3f} s, predicted {predicted:.3f}; ratio {ratio:.2f}, predicted {expected:.2f}; "
@@ -113,71 +117,67 @@ def compare(size: str, machine: Machine, pools: Pools, *, quick: bool) -> list[d
     return rows
 
 
-def sweep(size: str, world_size: int, machine: Machine, pools: Pools) -> dict[str, Any]:
-    """Measure every layout on so many ranks, and the planner's choice against the fastest again."""
-    layouts = dict(every_layout(size, world_size))
-    ranks = pools[world_size]
-    predicted = {name: predict(small_run(size, parallel), world_size, machine) for name, parallel in layouts.items()}
-    seconds = {}
-    for name, parallel in layouts.items():
-        seconds[name] = _step_seconds(small_run(size, parallel), ranks, longest_s=1.5)
+def sweep(world_size: int, machine: Machine, ranks: Ranks) -> dict[str, Any]:
+    """Measure every layout of the small model on so many ranks, and the planner's choice against the fastest again."""
+    configs = {name: small_run("small", parallel) for name, parallel in every_layout("small", world_size)}
+    predicted = {name: predict(config, world_size, machine) for name, config in configs.items()}
+    seconds: dict[str, float] = {}
+    for name, config in configs.items():
+        seconds[name] = _step_seconds(config, ranks, SHORT_S)
         print(f"{world_size} ranks, {name}: {seconds[name]:.3f} s, predicted {predicted[name]:.3f}", flush=True)
+    in_order = sorted(seconds, key=seconds.__getitem__)
     chosen = min(predicted, key=predicted.__getitem__)
-    rivals = sorted(seconds, key=seconds.__getitem__)[:NUM_RIVALS]
-    again = _in_turns(size, {name: layouts[name] for name in {chosen, *rivals}}, ranks)
+    again = _in_turns({name: configs[name] for name in dict.fromkeys([chosen, *in_order[:NUM_RIVALS]])}, ranks)
     best = min(again, key=again.__getitem__)
-    return {
-        "ranks": world_size,
-        "layouts": len(layouts),
+    found = {
+        "layouts": len(configs),
         "chosen": chosen,
         "best": best,
         "ratio": round(again[chosen] / again[best], 3),
-        "rank_of_chosen": 1 + sorted(seconds, key=seconds.__getitem__).index(chosen),
+        "place_of_chosen": 1 + in_order.index(chosen),
         "rank_correlation": round(_rank_correlation(list(predicted.values()), list(seconds.values())), 3),
-        "worst_over_best": round(max(seconds.values()) / min(seconds.values()), 2),
-        "again": again,
-        "rows": [{"layout": name, "seconds": seconds[name], "predicted_seconds": predicted[name]} for name in layouts],
+        "slowest_over_best": round(seconds[in_order[-1]] / seconds[in_order[0]], 2),
     }
+    print(json.dumps(found), flush=True)
+    rows = [
+        {"layout": name, "seconds": round(seconds[name], 4), "predicted_seconds": round(predicted[name], 4)}
+        for name in in_order
+    ]
+    return found | {"again": {name: round(value, 4) for name, value in again.items()}, "rows": rows}
 
 
 def predict(config: RunConfig, world_size: int, machine: Machine) -> float:
-    """Seconds of a step in eager torch, as these runs are."""
-    return predict_step(config, resolve_layout(config, world_size), machine, "eager").seconds
+    """Seconds of a step."""
+    return predict_step(config, resolve_layout(config, world_size), machine).seconds
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Errors of all rows but those that ratios are taken to."""
+def summary(rows: list[Row]) -> dict[str, float]:
+    """Errors; of time without the rows that ratios are taken to."""
+    of_time = [abs(row["error"]) for row in rows if row["layout"] != next(iter(LAYOUTS))]
+    of_peak = [abs(row["peak_error"]) for row in rows]
     found = {}
-    for name, key in (("ratio", "error"), ("peak", "peak_error")):
-        errors = [abs(row[key]) for row in rows if key == "peak_error" or row["ratio"] != 1]
+    for name, errors in (("ratio", of_time), ("peak", of_peak)):
         found |= {f"{name}_median_error": statistics.median(errors), f"{name}_largest_error": max(errors)}
-    return {name: round(value, 4) for name, value in found.items()}
+    return {name: round(value, 4) for name, value in found.items()} | {"rows": len(rows)}
 
 
 def _measured_points(folder: Path, *, quick: bool) -> Path:
-    return write_result(
-        "plan_calibration",
-        measure_machine(quick=quick),
-        code=[*CALIBRATION_CODE, "benchmarks/plan_calibration.py"],
-        out=folder / "points.json" if quick else None,
-    )
+    code = [*CALIBRATION_CODE, "benchmarks/plan_calibration.py"]
+    out = folder / "points.json" if quick else None
+    return write_result("plan_calibration", measure_machine(quick=quick), code=code, out=out)
 
 
-def _machine(points: Path) -> Machine:
-    return calibrated_machine(read_calibration(points))
-
-
-def _step_seconds(config: RunConfig, ranks: Ranks, longest_s: float = LONGEST_S) -> float:
+def _step_seconds(config: RunConfig, ranks: Ranks, longest_s: float) -> float:
     return statistics.median(ranks.run(measure, config, NUM_STEPS, longest_s)[0].wall)
 
 
-def _in_turns(size: str, layouts: Mapping[str, Parallel], ranks: Ranks) -> dict[str, float]:
-    """Each layout's fastest turn of several."""
-    turns: dict[str, list[float]] = {name: [] for name in layouts}
+def _in_turns(configs: dict[str, RunConfig], ranks: Ranks) -> dict[str, float]:
+    """The median of several turns of each."""
+    turns: dict[str, list[float]] = {name: [] for name in configs}
     for turn in range(NUM_TURNS):
-        for name in layouts if turn % 2 == 0 else reversed(layouts):
-            turns[name].append(_step_seconds(small_run(size, layouts[name]), ranks, longest_s=1.5))
-    return {name: min(seconds) for name, seconds in turns.items()}
+        for name in configs if turn % 2 == 0 else reversed(configs):
+            turns[name].append(_step_seconds(configs[name], ranks, SHORT_S))
+    return {name: statistics.median(seconds) for name, seconds in turns.items()}
 
 
 def _rank_correlation(a: list[float], b: list[float]) -> float:

@@ -9,7 +9,8 @@ of groups at work at the same time. A point is the fastest of several calls, of 
 
 What ranks that share cores take besides (`processors`) is fitted to steps of the small model of `small_runs.py`, on one
 rank the rate of memory-bound operations and what every operation costs the host; `slowdown` is how much longer the
-same step takes while every core has one to do; and on two ranks what each of FSDP's collectives costs the host.
+same step takes while every core has one to do; and on two ranks what each collective costs the host: those of FSDP
+where layers are cut, where there are replicas only, and all others (of tp and ep).
 """
 
 import argparse
@@ -38,7 +39,7 @@ from glmforge.kernels.documents import Documents
 from glmforge.kernels.experts import expert_linear
 from glmforge.observe.environment import describe_machine
 from glmforge.plan.machine.calibration import CalibrationFile, make_calibration
-from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.machine import Cores, Machine
 from glmforge.plan.machine.network import find_network
 from glmforge.plan.time.shared_cores import parts_on_cores, rank_work
 
@@ -59,7 +60,8 @@ COPIED = tuple(1 << power for power in range(14, 28, 2))
 SENT = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
 """Bytes."""
 RANKS = (2, 4, 8)
-HEADS, HEAD_DIM = 8, 16
+HEADS, HEAD_DIM = 8, 32
+"""Those of the runs: attention of such narrow heads is not proportional to its FLOPs."""
 ALONE: tuple[tuple[str, Parallel], ...] = (
     ("small", {"micro_batch_size": 1}),
     ("small", {"micro_batch_size": 4}),
@@ -67,8 +69,12 @@ ALONE: tuple[tuple[str, Parallel], ...] = (
     ("medium", {}),
 )
 """Runs on one rank to which the rates are fitted."""
-SHARDED: Parallel = {"micro_batch_size": 1}
-"""On two ranks: many gathers and reductions of few tokens each."""
+PAIRS: dict[str, Parallel] = {
+    "sharding_seconds": {"micro_batch_size": 1},
+    "replication_seconds": {"dp_replicate": 2, "micro_batch_size": 1},
+    "message_seconds": {"tp": 2, "ep": 2, "micro_batch_size": 2},
+}
+"""Runs on two ranks with many collectives of one sort, by what is fitted to them."""
 
 Points = list[dict[str, Any]]
 
@@ -107,8 +113,8 @@ def fitted_processors(content: dict[str, Any], number: int) -> dict[str, float]:
     found["operation_seconds"] = round(operation_seconds, 7)
     if number > 1:
         with Ranks(2) as two:
-            sharded = statistics.median(two.run(measure, small_run("small", SHARDED), 5, 4.0)[0].wall)
-        found["sharding_seconds"] = _sharding_seconds(sharded, _machine(content | {"processors": found}))
+            for name, parallel in PAIRS.items():
+                found[name] = _host_seconds(name, parallel, two, _machine(content | {"processors": found}))
     return found
 
 
@@ -138,14 +144,15 @@ def _slowdown(number: int, alone: float) -> float:
     return round(max(1.0, statistics.mean(together) / alone), 3)
 
 
-def _sharding_seconds(measured: float, machine: Machine) -> float:
-    """Of the host for each of FSDP's collectives: what a step on two ranks takes longer than it should without."""
-    config = small_run("small", SHARDED)
+def _host_seconds(name: str, parallel: Parallel, two: Ranks, machine: Machine) -> float:
+    """Of the host for a collective: what a step on two ranks takes longer than it should without."""
+    config = small_run("small", parallel)
     layout = resolve_layout(config, 2)
+    measured = statistics.median(two.run(measure, config, 5, 4.0)[0].wall)
     assert machine.cores is not None, "processors are part of the points"
     expected = sum(parts_on_cores(config, layout, machine, "eager").values())
-    calls = rank_work(config, layout, machine, "eager").sharding_calls
-    return round(max(0.0, (measured - expected) / calls / machine.cores.slowdown), 7)
+    of_each = rank_work(config, layout, machine, "eager").host_seconds(Cores(2)._replace(**{name: 1.0}))
+    return round(max(0.0, (measured - expected) / of_each / machine.cores.slowdown), 7)
 
 
 def _machine(content: dict[str, Any]) -> Machine:

@@ -1,6 +1,7 @@
 """The planner's closed forms of memory against dry runs: every place of every shipped file, and of two dozen others.
 
     python benchmarks/plan_memory.py              # all of them, some ten minutes on two idle cores
+    python benchmarks/plan_memory.py --again      # the dry runs of the last time against today's closed forms, at once
     python benchmarks/plan_memory.py --only zbv   # those whose name matches; nothing is written
 
 Shipped files are those of `dry_runs.py`, with the phases and settings that it has. The others are layouts of a model of
@@ -10,17 +11,20 @@ row has what the dry run found at the fullest moment of the fullest place, purpo
 """
 
 import argparse
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dry_runs import SHIPPED, different_phases, where
-from record import write_result
+from record import RESULTS, write_result
 
 from glmforge.config import load_config
-from glmforge.dryrun.run import DryRun, dry_run
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.dryrun.run import dry_run
 from glmforge.plan.layout import select_phase
-from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
+from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Memory, Purpose
 
 
@@ -34,6 +38,8 @@ class Case(NamedTuple):
     world_size: int
 
 
+_ALIKE = "configs/pretrain_glm46_355b.yaml"
+"""It has the shapes and the layouts of pretrain_glm45_355b and pretrain_glm45_355b_long."""
 _SMALL = "configs/scaled_down_64gpu.yaml"
 _BATCH = ("model.num_hidden_layers=8", "phases.0.batch_size=64", "phases.0.batch_ramp=null", "parallel.compile=false")
 _OTHERS: dict[str, tuple[int, str]] = {
@@ -73,64 +79,81 @@ _OTHER_SETTINGS: dict[str, tuple[int, str, tuple[str, ...]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="only cases whose name matches this expression; nothing is written")
-    only = parser.parse_args().only
+    parser.add_argument("--again", action="store_true", help="compare the dry runs of the last time with today's forms")
+    options = parser.parse_args()
+    known = {row["name"]: row["dry_run"] for row in _last()} if options.again else {}
     rows = []
     for case in cases():
-        if re.search(only, case.name):
-            rows.append(_compare(case))
+        if re.search(options.only, case.name):
+            rows.append(_compare(case, known.get(case.name)))
             print(_words(rows[-1]), flush=True)
-    if not only:
+    if not options.only:
         code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
-        summary = {"largest_error": max(rows, key=lambda row: abs(row["error"]))["error"], "cases": len(rows)}
+        worst = max(rows, key=lambda row: abs(row["error"]))
+        summary = {"cases": len(rows), "largest_error": worst["error"], "worst": worst["name"]}
+        summary["mean_error"] = sum(abs(row["error"]) for row in rows) / len(rows)
         write_result("plan_memory", {"summary": summary, "runs": rows}, code=[*code, "src/glmforge/plan/memory"])
 
 
+def _last() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RESULTS / "plan_memory.json").read_text("utf-8"))["runs"]
+    return found
+
+
 def cases() -> Iterator[Case]:
-    """All of them; the shipped files first."""
+    """All of them; the shipped files last."""
+    small = {name: (size, parallel, ()) for name, (size, parallel) in _OTHERS.items()} | _OTHER_SETTINGS
+    for name, (world_size, parallel, more) in small.items():
+        chosen = (*_BATCH, *(f"parallel.{setting}" for setting in parallel.split()), *more)
+        yield Case(name, _SMALL, "general", chosen, world_size)
     for file, (world_size, settings) in SHIPPED.items():
+        if file == _ALIKE:
+            continue
         for phase in different_phases(load_config(where(file)).phases):
             options = settings.get(phase, ())
             if options is not None:
                 yield Case(f"{file.split('/')[-1]} {phase}", file, phase, options, world_size)
-    small = {name: (size, parallel, ()) for name, (size, parallel) in _OTHERS.items()} | _OTHER_SETTINGS
-    for name, (world_size, parallel, more) in small.items():
-        options = (*_BATCH, *(f"parallel.{setting}" for setting in parallel.split()), *more)
-        yield Case(name, _SMALL, "general", options, world_size)
 
 
-def _compare(case: Case) -> dict[str, Any]:
+def _compare(case: Case, known: dict[str, Any] | None) -> dict[str, Any]:
     config = select_phase(load_config(where(case.file), case.settings), case.phase)
-    found = dry_run(config, case.world_size)
-    estimate = estimate_memory(config, found.layout)
-    return {**case._asdict(), "settings": list(case.settings), **_errors(found, estimate)}
-
-
-def _errors(found: DryRun, estimate: MemoryEstimate) -> dict[str, Any]:
-    fullest = max(found.classes, key=lambda kind: kind.step.peak)
-    place = estimate.places[fullest.pp_rank]
-    errors = [estimate.places[kind.pp_rank].peak / kind.step.peak - 1 for kind in found.classes]
+    layout = resolve_layout(config, case.world_size)
+    found = known or _dry_run(config, case.world_size)
+    places = estimate_memory(config, layout).places
+    forms = {str(place.pp_rank): _row(place.at_peak, place.moment) for place in places}
+    peaks = {pp_rank: (found[pp_rank]["peak"], forms[pp_rank]["peak"]) for pp_rank in found}
+    by_dry_run, by_form = (max(both[which] for both in peaks.values()) for which in (0, 1))
+    errors = [closed / dry - 1 for dry, closed in peaks.values()]
     return {
-        "pp_rank": fullest.pp_rank,
-        "dry_run": _by_purpose(fullest.step.at_peak) | {"moment": fullest.step.moment, "peak": fullest.step.peak},
-        "closed_form": _by_purpose(place.at_peak) | {"moment": place.moment, "peak": place.peak},
-        "error": estimate.peak / found.peak - 1,
+        **case._asdict(),
+        "settings": list(case.settings),
+        "dry_run": found,
+        "closed_form": {pp_rank: forms[pp_rank] for pp_rank in found},
+        "fullest": max(found, key=lambda pp_rank: found[pp_rank]["peak"]),
+        "peak": by_dry_run,
+        "error": by_form / by_dry_run - 1,
         "largest_error_of_a_place": max(errors, key=abs),
-        "held": {str(purpose): size for purpose, size in fullest.findings.held.items()},
-        "peaks": {str(kind.pp_rank): kind.step.peak for kind in found.classes},
     }
 
 
-def _by_purpose(memory: Memory) -> dict[str, Any]:
-    return {str(purpose): memory[purpose] for purpose in Purpose}
+def _dry_run(config: RunConfig, world_size: int) -> dict[str, Any]:
+    """Of each place in the pipeline what it holds between steps, and what lives at its peak."""
+    return {
+        str(kind.pp_rank): _row(kind.step.at_peak, kind.step.moment)
+        | {"held": {str(purpose): size for purpose, size in kind.findings.held.items()}}
+        for kind in dry_run(config, world_size).classes
+    }
+
+
+def _row(memory: Memory, moment: str) -> dict[str, Any]:
+    return {str(purpose): memory[purpose] for purpose in Purpose} | {"peak": memory.total(), "moment": moment}
 
 
 def _words(row: dict[str, Any]) -> str:
-    dry, closed = row["dry_run"], row["closed_form"]
-    parts = " ".join(
-        f"{purpose.name.lower()} {dry[purpose] / 1e9:.2f}/{closed[purpose] / 1e9:.2f}" for purpose in Purpose
-    )
+    dry, closed = row["dry_run"][row["fullest"]], row["closed_form"][row["fullest"]]
+    parts = " ".join(f"{p.name.lower()} {dry[p] / 1e9:.2f}/{closed[p] / 1e9:.2f}" for p in Purpose)
     return (
-        f"{row['name']}: {dry['peak'] / 1e9:.2f} GB at {row['pp_rank']} in {dry['moment']}, closed form "
+        f"{row['name']}: {dry['peak'] / 1e9:.2f} GB at {row['fullest']} in {dry['moment']}, closed form "
         f"{closed['peak'] / 1e9:.2f} in {closed['moment']}; error {row['error']:+.1%}, of a place "
         f"{row['largest_error_of_a_place']:+.1%}; {parts}"
     )

@@ -15,6 +15,7 @@ _MODEL: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
+    "head_dim": 32,
     "use_qk_norm": True,
     "rope_theta": 1e6,
     "max_position_embeddings": 4096,
@@ -27,12 +28,9 @@ _MODEL: dict[str, Any] = {
     "pad_token_id": 1,
 }
 SIZES: dict[str, dict[str, int]] = {
-    "small": {"hidden_size": 128, "head_dim": 16, "intermediate_size": 384, "moe_intermediate_size": 64}
-    | {"vocab_size": 2048},
-    "medium": {"hidden_size": 192, "head_dim": 24, "intermediate_size": 576, "moe_intermediate_size": 96}
-    | {"vocab_size": 2048},
-    "large": {"hidden_size": 256, "head_dim": 32, "intermediate_size": 1024, "moe_intermediate_size": 128}
-    | {"vocab_size": 4096},
+    "small": {"hidden_size": 128, "intermediate_size": 384, "moe_intermediate_size": 64} | {"vocab_size": 2048},
+    "medium": {"hidden_size": 192, "intermediate_size": 576, "moe_intermediate_size": 96} | {"vocab_size": 2048},
+    "large": {"hidden_size": 256, "intermediate_size": 1024, "moe_intermediate_size": 128} | {"vocab_size": 4096},
 }
 Parallel = dict[str, Any]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from glmforge.config.layout import AXES, Layout
 from glmforge.observe.units import format_count, format_duration, format_seconds
 from glmforge.plan.report import RESERVE, PlanReport
+from glmforge.plan.search.search import Fit
 from glmforge.plan.time.levers import StepLever
 
 _MOST_PARTS = 4
@@ -22,7 +23,7 @@ class Answer(NamedTuple):
 
 
 def answers(report: PlanReport) -> list[Answer]:
-    """Of what the report has parts for."""
+    """In the order in which they are asked."""
     found = [_fit(report), _speed(report), _price(report), _bottleneck(report), _change(report)]
     return [answer for answer in found if answer is not None]
 
@@ -47,6 +48,16 @@ def layout_words(layout: Layout) -> str:
     axes = " x ".join(f"{axis} {layout.size(axis)}" for axis in AXES if layout.size(axis) > 1)
     experts = f"ep {layout.ep}" if layout.ep > 1 else ""
     return ", ".join(part for part in (axes, experts) if part) or "one rank"
+
+
+def candidate_words(fit: Fit) -> str:
+    """Of a layout that a search found: its axes, micro-batches, schedule, recomputation, offloads."""
+    layout, parallel = fit.layout, fit.config.parallel
+    words = [layout_words(layout), f"micro-batch {layout.micro_batch_size}"]
+    words += [parallel.pipeline_schedule] if layout.pp > 1 else []
+    words += [f"recompute {parallel.recompute}"] if parallel.recompute != "none" else []
+    words += [name for name in ("activation_offload", "cpu_offload") if getattr(parallel, name)]
+    return ", ".join(words)
 
 
 def parts_by_size(parts: dict[str, float]) -> list[tuple[str, float]]:

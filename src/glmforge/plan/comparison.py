@@ -39,9 +39,8 @@ def compared_rows(first: PlanReport, second: PlanReport) -> list[ComparedRow]:
         _row("GPU-hours", first.cost.gpu_hours, second.cost.gpu_hours, lambda hours: f"{hours:,.0f}"),
         _row("dollars", sum(first.cost.dollars.values()), sum(second.cost.dollars.values()), dollar_words),
     ]
-    if first.memory and second.memory:
-        peaks = first.memory.estimate.peak, second.memory.estimate.peak
-        rows.append(_row("peak memory", *peaks, lambda size: f"{size / 1e9:,.1f} GB"))
+    peaks = first.memory.estimate.peak, second.memory.estimate.peak
+    rows.append(_row("peak memory", *peaks, lambda size: f"{size / 1e9:,.1f} GB"))
     rows.append(_row("step", first.step.seconds, second.step.seconds, format_seconds))
     names = dict.fromkeys([*first.step.parts, *second.step.parts])
     for name in sorted(names, key=lambda name: -first.step.parts.get(name, 0.0)):

@@ -18,7 +18,8 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.search.search import SearchResult
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.search.warnings import layout_warnings
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
 
@@ -42,17 +43,19 @@ class PlanReport:
         config: the run with the planned phase only.
         levers: single changes that would shorten a step, the best first.
         cost: of the whole run.
+        warnings: what is allowed but makes no sense.
         search: the layouts among which this one was found.
     """
 
     run: RunConfig
     config: RunConfig
     layout: Layout
-    stage: Stage
+    stage: TrainingStage
     step: StepTime
     levers: tuple[StepLever, ...]
     cost: RunCost
     memory: PlannedMemory
+    warnings: tuple[str, ...]
     search: SearchResult | None = None
 
     @property
@@ -86,10 +89,9 @@ def make_report(
     layout: Layout,
     machine: Machine,
     *,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     settings: CostSettings | None = None,
     memory: PlannedMemory | None = None,
-    search: SearchResult | None = None,
 ) -> PlanReport:
     """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
 
@@ -102,7 +104,8 @@ def make_report(
     if memory is None:
         more = "; --dry-run takes the trainer's own step" if stage.roles == PRETRAINING.roles else ""
         memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
-    return PlanReport(run, config, layout, stage, step, levers, cost, memory, search)
+    warnings = tuple(layout_warnings(config, layout, machine))
+    return PlanReport(run, config, layout, stage, step, levers, cost, memory, warnings)
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -137,7 +140,8 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
         "cost": cost_as_json(report.cost),
-        "memory": memory_as_json(report),
+        "memory": _memory_as_json(report),
+        "warnings": list(report.warnings),
     }
 
 
@@ -168,8 +172,7 @@ def _link_as_json(link: LinkUse) -> dict[str, Any]:
     }
 
 
-def memory_as_json(report: PlanReport) -> dict[str, Any]:
-    """Peaks in bytes by place and category."""
+def _memory_as_json(report: PlanReport) -> dict[str, Any]:
     estimate = report.memory.estimate
     return {
         "source": report.memory.source,

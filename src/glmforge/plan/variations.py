@@ -14,7 +14,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import Machine, find_machine
 from glmforge.plan.machine.network import Network, find_network
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 GPUS = ("A100 SXM 80GB", "H800 SXM", "H100 SXM", "H200 SXM", "B200")
@@ -34,7 +34,9 @@ class Variation(NamedTuple):
     reason: str
 
 
-def vary(config: RunConfig, layout: Layout, machine: Machine, stage: Stage = PRETRAINING) -> Iterator[Variation]:
+def vary(
+    config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage = PRETRAINING
+) -> Iterator[Variation]:
     """All combinations around a plan of `stage` in the only phase of `config`, itself among them."""
     machines = [
         Machine(other.accelerator, network, machine.ranks_per_node)
@@ -73,7 +75,7 @@ def _with(config: RunConfig, layout: Layout, num_gpus: int, batch_size: int) -> 
     return config.model_copy(update={"phases": [phase], "parallel": parallel})
 
 
-def _planned(config: RunConfig, num_gpus: int, machine: Machine, stage: Stage) -> tuple[StepTime | None, str]:
+def _planned(config: RunConfig, num_gpus: int, machine: Machine, stage: TrainingStage) -> tuple[StepTime | None, str]:
     try:
         return predict_step(config, resolve_layout(config, num_gpus), machine, stage=stage), ""
     except ConfigError as error:

@@ -11,14 +11,18 @@ import torch
 
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.cluster.memory import usable_memory
-from glmforge.config.layout import Layout
+from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.observe.units import counted, gigabytes
 from glmforge.plan.layout import select_phase
+from glmforge.plan.machine.hardware import find_accelerator
+from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.network import find_network
 from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Memory
+from glmforge.plan.search.propose import with_proposal
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,23 @@ def check_fit(
             raise ConfigError(f"{shortfall}; to start it nevertheless, give --force")
         if launch.is_main:
             logger.warning("%s", shortfall)
+
+
+def layout_at_hand(config: RunConfig, launch: LaunchEnvironment, device: torch.device) -> Layout:
+    """The layout of `config` on the processes at hand.
+
+    Raises `ConfigError` with the settings of a layout that works, on a known GPU of one that fits it.
+    """
+    try:
+        return resolve_layout(config, launch.world_size)
+    except ConfigError as error:
+        raise with_proposal(error, config, launch.world_size, _machine(launch, device)) from None
+
+
+def _machine(launch: LaunchEnvironment, device: torch.device) -> Machine | None:
+    """The GPUs at hand, None if they are not known. The network between nodes is taken to be the usual one."""
+    known = find_accelerator(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if known is None else Machine(known, find_network("ib400"), launch.local_world_size)
 
 
 def _shortfall(config: RunConfig, layout: Layout, launch: LaunchEnvironment, device: torch.device) -> str | None:

@@ -15,7 +15,6 @@ from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
@@ -31,7 +30,7 @@ from glmforge.parallel.build import DTYPES
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, default_device, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
-from glmforge.recipes.fit import check_fit
+from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
@@ -69,7 +68,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     """
     check_nodes(config)
     launch = LaunchEnvironment.read()
-    layout = resolve_layout(config, launch.world_size)
+    layout = layout_at_hand(config, launch, default_device())
     check_fit(config, layout, launch, default_device(), force=force)
     prepare_environment(config.output_dir)
     keep_large_blocks()

@@ -24,6 +24,8 @@ _COLORS = {
     "weight": (SERIES[1], 0.5),
     "reduce": (SERIES[2], 0.95),
     "update": (SERIES[3], 0.95),
+    "exchange": (SERIES[3], 0.6),
+    "checkpoint": (SERIES[3], 0.3),
 }
 _WORDS = {"input": "backward, activations", "weight": "backward, weights"}
 _LATER_STAGE = 0.6

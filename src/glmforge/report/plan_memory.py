@@ -38,7 +38,7 @@ class MemoryBars:
 
 
 def memory_bars(report: PlanReport) -> MemoryBars:
-    """Of a plan."""
+    """The track ends a little beyond the device's memory, or beyond the peak if that is more."""
     memory, device = report.memory, report.machine.accelerator
     full = max(memory.estimate.peak, device.memory_bytes) * 1.02
     return MemoryBars(

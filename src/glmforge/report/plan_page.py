@@ -14,7 +14,18 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count, format_duration, format_seconds
-from glmforge.plan.answers import Answer, answers, layout_words, machine_words, saved_share, subject_words
+from glmforge.plan.answers import (
+    Answer,
+    answers,
+    candidate_words,
+    dollar_words,
+    layout_words,
+    machine_words,
+    saved_share,
+    subject_words,
+)
+from glmforge.plan.cost.prices import price_of
+from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import axis_rows
 from glmforge.plan.report import PlanReport
 from glmforge.plan.variations import Variation, vary
@@ -38,6 +49,8 @@ class _Plan:
     """What the template shows besides."""
 
     answers: list[Answer]
+    warnings: tuple[str, ...]
+    phase: str
     memory: MemoryBars
     figures: "list[Figure]"
     variations: dict[str, Any]
@@ -49,9 +62,11 @@ def write_plan(report: PlanReport, out: Path) -> Path:
     check_suffix(out)
     with needed_for("--page: drawing"):
         from glmforge.report.plan_figures import draw_pipeline
-    drawn = [draw_pipeline(report.step.timeline)]
+        from glmforge.report.plan_pareto import draw_pareto
+    drawn = [draw_pipeline(report.step.timeline), draw_pareto(report)]
     figures = [figure for figure in drawn if figure is not None]
-    plan = _Plan(answers(report), memory_bars(report), figures, variations_as_json(report))
+    phase = report.config.phases[0].name
+    plan = _Plan(answers(report), report.warnings, phase, memory_bars(report), figures, variations_as_json(report))
     page = page_template("plan.html")
     write_text(out, page.render(summary=_summarize(report), plan=plan, config=dump_config(report.run)))
     return out
@@ -82,13 +97,24 @@ def variations_as_json(report: PlanReport) -> dict[str, Any]:
             "batch": phase.batch_size,
         },
         "peaks": {cell.gpu: cell.step.machine.accelerator.bf16_flops for cell in found if cell.step},
-        "prices": {},
+        "prices": _prices(report, found),
+        "goodput": round(100 * report.cost.goodput, 1),
         "parts": parts,
         "seq_len": phase.seq_len,
         "tokens": report.phase_tokens,
         "flops_per_token": report.step.model_flops / report.step.tokens,
         "cells": {_key(cell): _cell(cell, parts) for cell in found},
     }
+
+
+def _prices(report: PlanReport, found: list[Variation]) -> dict[str, float]:
+    """Dollars for a GPU-hour; a price that was given is that of the GPU that it was given for."""
+    own, prices = report.machine.accelerator.name, {}
+    for accelerator in {cell.step.machine.accelerator for cell in found if cell.step}:
+        price = report.cost.price if accelerator.name == own else price_of(accelerator, CostSettings())
+        if price is not None:
+            prices[accelerator.name] = price.dollars_per_gpu_hour
+    return prices
 
 
 def _key(cell: Variation) -> str:
@@ -110,20 +136,40 @@ def _summarize(report: PlanReport) -> _Summary:
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "
         f"{model.n_routed_experts} experts active",
         tiles=_tiles(report),
-        tables=[_levers(report), _traffic(report), _layout(report)],
+        tables=[*_pareto(report), _levers(report), _cost(report), _traffic(report), _layout(report)],
     )
 
 
 def _tiles(report: PlanReport) -> list[Tile]:
-    step, share = report.step, report.memory_share
-    return [
+    step, cost = report.step, report.cost
+    tiles = [
         Tile("GPUs", f"{report.layout.world_size:,}", report.machine.accelerator.name),
+        Tile("Memory", f"{report.memory_share:.0%}", "of a GPU, fullest rank"),
         Tile("Step", format_seconds(step.seconds), f"{format_count(step.tokens)} tokens"),
         Tile("Tokens per second", format_count(step.tokens_per_second)),
         Tile("MFU", f"{step.utilisation:.1%}"),
-        Tile("Phase", format_duration(report.phase_seconds), f"{format_count(report.phase_tokens, trim=True)} tokens"),
-        Tile("Memory", f"{share:.0%}", "of a GPU, fullest rank"),
+        Tile("Whole run", format_duration(cost.seconds), f"{cost.gpu_hours:,.0f} GPU-hours"),
     ]
+    if cost.price is not None:
+        tiles.append(Tile("Costs", dollar_words(sum(cost.dollars.values()))))
+    return tiles
+
+
+def _pareto(report: PlanReport) -> list[Table]:
+    if report.search is None:
+        return []
+    rows = [
+        (
+            candidate_words(candidate),
+            f"{candidate.memory.peak / 1e9:,.1f}",
+            format_seconds(candidate.time.seconds),
+            format_count(candidate.time.tokens_per_second),
+            f"{candidate.time.utilisation:.1%}",
+        )
+        for candidate in report.search.pareto
+    ]
+    columns = ["layout", "peak, GB", "step", "tokens/s", "MFU"]
+    return [make_table("Layouts that no other beats in both", columns, rows)]
 
 
 def _levers(report: PlanReport) -> Table:
@@ -133,6 +179,22 @@ def _levers(report: PlanReport) -> Table:
     ]
     columns: list[str | Column] = ["change", "saves", "of a step", Column("costs"), Column("settings")]
     return make_table("What would make it shorter", columns, rows, note="Each change alone; savings do not add up.")
+
+
+def _cost(report: PlanReport) -> Table:
+    cost, rows = report.cost, []
+    for phase in cost.phases:
+        cells = [phase.time.name, format_count(phase.time.tokens, trim=True)]
+        if phase.time.seconds is None or phase.seconds is None:
+            rows.append([*cells, "–", "–", "–", "–"])
+            continue
+        hours = cost.world_size * phase.seconds / 3600
+        times = [format_duration(phase.time.seconds), f"{phase.goodput:.1%}", format_duration(phase.seconds)]
+        rows.append([*cells, *times, f"{hours:,.0f}"])
+    columns = ["phase", "tokens", "undisturbed", "goodput", "with failures", "GPU-hours"]
+    return make_table(
+        "Phases", columns, rows, note="Goodput is the share of time that failures, restarts and lost work leave."
+    )
 
 
 def _layout(report: PlanReport) -> Table:

@@ -17,7 +17,7 @@ from glmforge.errors import ConfigError
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.recipes import fit
-from glmforge.recipes.fit import check_fit
+from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.pretrain import train
 from helpers.models import run_config
 
@@ -96,3 +96,18 @@ def test_training_does_not_begin(tmp_path: Path, limit_memory: Limit) -> None:
     with pytest.raises(ConfigError, match="does not fit"):
         train(run_config(output_dir=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("device", "name"), [(CPU, ""), (GPU, "NVIDIA H100 80GB HBM3")])
+def test_a_refused_layout_comes_with_one_that_works(
+    device: torch.device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    precision = {"compute": "bf16"}
+    config = run_config(phases=[SHORT], parallel={"pp": 3}, precision=precision)
+    with pytest.raises(ConfigError, match="a layout that works on 4: ") as refused:
+        layout_at_hand(config, LaunchEnvironment(world_size=4, local_world_size=4), device)
+    settings = dict(word.split("=") for word in str(refused.value).rpartition("works on 4: ")[2].split())
+    parallel = {key.removeprefix("parallel."): value for key, value in settings.items()}
+    changed = {key: int(value) if value.isdigit() else value for key, value in parallel.items()}
+    assert resolve_layout(run_config(phases=[SHORT], parallel=changed, precision=precision), 4).world_size == 4

@@ -80,3 +80,12 @@ def test_a_page_of_two_plans(tmp_path: Path) -> None:
 def test_a_page_has_the_name_of_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--page: .*plan\.pdf: does not end in \.html"):
         write_plan(planned(), tmp_path / "plan.pdf")
+
+
+def test_all_that_a_pipeline_does_has_a_colour(tmp_path: Path) -> None:
+    schedule = ("model.num_hidden_layers=4", "parallel.pp=2", "parallel.pipeline_schedule=zbv")
+    report = planned(*schedule, "optim.matrix_optimizer=muon", "checkpoint.every_steps=1")
+    drawn = {"forward", "input", "weight", "reduce", "update", "exchange", "checkpoint"}
+    assert {span.task for span in report.step.timeline} == drawn
+    page = write_plan(report, tmp_path / "plan.html").read_text()
+    assert "exchange" in page

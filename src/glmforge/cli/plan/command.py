@@ -49,6 +49,15 @@ def plan(
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Predict from points that were measured: matmuls, copies, collectives (JSON, see docs/plan.md). "
+            "They come before what is known of --gpu.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = None,
     schedule: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
@@ -233,16 +242,23 @@ def plan(
     from glmforge.plan.search.propose import with_proposal
     from glmforge.plan.search.warnings import layout_warnings
 
-    needed = {"--page": page, "--compare": compare, "--rollout": rollout}
+    needed: dict[str, object | None] = {"--page": page, "--compare": compare, "--rollout": rollout}
     flags = {"--serve": serve, "--search": search, "--cost": cost}
-    machine = chosen_machine(gpu, network, nodes_of, needed | {name: flag or None for name, flag in flags.items()})
+    needed |= {name: flag or None for name, flag in flags.items()}
+    machine = chosen_machine(gpu, network, nodes_of, calibrate, needed)
     loaded = load_config(config, overrides or [])
     other = other_run(compare) if compare is not None else None
     console, errors = Console(), Console(stderr=True)
     chosen = read_stage(stage, lora, policy_models)
     if dry_run:
         check_dry_run(chosen)
-    check_cost_options(cost, gpu, price, mfu)
+    check_cost_options(
+        cost=cost,
+        sheet=sheet,
+        given={"--gpus": world_size, "--gpu": gpu, "--price": price, "--mfu": mfu, "--dry-run": dry_run}
+        | {"--roofline": roofline, "--schedule": schedule, "--search": search, "--serve": serve}
+        | {"--page": page, "--compare": compare, "--rollout": rollout},
+    )
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return
@@ -278,6 +294,8 @@ def plan(
             source=config,
             overrides=overrides or [],
             winner=winner,
+            page=page,
+            price=price,
             as_json=as_json,
         )
         return

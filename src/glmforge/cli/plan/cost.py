@@ -1,6 +1,7 @@
 """`glmforge plan --cost`: days, GPU-hours, energy, dollars, storage and failures of a whole run."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import typer
@@ -13,18 +14,27 @@ if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.plan.cost.run_cost import PhaseCost, RunCost
     from glmforge.plan.machine.machine import Machine
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
+_OF_COST = {"--gpus", "--gpu", "--price", "--mfu"}
 _WORTH_SAYING = 0.002
 """Goodput that another interval has to gain before it is proposed."""
 
 
-def check_cost_options(cost: bool, gpu: str | None, price: str | None, mfu: float | None) -> None:
-    """Raises `ConfigError` for options that need others."""
-    if mfu is not None and not cost:
+def check_cost_options(*, cost: bool, sheet: str | None, given: Mapping[str, object]) -> None:
+    """`given` are the other options by name, None or False where they are not. Raises `ConfigError` for what does not
+    go together, so that no option is passed over."""
+    names = {name for name, value in given.items() if value not in (None, False)}
+    if "--mfu" in names and not cost:
         raise ConfigError("--mfu: is a setting of --cost; add --cost")
-    if price is not None and gpu is None:
+    if "--price" in names and "--gpu" not in names:
         raise ConfigError("--price: is a price of GPUs; give the kind as well, such as --gpu h100-80gb")
+    if not cost and sheet is None:
+        return
+    own = _OF_COST if sheet is None else set()
+    if others := sorted(names - own):
+        why = "has GPUs and prices of its own" if others[0] in _OF_COST else "is shown alone"
+        raise ConfigError(f"{'--cost' if sheet is None else '--sheet'}: {why}; leave {others[0]} out")
 
 
 def show_cost(
@@ -33,7 +43,7 @@ def show_cost(
     machine: "Machine",
     price: str | None,
     mfu: float | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     console: Console,
     *,
     as_json: bool,
@@ -58,7 +68,7 @@ def show_cost(
         typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))
         return
     speed = f"by the predicted step ({cost.provenance})" if mfu is None else f"at {mfu:.1%} of the peak (given)"
-    _print_phases(cost, speed, console)
+    _print_times(cost, speed, console)
     _print_dollars(cost, console)
     _print_failures(cost, console)
     _print_storage(config, cost, console)
@@ -66,16 +76,16 @@ def show_cost(
     _print_assumptions(cost, console)
 
 
-def _print_phases(cost: "RunCost", speed: str, console: Console) -> None:
+def _print_times(cost: "RunCost", speed: str, console: Console) -> None:
     from glmforge.observe.units import format_duration
 
-    rows = table("phase", "s/step", "MFU", "time", "goodput", "in all", "GPU-hours")
+    rows = table("phase", "s/step", "MFU", "time", "goodput", "in all")
     for phase in cost.phases:
-        rows.add_row(*_phase_cells(cost, phase))
+        rows.add_row(*_time_cells(cost, phase))
     rows.add_section()
     undisturbed = format_duration(sum(phase.time.seconds or 0.0 for phase in cost.phases))
     shares = f"{cost.utilisation:.1%}", undisturbed, f"{cost.goodput:.1%}", format_duration(cost.seconds)
-    rows.add_row("all", "", *shares, f"{cost.gpu_hours:,.0f}")
+    rows.add_row("all", "", *shares)
     device = f"{cost.world_size:,} {cost.machine.accelerator.name}, {cost.machine.network.name}"
     print_table(f"On {device}, {speed}; in all with what failures take", rows, console)
     for phase in cost.phases:
@@ -83,12 +93,12 @@ def _print_phases(cost: "RunCost", speed: str, console: Console) -> None:
             console.print(f"- phase {phase.time.name} is left out: {phase.time.problem}", highlight=False)
 
 
-def _phase_cells(cost: "RunCost", phase: "PhaseCost") -> list[str]:
+def _time_cells(cost: "RunCost", phase: "PhaseCost") -> list[str]:
     from glmforge.observe.units import format_duration
 
     time = phase.time
     if time.seconds is None or phase.seconds is None:
-        return [time.name, *["-"] * 6]
+        return [time.name, *["-"] * 5]
     peak = cost.world_size * cost.machine.accelerator.bf16_flops
     return [
         time.name,
@@ -97,30 +107,36 @@ def _phase_cells(cost: "RunCost", phase: "PhaseCost") -> list[str]:
         format_duration(time.seconds),
         f"{phase.goodput:.1%}",
         format_duration(phase.seconds),
-        f"{cost.world_size * phase.seconds / 3600:,.0f}",
     ]
 
 
 def _print_dollars(cost: "RunCost", console: Console) -> None:
-    rows = table("", "dollars")
+    rows, price = table("", "GPU-hours", "MWh", "dollars"), cost.price
+    for phase in cost.phases:
+        if phase.seconds is not None:
+            words = f"phase {phase.time.name}"
+            rows.add_row(words, *_numbers(phase.gpu_hours, phase.kilowatt_hours, phase.gpu_dollars))
     for words, dollars in cost.dollars.items():
-        rows.add_row(words, f"{dollars:,.0f}")
-    rows.add_row("all", f"{sum(cost.dollars.values()):,.0f}")
-    price = cost.price
-    if price is None:
-        console.print(f"No price of an {cost.machine.accelerator.name} is known: give --price DOLLARS per GPU-hour.")
-    else:
-        title = f"Dollars, at ${price.dollars_per_gpu_hour:.2f} per GPU-hour ({price.date}, {price.source})"
-        print_table(title, rows, console)
-    if cost.kilowatt_hours is not None:
-        console.print(f"Energy: {cost.kilowatt_hours / 1e3:,.0f} MWh.", highlight=False)
+        if words != "GPUs":
+            rows.add_row(words, "", "", f"{dollars:,.0f}")
+    rows.add_section()
+    rows.add_row("all", *_numbers(cost.gpu_hours, cost.kilowatt_hours, sum(cost.dollars.values()) or None))
+    title = f"No price of an {cost.machine.accelerator.name} is known: give --price DOLLARS per GPU-hour"
+    if price is not None:
+        title = f"At ${price.dollars_per_gpu_hour:.2f} per GPU-hour ({price.date}, {price.source})"
+    print_table(title, rows, console)
+
+
+def _numbers(gpu_hours: float, kilowatt_hours: float | None, dollars: float | None) -> list[str]:
+    megawatt_hours = "" if kilowatt_hours is None else f"{kilowatt_hours / 1e3:,.1f}"
+    return [f"{gpu_hours:,.0f}", megawatt_hours, "" if dollars is None else f"{dollars:,.0f}"]
 
 
 def _print_failures(cost: "RunCost", console: Console) -> None:
     failures = cost.failures
     console.print(
         f"A failure about every {failures.mtbf_seconds / 3600:,.1f} hours costs {failures.restart_seconds:,.0f} s of "
-        f"restart and what was done since the last checkpoint, {cost.interval_steps:,} steps after the one before.",
+        f"restart and the work since the last checkpoint; they are {cost.interval_steps:,} steps apart.",
         highlight=False,
     )
     for phase in cost.phases:

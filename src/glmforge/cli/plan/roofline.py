@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from glmforge.config.layout import Layout
     from glmforge.config.schema import RunConfig
     from glmforge.plan.machine.hardware import Accelerator
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
     from glmforge.plan.time.ledger import Cost, Ledger
 
 
 def show_roofline(
-    config: "RunConfig", layout: "Layout", pp_rank: int, gpu: str, stage: "Stage", *, as_json: bool
+    config: "RunConfig", layout: "Layout", pp_rank: int, gpu: str, stage: "TrainingStage", *, as_json: bool
 ) -> None:
     """Print the ledger of a step of a rank of `pp_rank`, with times if `gpu` is a known device's name."""
     from glmforge.plan.machine.hardware import ACCELERATORS, find_accelerator

@@ -1,6 +1,7 @@
 """`glmforge plan --search`: the layouts that fit, ranked, and the best of them as a file."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.dryrun.search import Confirmed
     from glmforge.plan.machine.machine import Machine
+    from glmforge.plan.report import PlanReport
     from glmforge.plan.search.search import Candidate, Fit, SearchResult
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _SHOWN = 10
 
@@ -28,13 +30,15 @@ def search(
     machine: "Machine",
     *,
     phase: str | None,
-    stage: "Stage",
+    stage: "TrainingStage",
     source: str,
     overrides: "Sequence[str]",
     winner: Path | None,
+    page: Path | None,
+    price: str | None,
     as_json: bool,
 ) -> None:
-    """Search, confirm by a dry run, print, and write the winner."""
+    """Search, confirm by a dry run, print, and write the winner, and a page of it if `page` names one."""
     from glmforge.dryrun.search import confirm
     from glmforge.plan.search.fewest import fewest_devices
     from glmforge.plan.search.search import search_layouts
@@ -46,7 +50,8 @@ def search(
         errors.print(line, highlight=False)
 
     result = search_layouts(config, world_size, machine, phase=phase, stage=stage, progress=progress)
-    most = max(world_size, _most_devices(result, world_size))
+    # Where these are too few, or enough only with what waits in host memory, more are looked for.
+    most = world_size if result.fits_devices else 16 * world_size
     fewest = fewest_devices(config, machine, phase=phase, stage=stage, most=most)
     confirmed = confirm(result, progress=progress) if result.ranked else None
     if as_json:
@@ -59,11 +64,20 @@ def search(
     notes = _notes(result, confirmed, phase or config.phases[0].name)
     write_winner(confirmed.candidate, config, source, overrides, path, notes)
     progress(f"written to {path}")
+    if page is not None:
+        from glmforge.report.plan_page import write_plan
+
+        progress(f"{write_plan(_report(result, confirmed, config, price), page)}")
 
 
-def _most_devices(result: "SearchResult", world_size: int) -> int:
-    """How far to look for enough devices where these are too few."""
-    return world_size if result.ranked else 16 * world_size
+def _report(result: "SearchResult", confirmed: "Confirmed", run: "RunConfig", price: str | None) -> "PlanReport":
+    """The plan of the layout that was taken."""
+    from glmforge.cli.plan.summary import plan_report
+
+    taken = confirmed.candidate
+    chosen = run.model_copy(update={"parallel": taken.config.parallel})
+    report = plan_report(chosen, taken.config, taken.layout, result.machine, result.stage, price, confirmed.run)
+    return replace(report, search=result)
 
 
 def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
@@ -92,24 +106,27 @@ def _notes(result: "SearchResult", confirmed: "Confirmed", phase: str) -> list[s
 
 
 def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit | None", console: Console) -> None:
+    from glmforge.plan.answers import candidate_words
+
     if result.ranked:
         _print_candidates(f"The fastest of {result.num_fitting:,} that fit", result.ranked[:_SHOWN], console)
         _print_candidates("Time against memory: nothing is better in both", result.pareto, console)
     if fewest is not None:
         number = fewest.layout.world_size
         console.print(
-            f"The fewest that fit, however slow: {number:,} with {_layout_words(fewest)}, "
+            f"The fewest that fit, however slow: {number:,} with {candidate_words(fewest)}, "
             f"{gib(fewest.memory.peak)} GiB.",
             highlight=False,
         )
     if confirmed is not None:
         how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "by closed forms; no dry run can tell"
-        console.print(f"Taken: {_layout_words(confirmed.candidate)} ({how}).", highlight=False)
+        console.print(f"Taken: {candidate_words(confirmed.candidate)} ({how}).", highlight=False)
 
 
 def _print_candidates(title: str, candidates: "Sequence[Candidate]", console: Console) -> None:
+    from glmforge.plan.answers import candidate_words
+
     rows = table("s a step", "tokens/s", "MFU", "peak GiB", "layout")
-    rows.columns[-1].justify = "left"
     for candidate in candidates:
         time = candidate.time
         rows.add_row(
@@ -117,21 +134,9 @@ def _print_candidates(title: str, candidates: "Sequence[Candidate]", console: Co
             f"{time.tokens_per_second:,.0f}",
             f"{time.utilisation:.1%}",
             gib(candidate.memory.peak),
-            _layout_words(candidate),
+            candidate_words(candidate),
         )
     print_table(title, rows, console)
-
-
-def _layout_words(fit: "Fit") -> str:
-    """Sizes other than 1, schedule, recomputation, offloads."""
-    layout, parallel = fit.layout, fit.config.parallel
-    sizes = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-    words = [f"{name} {layout.size(name)}" for name in sizes if layout.size(name) > 1]
-    words.append(f"micro-batch {layout.micro_batch_size}")
-    words += [parallel.pipeline_schedule] if layout.pp > 1 else []
-    words += [f"recompute {parallel.recompute}"] if parallel.recompute != "none" else []
-    words += [name for name in ("activation_offload", "cpu_offload") if getattr(parallel, name)]
-    return ", ".join(words)
 
 
 def _as_json(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit | None") -> dict[str, Any]:

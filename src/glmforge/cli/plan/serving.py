@@ -98,6 +98,15 @@ def _print_batches(deployment: "Deployment", length: int, console: Console) -> N
     print_table(f"Batch by batch, weights in {deployment.weights.name}", rows, console)
 
 
+def provenance_words(machine: "Machine") -> str:
+    """Where the times come from."""
+    return (
+        "No time is measured: reading and multiplying take at least what the GPU's rates allow "
+        f"({machine.compute_provenance}), links what is planned for them ({machine.link_provenance}). "
+        "Engines are slower."
+    )
+
+
 def _print_notes(served: "Deployment", question: "ServingQuestion", console: Console) -> None:
     from glmforge.plan.serving.deployment import MEMORY_SHARE
 
@@ -105,8 +114,8 @@ def _print_notes(served: "Deployment", question: "ServingQuestion", console: Con
     notes = [
         f"A sequence of {question.context:,} tokens keeps {per_token * question.context / 1e9:,.1f} GB in its cache "
         f"({per_token:,.0f} bytes per token, {served.cache}).",
-        f"{MEMORY_SHARE:.0%} of the memory is for weights and caches. Times are bounds by bandwidth, FLOPs and links, "
-        "not measurements; engines are slower.",
+        f"{MEMORY_SHARE:.0%} of the memory is for weights and caches.",
+        provenance_words(served.machine),
     ]
     if served.acceptance is not None:
         notes.append(f"Of the MTP layer's drafts {served.acceptance:.0%} are taken to stand.")

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from glmforge.config.layout import Layout
     from glmforge.config.schema import RunConfig
     from glmforge.plan.counts.stage_summary import RoleSummary
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 
-def read_stage(name: str | None, lora: str | None, policy_models: str | None) -> "Stage":
+def read_stage(name: str | None, lora: str | None, policy_models: str | None) -> "TrainingStage":
     """The stage that the options `--stage`, `--lora` and `--policy-models` describe; pre-training without them."""
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.lora import parse_lora
@@ -27,7 +27,7 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None) ->
     return find_stage(name or "pretrain", parse_lora(lora) if lora is not None else None, names)
 
 
-def check_dry_run(stage: "Stage") -> None:
+def check_dry_run(stage: "TrainingStage") -> None:
     """Raises `ConfigError` for a stage whose step the trainer does not take yet, so that no dry run can."""
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.stage import PRETRAINING
@@ -36,7 +36,9 @@ def check_dry_run(stage: "Stage") -> None:
         raise ConfigError(f"--dry-run: takes the step of the whole model, not of stage {stage.name}; leave it out")
 
 
-def show_stage(config: "RunConfig", layout: "Layout", stage: "Stage", console: Console, *, as_json: bool) -> None:
+def show_stage(
+    config: "RunConfig", layout: "Layout", stage: "TrainingStage", console: Console, *, as_json: bool
+) -> None:
     """Print its models, and what a rank needs and sends."""
     from glmforge.plan.counts.stage_summary import stage_as_json, summarise_stage
     from glmforge.plan.memory.estimate import estimate_memory
@@ -57,7 +59,7 @@ def show_stage(config: "RunConfig", layout: "Layout", stage: "Stage", console: C
     console.print(f"- The fullest rank needs {memory.peak / 1e9:,.1f} GB, by closed forms.", highlight=False)
 
 
-def print_models(stage: "Stage", rows: "list[RoleSummary]", console: Console) -> None:
+def print_models(stage: "TrainingStage", rows: "list[RoleSummary]", console: Console) -> None:
     """The models of a stage as a table."""
     models = table("model", "parameters", "trained", "tensors", "weights", "gradients", "optimizer", "GFLOP/token")
     for row in rows:

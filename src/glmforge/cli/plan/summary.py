@@ -20,18 +20,21 @@ if TYPE_CHECKING:
     from glmforge.dryrun.run import DryRun
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.report import PlanReport
-    from glmforge.plan.stages.stage import Stage
+    from glmforge.plan.stages.stage import TrainingStage
 
 _BAR = 24
 
 
 def chosen_machine(
-    gpu: str | None, network: str, nodes_of: int, need_it: Mapping[str, object | None]
+    gpu: str | None, network: str, nodes_of: int, calibrate: Path | None, need_it: Mapping[str, object | None]
 ) -> "Machine | None":
-    """What the options name; None without --gpu. Raises `ConfigError` for what is not known, or if an option of
-    `need_it` was given without --gpu."""
+    """What the options name; None without --gpu and --calibrate. Raises `ConfigError` for what is not known, or if an
+    option of `need_it` was given without --gpu."""
+    from glmforge.plan.machine.calibration import calibrated_machine
     from glmforge.plan.machine.machine import find_machine
 
+    if calibrate is not None:
+        return calibrated_machine(calibrate, gpu, network, nodes_of)
     if gpu is not None:
         return find_machine(gpu, network, nodes_of)
     for option, value in need_it.items():
@@ -45,7 +48,7 @@ def plan_report(
     config: "RunConfig",
     layout: "Layout",
     machine: "Machine",
-    stage: "Stage",
+    stage: "TrainingStage",
     price: str | None,
     found: "DryRun | None",
 ) -> "PlanReport":

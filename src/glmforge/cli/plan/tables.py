@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 _GIB = 2**30
-_IN_WORDS = ("", "axis", "ranks that", "holds", "phase", "model", "part", "from", "setting", "figure")
+_IN_WORDS = ("", "axis", "ranks that", "holds", "phase", "model", "part", "from", "setting", "figure", "layout")
 
 
 def table(*columns: str) -> Table:

@@ -1,4 +1,7 @@
-"""How long each phase of a run takes if nothing fails: by the predicted step, or by a utilisation that is given."""
+"""How long each phase of a run takes if nothing fails and nothing is saved, by the predicted step or a utilisation.
+
+What checkpoints and failures add belongs together, since one is paid to lose less by the other: see `goodput`.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +14,7 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
 HOUR, DAY = 3600.0, 86400.0
@@ -39,14 +42,14 @@ class PhaseTime:
 
 
 def predicted_phases(
-    config: RunConfig, world_size: int, machine: Machine, stage: Stage = PRETRAINING
+    config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage = PRETRAINING
 ) -> list[PhaseTime]:
     """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
     return [_predicted(select_phase(config, phase.name), world_size, machine, stage) for phase in config.phases]
 
 
 def phases_at(
-    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: Stage = PRETRAINING
+    config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: TrainingStage = PRETRAINING
 ) -> list[PhaseTime]:
     """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
     if not 0 < utilisation <= 1:
@@ -55,13 +58,13 @@ def phases_at(
     return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
 
 
-def model_flops(config: RunConfig, phase: PhaseConfig, stage: Stage = PRETRAINING) -> float:
+def model_flops(config: RunConfig, phase: PhaseConfig, stage: TrainingStage = PRETRAINING) -> float:
     """Of all tokens of a phase; each sequence counts as one document."""
     per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage)
     return per_token * phase.num_samples * phase.seq_len
 
 
-def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stage) -> PhaseTime:
+def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage) -> PhaseTime:
     """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
     (phase,) = config.phases
     try:
@@ -69,20 +72,25 @@ def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Stag
     except ConfigError as error:
         return _phase(config, phase, stage, None, str(error))
 
-    def step(batch_size: int) -> StepTime:
+    def predicted(batch_size: int) -> StepTime:
         steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
         return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine, stage=stage)
 
     spans = phase.batch_spans
     first, last = spans[0].batch_size, spans[-1].batch_size
-    longest = step(last)
-    slope = (longest.seconds - step(first).seconds) / (last - first) if first != last else 0.0
-    seconds = sum(span.num_steps * (longest.seconds - slope * (last - span.batch_size)) for span in spans)
+    full = predicted(last)
+    longest = _without_checkpoints(full)
+    slope = (longest - _without_checkpoints(predicted(first))) / (last - first) if first != last else 0.0
+    seconds = sum(span.num_steps * (longest - slope * (last - span.batch_size)) for span in spans)
     return replace(
         _phase(config, phase, stage, seconds),
-        provenance=least_sure(longest.provenance.values()),
-        sent=_sent(longest, phase.num_samples / last),
+        provenance=least_sure(full.provenance.values()),
+        sent=_sent(full, phase.num_samples / last),
     )
+
+
+def _without_checkpoints(step: StepTime) -> float:
+    return step.seconds - step.parts.get("checkpoint", 0.0)
 
 
 def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
@@ -97,7 +105,7 @@ def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
 
 
 def _phase(
-    config: RunConfig, phase: PhaseConfig, stage: Stage, seconds: float | None, problem: str | None = None
+    config: RunConfig, phase: PhaseConfig, stage: TrainingStage, seconds: float | None, problem: str | None = None
 ) -> PhaseTime:
     tokens, flops = phase.num_samples * phase.seq_len, model_flops(config, phase, stage)
     return PhaseTime(phase.name, tokens, phase.num_steps, flops, seconds, problem)

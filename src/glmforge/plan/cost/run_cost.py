@@ -1,6 +1,7 @@
 """What a run costs on a machine: its phases' days with failures, GPU-hours, energy, dollars, storage and traffic."""
 
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.goodput import Failures
@@ -11,10 +12,12 @@ from glmforge.plan.cost.storage import Storage, restart_interval, storage_of
 from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _MONTH = 30 * DAY
 _TB = 1e12
+_NO_PROGRESS = 1e-3
+"""Goodput of a job that nobody would wait for."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class PhaseCost:
         goodput: undisturbed time as a share of it.
         best_interval: steps between checkpoints that would lose least.
         best_goodput: with that interval.
+        gpu_hours: of all GPUs, with failures.
+        kilowatt_hours: of the nodes and what the data centre adds; None if the GPU's power is not known.
+        gpu_dollars: None if no price is known.
     """
 
     time: PhaseTime
@@ -33,6 +39,9 @@ class PhaseCost:
     goodput: float
     best_interval: int
     best_goodput: float
+    gpu_hours: float
+    kilowatt_hours: float | None
+    gpu_dollars: float | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class RunCost:
 
     @property
     def gpu_hours(self) -> float:
-        return self.world_size * self.seconds / HOUR
+        return sum(phase.gpu_hours for phase in self.phases)
 
     @property
     def utilisation(self) -> float:
@@ -78,12 +87,9 @@ class RunCost:
 
     @property
     def kilowatt_hours(self) -> float | None:
-        """Of the nodes and what the data centre adds, while the job holds its GPUs; None if not known."""
-        settings, power = self.settings, self.machine.accelerator.power
-        if power is None:
-            return None
-        watts = power * settings.node_power_factor * settings.power_usage_effectiveness
-        return watts / 1e3 * self.gpu_hours
+        """None if the GPU's power is not known."""
+        found = [phase.kilowatt_hours for phase in self.phases if phase.kilowatt_hours is not None]
+        return sum(found) if found else None
 
     @property
     def sent(self) -> dict[str, LinkBytes]:
@@ -101,7 +107,7 @@ class RunCost:
         settings = self.settings
         items = dict(settings.other_dollars)
         if self.price is not None:
-            items["GPUs"] = self.gpu_hours * self.price.dollars_per_gpu_hour
+            items["GPUs"] = sum(phase.gpu_dollars or 0.0 for phase in self.phases)
         if settings.dollars_per_kwh and self.kilowatt_hours is not None:
             items["energy"] = self.kilowatt_hours * settings.dollars_per_kwh
         if settings.dollars_per_tb_month:
@@ -116,18 +122,26 @@ def run_cost(
     machine: Machine,
     phases: list[PhaseTime],
     settings: CostSettings,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
 ) -> RunCost:
     """`phases` are those of `predicted_phases` or `phases_at`, of the same stage."""
     storage = storage_of(config, stage)
     failures = _failures(config, world_size, machine, storage, settings)
     interval = restart_interval(config.checkpoint, config.num_steps)
+    price = price_of(machine.accelerator, settings)
+    power = machine.accelerator.power
+    added = settings.node_power_factor * settings.power_usage_effectiveness
+    rates = _Rates(
+        num_gpus=world_size,
+        kilowatts=None if power is None else power * added / 1e3,
+        dollars=None if price is None else price.dollars_per_gpu_hour,
+    )
     return RunCost(
         machine=machine,
         world_size=world_size,
         settings=settings,
-        price=price_of(machine.accelerator, settings),
-        phases=tuple(_phase_cost(phase, failures, interval) for phase in phases),
+        price=price,
+        phases=tuple(_phase_cost(phase, failures, interval, rates) for phase in phases),
         failures=failures,
         interval_steps=interval,
         storage=storage,
@@ -139,7 +153,7 @@ def _failures(
 ) -> Failures:
     num_nodes = -(-world_size // machine.ranks_per_node)
     transfer = storage.checkpoint / (num_nodes * settings.storage_bytes_per_second)
-    staging = storage.checkpoint / world_size / settings.staging_bytes_per_second
+    staging = storage.checkpoint / world_size / machine.host_link
     in_background = config.checkpoint.background
     return Failures(
         mtbf_seconds=settings.gpu_mtbf_hours * HOUR / world_size,
@@ -149,21 +163,37 @@ def _failures(
     )
 
 
-def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int) -> PhaseCost:
+class _Rates(NamedTuple):
+    """Of one GPU, in kilowatts and in dollars per hour."""
+
+    num_gpus: int
+    kilowatts: float | None
+    dollars: float | None
+
+
+def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int, rates: _Rates) -> PhaseCost:
     if time.seconds is None:
-        return PhaseCost(time, None, 0.0, interval_steps, 0.0)
+        return PhaseCost(time, None, 0.0, interval_steps, 0.0, 0.0, None, None)
     step = time.seconds / time.steps
     goodput = failures.goodput(interval_steps * step)
     best = max(1, round(failures.best_interval() / step))
     best_goodput = failures.goodput(best * step)
     if goodput < _NO_PROGRESS:
         problem = f"fails every {failures.mtbf_seconds:,.0f} s, too often to come from one checkpoint to the next"
-        return PhaseCost(replace(time, seconds=None, problem=problem), None, 0.0, best, best_goodput)
-    return PhaseCost(time, time.seconds / goodput, goodput, best, best_goodput)
-
-
-_NO_PROGRESS = 1e-3
-"""Goodput of a job that nobody would wait for."""
+        endless = replace(time, seconds=None, problem=problem)
+        return PhaseCost(endless, None, 0.0, best, best_goodput, 0.0, None, None)
+    seconds = time.seconds / goodput
+    hours = rates.num_gpus * seconds / HOUR
+    return PhaseCost(
+        time=time,
+        seconds=seconds,
+        goodput=goodput,
+        best_interval=best,
+        best_goodput=best_goodput,
+        gpu_hours=hours,
+        kilowatt_hours=None if rates.kilowatts is None else hours * rates.kilowatts,
+        gpu_dollars=None if rates.dollars is None else hours * rates.dollars,
+    )
 
 
 def cost_as_json(cost: RunCost) -> dict[str, object]:
@@ -176,6 +206,9 @@ def cost_as_json(cost: RunCost) -> dict[str, object]:
             "goodput": phase.goodput,
             "best_interval_steps": phase.best_interval,
             "best_goodput": phase.best_goodput,
+            "gpu_hours": phase.gpu_hours,
+            "kilowatt_hours": phase.kilowatt_hours,
+            "gpu_dollars": phase.gpu_dollars,
         }
         for phase in cost.phases
     ]

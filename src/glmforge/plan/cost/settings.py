@@ -39,11 +39,8 @@ class CostSettings(Strict):
         default=0.67e9,
         description="of shared storage for each node, when all write or read; Llama 3's sustains 2 TB/s for some 3,000",
     )
-    staging_bytes_per_second: PositiveFloat = Field(
-        default=20e9, description="from a GPU to its host's memory, before a checkpoint is written; a guess for PCIe 5"
-    )
     seconds_per_save: NonNegativeFloat = Field(
-        default=1.0, description="that training waits for a save in the background beside the copy; a guess"
+        default=1.0, description="that training waits for a save in the background beside the copy to the host; a guess"
     )
     disk_bytes: PositiveInt | None = Field(
         default=None, description="room for checkpoints; None: what is free where output_dir will be on this machine"

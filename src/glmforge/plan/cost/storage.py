@@ -15,7 +15,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import optimizer_states
 from glmforge.config.parameters import ParameterTable
 from glmforge.config.schema import RunConfig
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _SMALL_VOCABULARY = 2**16
@@ -69,7 +69,7 @@ class Storage:
         return saves * self.checkpoint
 
 
-def storage_of(config: RunConfig, stage: Stage = PRETRAINING) -> Storage:
+def storage_of(config: RunConfig, stage: TrainingStage = PRETRAINING) -> Storage:
     """Of the whole run, whatever its layout. Of a model that is adapted, checkpoints hold the adapters only."""
     settings, steps = config.checkpoint, config.num_steps
     tables = [_saved(config.model, role) for role in stage.roles if role.is_trained]

@@ -20,11 +20,11 @@ from collections.abc import Iterable
 from glmforge.config.model import ModelConfig
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.stages.lora import Lora, adapter_parameters
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 
 def train_flops_per_token(
-    config: ModelConfig, mean_attended: float, with_mtp: bool = True, stage: Stage = PRETRAINING
+    config: ModelConfig, mean_attended: float, with_mtp: bool = True, stage: TrainingStage = PRETRAINING
 ) -> float:
     """FLOPs per token of a training step, of all models of the stage: forward and backward of what is trained.
 

@@ -13,7 +13,7 @@ from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import ParameterTable
 from glmforge.plan.counts.parameters import count_parameters
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 _BYTES = {"bf16": 2, "fp32": 4}
 _FP32 = _BYTES["fp32"]
@@ -41,7 +41,7 @@ def weight_bytes(config: ModelConfig, dtype: DType, with_mtp: bool = True) -> in
     return count.parameters * _BYTES[dtype] + count.buffers * _FP32
 
 
-def training_state(config: ModelConfig, optim: OptimConfig, stage: Stage = PRETRAINING) -> TrainingState:
+def training_state(config: ModelConfig, optim: OptimConfig, stage: TrainingStage = PRETRAINING) -> TrainingState:
     """Bytes of weights, fp32 gradients and the states that each group's optimizer declares, of all the stage's models.
 
     Weights are fp32 masters of what the stage trains, and bf16 otherwise. Scalars beside a parameter (its number of

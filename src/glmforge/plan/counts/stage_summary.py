@@ -6,7 +6,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.plan.counts.flops import role_flops_per_token
 from glmforge.plan.counts.memory import TrainingState, role_state
-from glmforge.plan.stages.stage import Role, Stage
+from glmforge.plan.stages.stage import Role, TrainingStage
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RoleSummary:
 
 
 def summarise_stage(
-    config: ModelConfig, optim: OptimConfig, stage: Stage, mean_attended: float, with_mtp: bool
+    config: ModelConfig, optim: OptimConfig, stage: TrainingStage, mean_attended: float, with_mtp: bool
 ) -> list[RoleSummary]:
     """The stage's models in order; lengths and MTP as for `train_flops_per_token`."""
     return [
@@ -37,7 +37,7 @@ def summarise_stage(
     ]
 
 
-def stage_as_json(stage: Stage, rows: list[RoleSummary]) -> dict[str, object]:
+def stage_as_json(stage: TrainingStage, rows: list[RoleSummary]) -> dict[str, object]:
     """Everything above, ready for JSON."""
     return {
         "stage": stage.name,

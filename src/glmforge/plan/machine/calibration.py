@@ -32,8 +32,9 @@ from glmforge.config.model import Strict
 from glmforge.config.tree import from_value
 from glmforge.errors import ConfigError
 from glmforge.files import read_json, shown
-from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.machine.machine import Cores, Machine
+from glmforge.plan.machine.description import is_file_name, read_network
+from glmforge.plan.machine.hardware import Accelerator, accelerator_named
+from glmforge.plan.machine.machine import Cores, Machine, find_machine
 from glmforge.plan.machine.measured import (
     AttentionPoint,
     CollectiveKind,
@@ -42,7 +43,7 @@ from glmforge.plan.machine.measured import (
     MatmulPoint,
     MeasuredPoints,
 )
-from glmforge.plan.machine.network import Network
+from glmforge.plan.machine.network import Network, find_network
 
 _MAX_BYTES = 8 << 20
 _MAX_POINTS = 2000
@@ -92,6 +93,8 @@ class _Processors(Strict):
     bytes_per_second: float | None = Field(default=None, ge=1e3, le=1e15, description="of memory-bound operations")
     operation_seconds: float = Field(default=0.0, ge=0, le=1)
     sharding_seconds: float = Field(default=0.0, ge=0, le=1)
+    replication_seconds: float = Field(default=0.0, ge=0, le=1)
+    message_seconds: float = Field(default=0.0, ge=0, le=1)
 
 
 class CalibrationFile(Strict):
@@ -149,6 +152,18 @@ class Calibration:
         return Machine(accelerator, network, ranks_per_node, self.collectives, self.cores)
 
 
+def calibrated_machine(path: Path, gpu: str | None, network: str, ranks_per_node: int) -> Machine:
+    """The machine that `find_machine` gives with the points of a file; without `gpu` the device that the file names.
+
+    Raises `ConfigError` for a wrong file, and as `find_machine` does.
+    """
+    calibration = read_calibration(path)
+    if gpu is None and accelerator_named(calibration.device) is None:
+        link = read_network(network) if is_file_name(network) else find_network(network)
+        return calibration.machine(link, ranks_per_node)
+    return calibration.applied_to(find_machine(gpu or calibration.device, network, ranks_per_node))
+
+
 def read_calibration(path: Path) -> Calibration:
     """The points in a file. Raises `ConfigError` for one that is no such file, naming what is wrong with it."""
     content = read_json(path, dict, error=ConfigError, max_bytes=_MAX_BYTES)
@@ -173,7 +188,8 @@ def make_calibration(file: CalibrationFile, source: str) -> Calibration:
     bandwidth, cores = largest.bytes / largest.seconds if largest else None, None
     if (found := file.processors) is not None:
         bandwidth = found.bytes_per_second or bandwidth
-        cores = Cores(found.cores, found.slowdown, found.operation_seconds, found.sharding_seconds)
+        host = found.operation_seconds, found.sharding_seconds, found.replication_seconds, found.message_seconds
+        cores = Cores(found.cores, found.slowdown, *host)
     points = MeasuredPoints(source, tuple(matmuls), bandwidth, tuple(attention))
     return Calibration(file.device, points, tuple(collectives), file.memory_bytes, cores)
 

@@ -24,13 +24,17 @@ class Cores(NamedTuple):
         number: how many there are.
         slowdown: how many times as long a rank's work takes while all cores are busy as on an idle machine.
         operation_seconds: of the host for each pass of an operation, beside its work.
-        sharding_seconds: of the host for each of FSDP's collectives, beside the collective.
+        sharding_seconds: of the host each time that FSDP gathers or reduces a layer, beside the collective.
+        replication_seconds: the same where there are replicas only, and nothing is to be gathered.
+        message_seconds: of the host for every other collective, beside it.
     """
 
     number: int
     slowdown: float = 1.0
     operation_seconds: float = 0.0
     sharding_seconds: float = 0.0
+    replication_seconds: float = 0.0
+    message_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ class LayerActivations:
         chunk = min(_HEAD_CHUNK[self.itemsize], share.tokens) * vocabulary
         weight = vocabulary * width * self.role.trains_all
         kept = FP32 * weight + self.itemsize * share.tokens * width + self._norm_bytes
-        # Logits, their fp32 copy and its softmax; and the product that is added to the weight's gradient.
-        logits = self.itemsize * (chunk + weight) + 2 * FP32 * chunk if self.itemsize == BF16 else FP32 * chunk
+        # Logits, where they are narrow their fp32 copy and its softmax, and the logits of the chunk before.
+        logits = (1 + (share.tokens * vocabulary > chunk)) * self.itemsize * chunk + 2 * FP32 * chunk * self._is_narrow
         return Passes(kept, logits, FP32 * weight + self.itemsize * weight)
 
     @property

@@ -16,7 +16,7 @@ from glmforge.plan.memory.in_flight import passes_in_flight
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
-from glmforge.plan.stages.stage import PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MemoryEstimate:
         return self.fullest.peak
 
 
-def estimate_memory(config: RunConfig, layout: Layout, stage: Stage = PRETRAINING) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, layout: Layout, stage: TrainingStage = PRETRAINING) -> MemoryEstimate:
     """Of a step of the first phase of `config`."""
     return MemoryModel(config, stage).estimate(config, layout)
 
@@ -58,7 +58,7 @@ def estimate_memory(config: RunConfig, layout: Layout, stage: Stage = PRETRAININ
 class MemoryModel:
     """Estimates for one run under many layouts: what does not depend on the layout is made once."""
 
-    def __init__(self, config: RunConfig, stage: Stage = PRETRAINING) -> None:
+    def __init__(self, config: RunConfig, stage: TrainingStage = PRETRAINING) -> None:
         self.weights = {role: Weights(config, role) for role in stage.roles}
 
     def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:
@@ -105,32 +105,41 @@ def _place(
     always = {Purpose.BUFFERS: rank.buffers}
     if not is_offloaded:
         always |= {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
-    sums_late = micro_batches > 1 and parallel.reduce_gradients == "last_micro_batch"
-    whole = held.unreduced if pp > 1 or sums_late else 0
-    earlier = gradients if not whole and micro_batches > 1 else 0
-    moments = list(_moments(rank, kept, gradients, earlier, whole))
+    several = micro_batches > 1
+    reduces_late = pp > 1 or (several and parallel.reduce_gradients == "last_micro_batch")
+    earlier = 0 if is_offloaded or not several else held.own if reduces_late else held.gradients
+    unreduced = held.unreduced if reduces_late else 0
+    moments = list(_moments(rank, kept, gradients, earlier, unreduced))
     moment, at_peak = max(moments, key=lambda named: sum(named[1].values()))
     host = held.weights + held.gradients + held.optimizer if is_offloaded else 0
     return PlaceMemory(pp_rank, Counter(always | at_peak), moment, host)
 
 
 def _moments(
-    rank: RankParts, kept: int, gradients: int, earlier: int, whole: int
+    rank: RankParts, kept: int, gradients: int, earlier: int, unreduced: int
 ) -> Iterator[tuple[str, dict[Purpose, int]]]:
     """What lives at each moment beside what is always there.
 
-    `gradients` are the sharded ones, `earlier` those of micro-batches before; `whole` those that are reduced at the end
-    of the step, 0 if each micro-batch's are at once.
+    `gradients` are those that the update has, `earlier` the ones among them that micro-batches before have left;
+    `unreduced` those that are reduced at the end of the step, 0 if each micro-batch's are at once.
     """
-    passing = {
-        Purpose.GRADIENTS: earlier,
-        Purpose.ACTIVATIONS: kept,
-        Purpose.GATHERED: rank.gathered,
-        Purpose.UNREDUCED: whole,
-    }
-    yield "forward", passing | {Purpose.WORKING: rank.forward}
-    yield "backward", passing | {Purpose.WORKING: rank.backward + (0 if whole else rank.unit)}
-    if whole:
-        reduced = {Purpose.GRADIENTS: gradients, Purpose.UNREDUCED: whole, Purpose.WORKING: rank.unit}
+
+    def while_passing(kept: int, gathered: int, working: int) -> dict[Purpose, int]:
+        return {
+            Purpose.GRADIENTS: earlier,
+            Purpose.ACTIVATIONS: kept,
+            Purpose.GATHERED: gathered,
+            Purpose.UNREDUCED: unreduced,
+            Purpose.WORKING: working,
+        }
+
+    yield "forward", while_passing(kept, rank.gathered, rank.forward)
+    yield "forward", while_passing(kept, rank.gathered_outside, rank.head)
+    yield "backward", while_passing(kept, rank.gathered, rank.backward + (0 if unreduced else rank.layer))
+    if not unreduced:
+        yield "backward", while_passing(rank.kept_by_head, rank.gathered_outside, rank.outside)
+    else:
+        largest = max(rank.layer, rank.outside)
+        reduced = {Purpose.GRADIENTS: gradients, Purpose.UNREDUCED: unreduced, Purpose.WORKING: largest}
         yield "reduction", reduced
     yield "update", {Purpose.GRADIENTS: gradients, Purpose.WORKING: rank.update}

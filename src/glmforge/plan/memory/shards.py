@@ -67,6 +67,7 @@ class Shard:
         gathered: the whole weights that FSDP puts together for a layer, in the type in which it computes.
         casts: copies of weights in the compute type, made in each forward pass of weights that FSDP leaves alone.
         unreduced: fp32 gradients of the whole parameters, before FSDP has summed and cut them.
+        own: of `gradients`, those of parameters that FSDP leaves alone.
     """
 
     weights: int = 0
@@ -75,6 +76,7 @@ class Shard:
     gathered: int = 0
     casts: int = 0
     unreduced: int = 0
+    own: int = 0
 
     def __add__(self, other: "Shard") -> "Shard":
         return Shard(
@@ -84,6 +86,7 @@ class Shard:
             self.gathered + other.gathered,
             self.casts + other.casts,
             self.unreduced + other.unreduced,
+            self.own + other.own,
         )
 
     def __mul__(self, number: int) -> "Shard":
@@ -94,6 +97,7 @@ class Shard:
             self.gathered * number,
             self.casts * number,
             self.unreduced * number,
+            self.own * number,
         )
 
 
@@ -217,6 +221,7 @@ class Sharding:
             gathered=0 if alone else itemsize * whole,
             casts=itemsize * whole if is_cast else 0,
             unreduced=0 if alone else gradient * whole,
+            own=gradient * block if alone else 0,
         )
 
     def used_shape(self, row: Parameter) -> tuple[int, ...]:

@@ -22,20 +22,26 @@ class RankParts:
 
     Attributes:
         held: parameters, gradients and optimizer state.
-        kept: what a micro-batch leaves behind in each stage.
-        forward, backward: working memory of the largest passes.
-        gathered: whole weights in the compute type.
-        unit: gradients of what FSDP reduces at once, at most.
+        kept: what a micro-batch leaves behind in each stage; `kept_by_head` the part of it that is the head's.
+        forward, backward: working memory of a layer's passes, at most.
+        head: working memory of the head's forward pass, in which its gradients are made.
+        gathered: whole weights in the compute type while a layer is at work; `gathered_outside` those of no layer.
+        layer, outside: gradients of a layer, and of what belongs to none, on their way to being reduced: in the compute
+            type and as the fp32 copy that is sent.
         update: working memory of the optimizer.
         buffers: of all micro-batches.
     """
 
     held: Shard
     kept: tuple[int, ...]
+    kept_by_head: int
     forward: int
     backward: int
+    head: int
     gathered: int
-    unit: int
+    gathered_outside: int
+    layer: int
+    outside: int
     update: int
     buffers: int
 
@@ -74,14 +80,22 @@ class StageParts:
 
     def _parts(self, keys: Sequence[StageKey]) -> RankParts:
         held = sum((self._shard(key) for key in keys), Shard())
-        passes = [self._passes(key) for key in keys]
+        kinds = {kind for kinds, _, _ in keys for kind, _ in kinds}
+        layers = [self._layer(kind) for kind in kinds]
+        embeds, heads = any(key[1] for key in keys), any(key[2] for key in keys)
+        outside = self.first * embeds + self.last * heads
+        depths = 1 + self.num_mtp
         return RankParts(
             held,
-            tuple(one.kept for one in passes),
-            max(one.forward for one in passes),
-            max(one.backward for one in passes),
-            self._gathered(held, keys),
-            max(self._unit(key) for key in keys),
+            tuple(self._kept(key) for key in keys),
+            depths * self.layers.head.kept * heads,
+            max((layer.forward for layer in layers), default=0),
+            max((layer.backward for layer in layers), default=0),
+            self.layers.head.forward * heads,
+            held.gathered if not self.parallel.reshards_after_forward else self._gathered(outside, kinds),
+            held.gathered if not self.parallel.reshards_after_forward else outside.gathered,
+            max((_reduced(self.shards[kind]) for kind in kinds), default=0),
+            _reduced(outside),
             update_bytes(self._weights_of(keys), self.sharding),
             self._buffers(keys),
         )
@@ -91,16 +105,15 @@ class StageParts:
         total = sum((self.shards[kind] * number for kind, number in kinds), Shard())
         return total + self.first * has_embedding + self.last * has_head
 
-    def _passes(self, key: StageKey) -> Passes:
-        """A micro-batch through a stage."""
+    def _kept(self, key: StageKey) -> int:
+        """By a micro-batch in a stage."""
         kinds, has_embedding, has_head = key
-        found: list[tuple[int, Passes]] = [(number, self._layer(kind)) for kind, number in kinds]
-        found += [(1 + self.num_mtp, self.layers.embedding)] * has_embedding
-        found += [(1 + self.num_mtp, self.layers.head)] * has_head
-        kept = sum(number * passes.kept for number, passes in found)
+        depths, layers = 1 + self.num_mtp, self.layers
+        kept = sum(number * self._layer(kind).kept for kind, number in kinds)
+        kept += depths * (layers.embedding.kept * has_embedding + layers.head.kept * has_head)
         if self.layout.pp > 1:  # what is sent on is kept until its gradient comes back
-            kept += ((not has_head) + self.num_mtp * has_embedding) * self.layers.hidden_bytes
-        return Passes(kept, max(p.forward for _, p in found), max(p.backward for _, p in found))
+            kept += ((not has_head) + self.num_mtp * has_embedding) * layers.hidden_bytes
+        return kept
 
     def _layer(self, kind: int) -> Passes:
         rows = [weight.row for weight in self.weights.kinds[kind]]
@@ -113,18 +126,10 @@ class StageParts:
             passes = Passes(passes.kept + self.shards[kind].casts, passes.forward, passes.backward)
         return passes
 
-    def _gathered(self, held: Shard, keys: Sequence[StageKey]) -> int:
-        """In a pipeline weights stay gathered; otherwise those of a layer, of the next ones, and of no layer."""
-        if not self.parallel.reshards_after_forward:
-            return held.gathered
-        outer = sum(self.first.gathered * embeds + self.last.gathered * heads for _, embeds, heads in keys)
-        largest = max(self.shards[kind].gathered for kinds, _, _ in keys for kind, _ in kinds)
-        return outer + largest * (1 + self.parallel.prefetch_layers)
-
-    def _unit(self, key: StageKey) -> int:
-        kinds, has_embedding, has_head = key
-        outer = self.first.unreduced * has_embedding + self.last.unreduced * has_head
-        return max([outer, *(self.shards[kind].unreduced for kind, _ in kinds)])
+    def _gathered(self, outside: Shard, kinds: set[int]) -> int:
+        """A layer's, those of the next ones, and those of no layer."""
+        largest = max((self.shards[kind].gathered for kind in kinds), default=0)
+        return outside.gathered + largest * (1 + self.parallel.prefetch_layers)
 
     def _weights_of(self, keys: Sequence[StageKey]) -> Iterator[Weight]:
         for kinds, has_embedding, has_head in keys:
@@ -142,3 +147,8 @@ class StageParts:
             neighbours = sum((not has_embedding) + (not has_head) for _, has_embedding, has_head in keys)
             received = neighbours * self.layers.hidden_bytes * (1 + self.num_mtp)
         return self.micro_batches * (batch + received)
+
+
+def _reduced(shard: Shard) -> int:
+    """Whole gradients in the compute type, and in fp32 as they are sent."""
+    return shard.gathered + shard.unreduced

@@ -7,11 +7,11 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.search.search import Fit, LayoutSearch
 from glmforge.plan.search.space import Space
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 
 def fewest_devices(
-    config: RunConfig, machine: Machine, *, most: int, phase: str | None = None, stage: Stage = PRETRAINING
+    config: RunConfig, machine: Machine, *, most: int, phase: str | None = None, stage: TrainingStage = PRETRAINING
 ) -> Fit | None:
     """The first layout that fits on as few devices as possible, at most `most`; None if none does.
 

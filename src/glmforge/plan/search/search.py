@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from glmforge.config.layout import Layout
+from glmforge.config.parallel import ParallelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, MemoryModel
 from glmforge.plan.search.space import RECOMPUTATIONS, Axes, Space
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, least_seconds, predict_step
 
 USABLE = 0.9
@@ -71,11 +72,16 @@ class SearchResult:
 
     machine: Machine
     world_size: int
-    stage: Stage
+    stage: TrainingStage
     memory_limit: int
     ranked: tuple[Candidate, ...]
     num_layouts: int
     num_fitting: int
+
+    @property
+    def fits_devices(self) -> bool:
+        """Whether something fits without moving what it needs to host memory."""
+        return any(not _offloads(candidate.config.parallel) for candidate in self.ranked)
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
@@ -93,7 +99,7 @@ def search_layouts(
     machine: Machine,
     *,
     phase: str | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     progress: OnProgress = lambda line: None,
 ) -> SearchResult:
     """The layouts of `config` on `world_size` devices of `machine` that fit, ranked by the time of a step.
@@ -112,10 +118,14 @@ def search_layouts(
     return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
 
 
+def _offloads(parallel: ParallelConfig) -> bool:
+    return parallel.activation_offload or parallel.cpu_offload
+
+
 class LayoutSearch:
     """The steps of one search; `num_layouts` counts what the rules allowed."""
 
-    def __init__(self, space: Space, machine: Machine, stage: Stage = PRETRAINING) -> None:
+    def __init__(self, space: Space, machine: Machine, stage: TrainingStage = PRETRAINING) -> None:
         self.space, self.machine, self.stage = space, machine, stage
         self.limit = int(USABLE * machine.accelerator.memory_bytes)
         self.memory = MemoryModel(select_phase(space.config, None), stage)

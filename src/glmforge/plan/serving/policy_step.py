@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from glmforge.plan.serving.deployment import Deployment
 from glmforge.plan.serving.formats import find_format, weight_bytes
 from glmforge.plan.serving.rollout import Rollout, RolloutBatch, Split, balanced_split, fastest_rollout
-from glmforge.plan.stages.stage import Stage
+from glmforge.plan.stages.stage import TrainingStage
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PolicyStep:
 
 
 def plan_policy_step(
-    deployment: Deployment, num_gpus: int, batch: RolloutBatch, stage: Stage, train_seconds_per_token: float
+    deployment: Deployment, num_gpus: int, batch: RolloutBatch, stage: TrainingStage, train_seconds_per_token: float
 ) -> PolicyStep:
     """`deployment` says how responses are generated, with copies of any size; training is timed on all the GPUs."""
     train = train_seconds_per_token * batch.tokens
@@ -50,7 +50,7 @@ def plan_policy_step(
     )
 
 
-def send_seconds(deployment: Deployment, num_gpus: int, stage: Stage) -> float:
+def send_seconds(deployment: Deployment, num_gpus: int, stage: TrainingStage) -> float:
     """Of what a step changed, in bf16, into every node over the network; within one node it is not counted."""
     machine, actor = deployment.machine, stage.roles[0]
     if num_gpus <= machine.ranks_per_node:

@@ -77,7 +77,7 @@ class Role:
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """A stage by its name, and the models of its step; the first is the one that the stage is about."""
 
     name: StageName
@@ -86,10 +86,12 @@ class Stage:
 
 MODEL = Role("model")
 """Trained whole, as in pre-training."""
-PRETRAINING = Stage("pretrain", (MODEL,))
+PRETRAINING = TrainingStage("pretrain", (MODEL,))
 
 
-def find_stage(name: str = "pretrain", lora: Lora | None = None, policy_models: Sequence[str] = POLICY_MODELS) -> Stage:
+def find_stage(
+    name: str = "pretrain", lora: Lora | None = None, policy_models: Sequence[str] = POLICY_MODELS
+) -> TrainingStage:
     """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are those beside the actor.
 
     Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
@@ -103,8 +105,8 @@ def find_stage(name: str = "pretrain", lora: Lora | None = None, policy_models: 
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
     stage: StageName = STAGES[STAGES.index(name)]
     if stage == "policy":
-        return Stage(stage, _policy_roles(lora, policy_models))
-    return Stage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))
+        return TrainingStage(stage, _policy_roles(lora, policy_models))
+    return TrainingStage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))
 
 
 def _policy_roles(lora: Lora | None, names: Sequence[str]) -> tuple[Role, ...]:

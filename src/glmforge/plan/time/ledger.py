@@ -7,7 +7,7 @@ from typing import Any
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.hardware import Accelerator
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.reached import IMPLEMENTATIONS, LEVERS, Implementation
 from glmforge.plan.time.roofline import work_limit
@@ -88,7 +88,7 @@ def make_ledger(
     layout: Layout,
     accelerator: Accelerator | None,
     pp_rank: int = 0,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
 ) -> Ledger:
     """Of a step of the first phase on a rank of `pp_rank`. Raises `ConfigError` as `step_operations` does."""
     rows: dict[str, Row] = {}
@@ -160,8 +160,9 @@ def _cost(operation: Operation, direction: Direction, accelerator: Accelerator |
             one = Cost(times * work.flops, times * work.bytes)
             if accelerator:
                 one.limit = times * work_limit(work, accelerator)
+                kernels: Direction = "forward" if work is operation.forward else which  # what is done again, too
                 for name in IMPLEMENTATIONS:
-                    one.expected[name] = times * expected_seconds(operation, work, which, accelerator, name)
+                    one.expected[name] = times * expected_seconds(operation, work, kernels, accelerator, name)
             cost.add(one)
     return cost
 

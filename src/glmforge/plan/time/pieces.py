@@ -21,7 +21,7 @@ from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import Role, Stage
+from glmforge.plan.stages.stage import Role, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
 from glmforge.plan.work.operations import BF16, FP32, Operation, Share
@@ -70,7 +70,7 @@ class Situation:
     share: Share
     kernels: Kernels
     imbalance: float
-    stage: Stage
+    stage: TrainingStage
 
     @property
     def with_mtp(self) -> bool:
@@ -164,7 +164,7 @@ class _ComputeKey:
     accelerator: Accelerator
     kernels: Kernels
     imbalance: float
-    stage: Stage
+    stage: TrainingStage
 
     @classmethod
     def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":

@@ -5,10 +5,10 @@ There the host does everything, so nothing hides behind anything else, and a ran
 - All ranks' work is done by the cores together, or as slowly as the rank with most of it. With all cores busy it takes
   `slowdown` times as long as alone.
 - Only the first and last passes of a pipeline leave cores idle: until as many ranks as there are cores have work.
-- Every pass of an operation, and every collective of FSDP, costs the host something beside its work.
+- Every pass of an operation, and every collective, costs the host something beside its work; FSDP's cost most.
 - Collectives take what was measured of them, with as many groups at work at the same time.
 
-Of the parts, "bubble" is that of the pipeline, and "sharding" FSDP's work on the host.
+Of the parts, "bubble" is that of the pipeline, and "host" what the host takes for collectives.
 """
 
 import math
@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
+from glmforge.plan.layout import stages_of_pp_rank
 from glmforge.plan.machine.collectives import Group, collective_seconds
-from glmforge.plan.machine.machine import Machine
+from glmforge.plan.machine.machine import Cores, Machine
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.reached import Implementation
-from glmforge.plan.work.messages import Message, step_messages
+from glmforge.plan.work.messages import Message, step_messages, weight_messages
 from glmforge.plan.work.step import step_operations
 
 _SHARDING = ("fsdp", "efsdp", "dp_replicate")
@@ -34,6 +35,8 @@ class RankWork(NamedTuple):
         memory: seconds of operations that memory bounds.
         update: seconds of the optimizer, part of both.
         operations: passes of operations.
+        sharded: how often FSDP gathers or reduces a layer of which other ranks have a part.
+        replicated: the same of layers that are whole on a rank, and of which others have replicas.
         messages: its collectives.
     """
 
@@ -41,12 +44,19 @@ class RankWork(NamedTuple):
     memory: float
     update: float
     operations: float
+    sharded: int
+    replicated: int
     messages: list[Message]
 
     @property
-    def sharding_calls(self) -> int:
-        """Collectives of FSDP."""
-        return sum(message.times for message in self.messages if message.axis in _SHARDING)
+    def other_messages(self) -> int:
+        """Collectives that are not FSDP's."""
+        return sum(message.times for message in self.messages if message.axis not in _SHARDING)
+
+    def host_seconds(self, cores: Cores) -> float:
+        """Of the host for collectives."""
+        of_fsdp = cores.sharding_seconds * self.sharded + cores.replication_seconds * self.replicated
+        return of_fsdp + cores.message_seconds * self.other_messages
 
 
 def rank_work(
@@ -64,7 +74,15 @@ def rank_work(
                 products += seconds
             update += seconds * operation.is_update
             operations += times * max(1, len(work.matmuls))
-    return RankWork(products, memory, update, operations, step_messages(config, layout, pp_rank))
+    sharded = replicated = 0
+    for stage in stages_of_pp_rank(config, layout, pp_rank):
+        for message in weight_messages(config, layout, stage):
+            if message.axis in ("fsdp", "efsdp"):
+                is_cut = layout.size(message.axis) > 1
+                sharded += message.times * is_cut
+                replicated += message.times * (not is_cut and layout.dp_replicate > 1)
+    messages = step_messages(config, layout, pp_rank)
+    return RankWork(products, memory, update, operations, sharded, replicated, messages)
 
 
 def parts_on_cores(
@@ -83,12 +101,12 @@ def parts_on_cores(
 
     update = together([rank.update for rank in ranks])
     compute = together([_computing(rank, cores.operation_seconds) for rank in ranks])
-    sharding = together([cores.sharding_seconds * rank.sharding_calls for rank in ranks])
+    host = together([rank.host_seconds(cores) for rank in ranks])
     ramp = min(layout.pp, math.ceil(cores.number / layout.stage_ranks)) - 1
     parts = {
         "compute": compute,
         "update": update,
-        "sharding": sharding,
+        "host": host,
         "bubble": compute * ramp / layout.num_micro_batches(config.phases[0]),
     }
     return parts | _communication(max(ranks, key=lambda rank: rank.products + rank.memory), layout, machine)

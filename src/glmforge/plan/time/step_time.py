@@ -19,7 +19,7 @@ from glmforge.plan.machine.collectives import Group, LinkBytes, collective_secon
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
-from glmforge.plan.stages.stage import PRETRAINING, Stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, PieceKind, Situation, pass_seconds, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
 from glmforge.plan.time.shared_cores import parts_on_cores
@@ -31,7 +31,7 @@ from glmforge.plan.work.traffic import ranks_per_node, step_traffic
 
 _NOTHING = 1e-9
 """Seconds below which a part is rounding."""
-_COMPUTED = ("compute", "recompute", "imbalance", "update", "sharding")
+_COMPUTED = ("compute", "recompute", "imbalance", "update", "host")
 
 
 class LinkUse(NamedTuple):
@@ -73,7 +73,7 @@ class StepTime:
     provenance: dict[str, Provenance]
     tokens: int
     model_flops: float
-    _run: tuple[RunConfig, Stage] = field(repr=False)
+    _run: tuple[RunConfig, TrainingStage] = field(repr=False)
     _ranks: tuple[RankTime, ...] = field(repr=False)
     _message: float = field(repr=False)
 
@@ -141,7 +141,7 @@ def predict_step(
     layout: Layout,
     machine: Machine,
     kernels: Kernels | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
     *,
     imbalance: float = 1.0,
     mean_attended: int | None = None,
@@ -179,7 +179,7 @@ def predict_step(
     )
 
 
-def least_seconds(config: RunConfig, layout: Layout, machine: Machine, stage: Stage = PRETRAINING) -> float:
+def least_seconds(config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage = PRETRAINING) -> float:
     """A bound that no step of the layout is faster than, in a small part of the time that `predict_step` takes.
 
     What all pipeline ranks compute and wait for within layers, divided by their number: no schedule beats even shares
@@ -204,7 +204,7 @@ def _situation(
     layout: Layout,
     machine: Machine,
     kernels: Kernels,
-    stage: Stage,
+    stage: TrainingStage,
     imbalance: float,
     mean_attended: int | None,
 ) -> Situation:
@@ -222,7 +222,8 @@ def _situation(
 
 
 _ROUNDS = 8
-"""Of as many micro-batches as a pipeline has ranks: after them every further round takes as long as the one before."""
+"""Of as many micro-batches as a pipeline has ranks: after them a further round takes as long as the one before, to half
+a percent of a step where stages take unequally long."""
 
 
 def _last_stop(config: RunConfig, layout: Layout, ranks: tuple[RankTime, ...], message: float) -> float:
@@ -281,7 +282,7 @@ def _message_seconds(situation: Situation) -> float:
     return collective_seconds("send", size, situation.group("pp"), situation.machine)
 
 
-def _links(config: RunConfig, stage: Stage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
+def _links(config: RunConfig, stage: TrainingStage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
     found = []
     for traffic in step_traffic(config, layout, pp_rank, stage):
         near = ranks_per_node(layout, traffic.axis, machine.ranks_per_node)

@@ -39,7 +39,7 @@ def step_messages(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[M
     for stage in stages_of_pp_rank(config, layout, pp_rank):
         for axis, kind, size, times in _activations(config, layout, share, stage):
             found[axis, kind, size] += times * micro_batches
-        for axis, kind, size, times in _weights(config, layout, stage, micro_batches):
+        for axis, kind, size, times in weight_messages(config, layout, stage):
             found[axis, kind, size] += times
     messages = (Message(*what, times) for what, times in found.items())
     return [message for message in messages if message.times and message.bytes and layout.size(message.axis) > 1]
@@ -72,9 +72,9 @@ def _activations(config: RunConfig, layout: Layout, share: Share, stage: StageCo
     yield Message("pp", "send", BF16 * share.normed * model.hidden_size, 2 * boundaries * tensors)
 
 
-def _weights(config: RunConfig, layout: Layout, stage: StageContent, micro_batches: int) -> Iterator[Message]:
-    """FSDP's gathers and reductions, and the sums over replicas, of a step."""
-    parallel = config.parallel
+def weight_messages(config: RunConfig, layout: Layout, stage: StageContent) -> Iterator[Message]:
+    """FSDP's gathers and reductions, and the sums over replicas, of a step; those along axes of one rank too."""
+    parallel, micro_batches = config.parallel, layout.num_micro_batches(config.phases[0])
     gathers = 1 if layout.pp > 1 and not parallel.reshards_after_forward else micro_batches
     reductions = micro_batches if parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     units: dict[tuple[int | None, str, bool], list[Parameter]] = defaultdict(list)

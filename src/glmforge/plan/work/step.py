@@ -16,7 +16,7 @@ from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
 from glmforge.plan.work import operations
 from glmforge.plan.work.operations import Operation, Share, done_again
 from glmforge.plan.work.role_operations import forward_alone, trained_by
@@ -43,7 +43,7 @@ def step_operations(
     layout: Layout,
     pp_rank: int = 0,
     mean_attended: int | None = None,
-    stage: Stage = PRETRAINING,
+    stage: TrainingStage = PRETRAINING,
 ) -> list[Operation]:
     """The operations of a step of the first phase on a rank of `pp_rank`, of all the stage's models; several may have
     one name.
@@ -98,7 +98,7 @@ def used_parameters(table: ParameterTable, config: RunConfig, content: StageCont
 
 
 def stage_operations(
-    config: RunConfig, share: Share, content: StageContent, stage: Stage = PRETRAINING
+    config: RunConfig, share: Share, content: StageContent, stage: TrainingStage = PRETRAINING
 ) -> Iterator[Operation]:
     """One micro-batch through a stage of the pipeline, or any part of one, of all the models that train together."""
     for role in stage.roles:

@@ -20,7 +20,7 @@ from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.collectives import Group, LinkBytes, link_bytes
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, Stage
+from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
 from glmforge.plan.work.operations import BF16, FP32, Share
 from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
@@ -62,7 +62,9 @@ class Traffic(NamedTuple):
         return max(inside / (accelerator.nvlink_bandwidth or 1), outside / NETWORK_BYTES)
 
 
-def step_traffic(config: RunConfig, layout: Layout, pp_rank: int = 0, stage: Stage = PRETRAINING) -> list[Traffic]:
+def step_traffic(
+    config: RunConfig, layout: Layout, pp_rank: int = 0, stage: TrainingStage = PRETRAINING
+) -> list[Traffic]:
     """The axes along which a rank of `pp_rank` communicates anything in a step of the first phase."""
     sizes: Counter[str] = Counter()
     for role in stage.roles:

@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from glmforge.plan.cost.goodput import Failures
 
@@ -74,3 +76,22 @@ def test_writing_in_the_background_is_lost_with_every_failure() -> None:
 def test_a_job_that_fails_all_the_time_never_ends() -> None:
     assert Failures(1.0, 600, 1, 0).goodput(600) == 0.0
     assert Failures(1.0, 600, 10, 0).best_interval() == 1.0
+
+
+SECONDS = st.floats(1, 1e6)
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, st.floats(1, 10))
+def test_what_fails_less_or_waits_less_never_makes_less_progress(
+    mtbf: float, restart: float, save: float, write: float, interval: float, factor: float
+) -> None:
+    goodput = Failures(mtbf, restart, save, write).goodput(interval)
+    better = (
+        Failures(mtbf * factor, restart, save, write),
+        Failures(mtbf, restart / factor, save, write),
+        Failures(mtbf, restart, save / factor, write),
+        Failures(mtbf, restart, save, write / factor),
+    )
+    assert 0 <= goodput < 1
+    for failures in better:
+        assert failures.goodput(interval) >= goodput * (1 - 1e-9)  # rounding of exp

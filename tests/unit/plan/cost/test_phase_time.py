@@ -56,6 +56,13 @@ def test_a_phase_that_the_layout_does_not_serve_says_why() -> None:
     assert "batch_size" in long.problem
 
 
+def test_a_phase_does_not_count_its_checkpoints_as_steps() -> None:
+    config = load_config(RUN)
+    saving = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 1})})
+    assert "checkpoint" in predict_step(saving, resolve_layout(saving, 8), MACHINE).parts
+    assert predicted_phases(saving, 8, MACHINE) == predicted_phases(config, 8, MACHINE)
+
+
 def test_bytes_are_those_of_a_step_on_every_rank() -> None:
     """Eight GPUs of one node send nothing between nodes; the same eight as two nodes of four do."""
     config = select_phase(load_config(RUN), "long")

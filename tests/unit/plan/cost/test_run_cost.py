@@ -29,6 +29,8 @@ def test_dollars_are_gpus_times_hours_times_their_price() -> None:
     assert cost.goodput == pytest.approx(1.0, abs=1e-4)
     assert cost.gpu_hours == pytest.approx(64 * undisturbed / 3600, rel=1e-4)
     assert cost.dollars == {"GPUs": pytest.approx(2 * cost.gpu_hours)}
+    for phase in cost.phases:
+        assert phase.gpu_dollars == pytest.approx(2 * phase.gpu_hours)
     # 700 W x 1.82 x 1.25 for every GPU-hour
     assert cost.kilowatt_hours == pytest.approx(1.5925 * cost.gpu_hours)
 
@@ -139,6 +141,11 @@ def test_the_command_prints_the_guides_sheet() -> None:
     assert found["problems"] == []
 
 
+def test_an_unknown_sheet_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--sheet: 'mine' is none; there are guide, guide-64"):
+        plan(SCALED, "--sheet", "mine")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -148,7 +155,8 @@ def test_the_command_prints_the_guides_sheet() -> None:
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
         (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
-        (["--sheet", "mine"], "--sheet: 'mine' is none"),
+        (["--sheet", "guide-64"], "--sheet: has GPUs and prices of its own; leave --gpus out"),
+        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: is shown alone; leave --dry-run out"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: list[str], message: str) -> None:

@@ -41,6 +41,27 @@ def test_what_is_no_price_is_refused_in_one_line(price: str, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1, 2]",
+        "a: &a [x, x]\n" + "".join(f"{name}: &{name} [*a, *a]\n" for name in "bc") + "other_dollars: *c",
+        "other_dollars: " + "{a: " * 200 + "1" + "}" * 200,
+        "gpu_mtbf_hours: .nan",
+        "gpu_mtbf_hours: 0",
+        "restart_seconds: [600]",
+        "other_dollars: {people: -1}",
+        "",
+    ],
+)
+def test_a_strangers_file_is_refused_in_a_few_lines(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"prices\.yaml") as caught:
+        read_settings(str(file))
+    assert str(caught.value).count("\n") < 5
+
+
 def test_a_price_is_the_users_before_that_of_the_table() -> None:
     h100 = find_machine("H100 SXM").accelerator
     known, given = price_of(h100, CostSettings()), price_of(h100, read_settings("1.99,priced_on=2026-11-20"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from glmforge.errors import ConfigError
-from glmforge.plan.machine.calibration import read_calibration
+from glmforge.plan.machine.calibration import calibrated_machine, read_calibration
 from glmforge.plan.machine.machine import Cores, find_machine
 from glmforge.plan.machine.measured import AttentionPoint, CollectivePoint, MatmulPoint
 from glmforge.plan.machine.network import find_network
@@ -66,6 +66,17 @@ def test_points_alone_make_a_machine_if_they_are_enough(tmp_path: Path) -> None:
     assert machine.cores == Cores(2, 1.5)
     with pytest.raises(ConfigError, match="give bf16 matmuls, copies and memory_bytes, or --gpu"):
         read_calibration(written(tmp_path, FILE)).machine(network, 8)
+
+
+def test_the_machine_is_the_one_asked_for_or_the_one_that_was_measured(tmp_path: Path) -> None:
+    of_h200 = written(tmp_path, FILE | {"device": "NVIDIA H200"})
+    assert calibrated_machine(of_h200, None, "ib400", 8).accelerator.name == "H200 SXM"
+    asked = calibrated_machine(of_h200, "h100-80gb", "ib400", 8)
+    assert asked.accelerator.name == "H100 SXM"
+    assert asked.accelerator.points is not None
+    assert asked.accelerator.points.copy_bandwidth == 1000
+    of_none = written(tmp_path, FILE | {"matmuls": [MATMUL | {"dtype": "bf16"}]})
+    assert calibrated_machine(of_none, None, "tcp10", 4).accelerator.name == "a machine"
 
 
 def test_ceilings_of_the_gpu_benchmark_are_points(tmp_path: Path) -> None:

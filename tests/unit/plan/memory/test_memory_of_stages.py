@@ -8,7 +8,7 @@ from glmforge.plan.counts.memory import training_state
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.lora import Lora
-from glmforge.plan.stages.stage import PRETRAINING, Stage, find_stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 
 RUN = """
 name: run
@@ -21,7 +21,7 @@ parallel: {micro_batch_size: 1, ep: 8, recompute: full}
 LORA = find_stage("lora", Lora(16))
 
 
-def held(stage: Stage, *overrides: str) -> dict[Purpose, int]:
+def held(stage: TrainingStage, *overrides: str) -> dict[Purpose, int]:
     config = load_config(RUN, overrides)
     return dict(estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak)
 
@@ -32,7 +32,7 @@ def held(stage: Stage, *overrides: str) -> dict[Purpose, int]:
     ids=["pretrain", "lora", "reward", "policy", "policy lora"],
 )
 @pytest.mark.parametrize("copies", [1, 2])
-def test_a_rank_holds_its_share_of_the_state(stage: Stage, copies: int) -> None:
+def test_a_rank_holds_its_share_of_the_state(stage: TrainingStage, copies: int) -> None:
     """All ranks of a copy together hold the model, with little that is padded or on every rank."""
     config = load_config(RUN)
     state = training_state(config.model, config.optim, stage)

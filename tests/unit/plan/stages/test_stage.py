@@ -10,7 +10,7 @@ from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import forward_flops_per_token, train_flops_per_token
 from glmforge.plan.counts.memory import training_state
 from glmforge.plan.stages.lora import Lora
-from glmforge.plan.stages.stage import PRETRAINING, Stage, find_stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 from glmforge.plan.work.step import model_flops, step_operations
 from glmforge.plan.work.traffic import step_traffic
 
@@ -29,7 +29,7 @@ phases: [{name: main, steps: 1, seq_len: 64, batch_size: 16, aux_loss_weight: 0}
 parallel: {micro_batch_size: 1}
 """
 
-STAGES: dict[str, Stage] = {
+STAGES: dict[str, TrainingStage] = {
     "pretrain": PRETRAINING,
     "finetune": find_stage("finetune"),
     "lora": find_stage("lora", Lora(16)),
@@ -97,7 +97,7 @@ def test_a_forward_pass_is_a_third_of_training() -> None:
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("model", ["tiny", AIR])
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
-def test_operations_add_up_to_the_closed_form(stage: Stage, model: str, recompute: str) -> None:
+def test_operations_add_up_to_the_closed_form(stage: TrainingStage, model: str, recompute: str) -> None:
     config = run(model, f"parallel.recompute={recompute}")
     found = model_flops(step_operations(config, resolve_layout(config, 1), stage=stage))
     assert found == train_flops_per_token(config.model, 64, stage=stage) * config.phases[0].tokens_per_step
@@ -173,18 +173,20 @@ def test_a_forward_pass_sends_activations_once(method: str, more: dict[str, floa
         *overrides,
     )
     layout = resolve_layout(config, 16)
-    usual, actor = (
-        {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=STAGES[stage])}
-        for stage in ("pretrain", "actor alone")
+    twice = find_stage("policy", Lora(4), policy_models=["reference"])  # the actor, with its adapters and without
+    usual, actor, both = (
+        {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=stage)}
+        for stage in (PRETRAINING, STAGES["actor alone"], twice)
     )
     assert {axis: actor[axis] / usual[axis] for axis in more} == pytest.approx(more)
+    assert {axis: both[axis] - usual[axis] for axis in more} == {axis: 2 * (actor[axis] - usual[axis]) for axis in more}
 
 
 def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained() -> None:
     config = run("tiny", "phases.0.batch_size=2", "model.num_nextn_predict_layers=0")
     layout = resolve_layout(config, 2)
 
-    def sent(stage: Stage) -> int:
+    def sent(stage: TrainingStage) -> int:
         (fsdp,) = step_traffic(config, layout, stage=stage)
         return fsdp.bytes
 

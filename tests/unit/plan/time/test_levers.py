@@ -32,6 +32,7 @@ def test_a_lever_saves_what_changing_its_setting_does(world_size: int, overrides
     layout, machine = resolve_layout(config, world_size), find_machine("h200", "tcp30")
     levers = step_levers(config, layout, machine)
     assert [lever.seconds for lever in levers] == sorted((lever.seconds for lever in levers), reverse=True)
+    assert min(lever.seconds for lever in levers) > 0.004 * predict_step(config, layout, machine).seconds
     lever = next(lever for lever in levers if lever.setting is not None and setting in lever.setting.split())
     changed = load_config(RUN, overrides + lever.setting.split())
     now = predict_step(config, layout, machine).seconds

@@ -55,16 +55,31 @@ def test_a_pipeline_leaves_cores_idle_only_while_too_few_ranks_have_work() -> No
     assert with_others["bubble"] == 0
 
 
-def test_the_host_is_paid_for_operations_and_for_sharding() -> None:
-    config = load_config(RUN, ["parallel.micro_batch_size=2"])
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "sharded"),
+        (["parallel.dp_replicate=2"], "replicated"),
+        (["parallel.tp=2", "parallel.ep=2"], "other_messages"),
+    ],
+)
+def test_the_host_is_paid_for_operations_and_collectives(overrides: list[str], name: str) -> None:
+    config = load_config(RUN, ["parallel.micro_batch_size=2", *overrides])
     layout = resolve_layout(config, 2)
     work = rank_work(config, layout, MACHINE, "eager")
-    costly = replace(MACHINE, cores=Cores(2, operation_seconds=1e-3, sharding_seconds=1e-2))
+    calls = {"sharded": work.sharded, "replicated": work.replicated, "other_messages": work.other_messages}
+    assert [what for what, number in calls.items() if number] == [name]
+    costly = replace(MACHINE, cores=Cores(2, 1.0, 1e-3, 1e-2, 1e-2, 1e-2))
     more = seconds(config, 2, costly) - seconds(config, 2)
-    assert more == pytest.approx(1e-3 * work.operations + 1e-2 * work.sharding_calls)
+    assert more == pytest.approx(1e-3 * work.operations + 1e-2 * calls[name])
+
+
+def test_every_layer_is_gathered_twice_and_reduced_once() -> None:
+    config = load_config(RUN, ["parallel.micro_batch_size=2"])
+    work = rank_work(config, resolve_layout(config, 2), MACHINE, "eager")
     # Each of 4 micro-batches: 5 layers, 4 of them with a router apart, are gathered twice and
     # reduced once; what belongs to no layer is gathered and reduced once.
-    assert work.sharding_calls == 4 * (3 * 9 + 2)
+    assert work.sharded == 4 * (3 * 9 + 2)
 
 
 def test_collectives_take_what_was_measured_with_as_many_groups_at_once() -> None:
