@@ -109,7 +109,7 @@ class TokenShare:
         return x_t.chunk(self.world.axis_size("tp"), dim=-1)[self.world.axis_rank("tp")]
 
     def _attend(self, documents: Documents, noise: TokenNoise | None) -> Attend:
-        if self.index_t is None:
+        if self.world.axis_size("cp") == 1:
             return DocumentAttention(documents, noise, self.world.axis_rank("tp"))
         assert noise is None or not noise.step.attention_dropout, "attention dropout needs whole rows"
         if self.parallel.context_method == "ulysses":
