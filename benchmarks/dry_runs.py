@@ -61,9 +61,15 @@ SHIPPED: dict[str, tuple[int, dict[str, tuple[str, ...] | None]]] = {
 WITH_SCHEDULES = "configs/pretrain_glm45_355b.yaml", 8192, "general"
 """The run that is laid out by every schedule: 16 pipeline ranks, 64 micro-batches."""
 SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+SPLIT = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""With a split backward pass layers are computed again for each group of weights: nobody recomputes under these."""
 SCHEDULES = [
-    *((f"parallel.pipeline_schedule={name}",) for name in ("gpipe", "1f1b", *SEVERAL_STAGES, "zbv", "dualpipev")),
-    *((f"parallel.pipeline_schedule={name}", "parallel.pipeline_stages_per_rank=4") for name in SEVERAL_STAGES),
+    (f"parallel.pipeline_schedule={name}", *(("parallel.recompute=none",) if name in SPLIT else ()), *stages)
+    for names, stages in (
+        (("gpipe", "1f1b", *SEVERAL_STAGES, "zbv", "dualpipev"), ()),
+        (SEVERAL_STAGES, ("parallel.pipeline_stages_per_rank=4",)),
+    )
+    for name in names
 ]
 
 

@@ -1,5 +1,5 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-claims, the planner's accuracy.
+plans, stages, claims, costs, the planner's accuracy.
 
 python scripts/doc_tables.py
 """
@@ -20,6 +20,7 @@ import performance  # noqa: E402
 import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
 import plan_stages  # noqa: E402
+import plan_tables  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLES = {
@@ -27,6 +28,7 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
+    "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": plan_accuracy_tables.TABLES,
     "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
@@ -34,13 +36,16 @@ TABLES = {
 
 
 def replaced(page: str, table: str) -> str:
-    """`page` with `table` in the place of the one that has the same header."""
+    """`page` with `table` in the place of the one that has the same header, or with a command's output in the place of
+    what follows the same command in a code block."""
     header = table.splitlines()[0]
     before, found, rest = page.partition(header + "\n")
     if not found:
         raise SystemExit(f"no table of the page begins with {header}")
     rows = rest.splitlines(keepends=True)
-    after = next((i for i, line in enumerate(rows) if not line.startswith("|")), len(rows))
+    is_table = header.startswith("|")
+    ends = (i for i, line in enumerate(rows) if (not line.startswith("|") if is_table else line == "```\n"))
+    after = next(ends, len(rows))
     return before + table + "".join(rows[after:])
 
 

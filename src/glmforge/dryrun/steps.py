@@ -41,6 +41,10 @@ class Context(NamedTuple):
     previous: str
     found: frozenset[str]
 
+    def on(self, like: Sequence[int]) -> "Context":
+        """The same on the first stage that holds what this one does: `like[slot]`; empty where all differ."""
+        return self._replace(task=Task(self.task.kind, like[self.task.slot])) if like else self
+
 
 FORWARD, BACKWARD = Task("FORWARD", 0), Task("FULL_BACKWARD", 0)
 
@@ -61,14 +65,18 @@ def remembered(kind: str, *, with_previous: bool) -> str:
     return kind if with_previous or kind in ("UNSHARD", "REDUCE_GRAD") else ""
 
 
-_SINGLE, _SUMMED = "gradients of their own type", "fp32 gradients"
-_GRADIENTS = frozenset((_SINGLE, _SUMMED))
-_BACKWARD = ("FULL_BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "REDUCE_GRAD")
+_SINGLE, SUMMED = "gradients of their own type", "fp32 gradients"
+_GRADIENTS = frozenset((_SINGLE, SUMMED))
 
 
 def found_by(kind: str, there: frozenset[str]) -> frozenset[str]:
     """What of the things made by earlier tasks matters to one of this kind."""
-    return there & (_GRADIENTS if kind in _BACKWARD else {kind})
+    gradients = there & _GRADIENTS
+    if kind == "BACKWARD_INPUT":  # it only adds up what it finds
+        return gradients if _SINGLE in gradients else frozenset()
+    if kind == "BACKWARD_WEIGHT":  # adds to gradients of their own type; routers have no other
+        return frozenset((_SINGLE,)) if _SINGLE in gradients else gradients
+    return gradients if kind in ("FULL_BACKWARD", "REDUCE_GRAD") else there & {kind}
 
 
 def left_by(kind: str, there: frozenset[str]) -> frozenset[str]:
@@ -82,7 +90,7 @@ def left_by(kind: str, there: frozenset[str]) -> frozenset[str]:
     if kind == "BACKWARD_WEIGHT":
         return there | {_SINGLE}
     if kind == "FULL_BACKWARD" or (kind == "BACKWARD_INPUT" and _SINGLE in there):
-        return (there - {_SINGLE}) | {_SUMMED}
+        return (there - {_SINGLE}) | {SUMMED}
     return there - _GRADIENTS if kind == "REDUCE_GRAD" else there
 
 
@@ -127,10 +135,11 @@ class Actions:
     after: list[Action]
     num_micro_batches: int
 
-    def by_context(self, *, with_previous: bool) -> dict[Context, Action]:
-        """One action for each context; the last one of several."""
+    def by_context(self, *, with_previous: bool, like: Sequence[int] = ()) -> dict[Context, Action]:
+        """One action for each context, the last one of several; `like` as in `compose`."""
         order = [action.task for action in self.tasks if action.task is not None]
-        return dict(zip(contexts(order, with_previous=with_previous), self.tasks, strict=True))
+        found = contexts(order, with_previous=with_previous)
+        return dict(zip((context.on(like) for context in found), self.tasks, strict=True))
 
 
 @dataclass(frozen=True)
@@ -185,14 +194,21 @@ def replay(actions: Sequence[Action]) -> StepResources:
 
 
 def compose(
-    actions: Actions, order: Sequence[Task], num_micro_batches: int, *, with_previous: bool, receives: bool = False
+    actions: Actions,
+    order: Sequence[Task],
+    num_micro_batches: int,
+    *,
+    with_previous: bool,
+    receives: bool = False,
+    like: Sequence[int] = (),
 ) -> StepResources:
     """The step whose tasks are `order`, of `num_micro_batches`.
 
-    `receives`: what is received belongs to no task, so the traffic between stages is counted per micro-batch.
+    `receives`: what is received belongs to no task, so the traffic between stages is counted per micro-batch. `like`
+    gives each slot the first one that holds the same, whose tasks tell of both; empty if all differ.
     """
-    known: Mapping[Context, Action] = actions.by_context(with_previous=with_previous)
-    tasks = [known[context] for context in contexts(order, with_previous=with_previous)]
+    known: Mapping[Context, Action] = actions.by_context(with_previous=with_previous, like=like)
+    tasks = [known[context.on(like)] for context in contexts(order, with_previous=with_previous)]
     step = replay([*_before(actions, num_micro_batches), *tasks, *actions.after])
     if receives:
         for key in [key for key in step.traffic if key[0] == "pp"]:

@@ -1,15 +1,16 @@
 """The shortest sequence of tasks of one pipeline stage that shows everything which a long schedule asks for.
 
 A schedule of hundreds of micro-batches repeats few situations (see `glmforge.dryrun.steps`). Which ones is
-read from the schedule itself, of every place that is to be composed; a breadth-first search then finds a sequence in
+read from the schedule itself, of every place that is to be composed; a best-first search then finds a sequence in
 which each occurs, and which a stage can run: no pass without gathered weights, no backward before its forward pass.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
-from glmforge.dryrun.steps import TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
+from glmforge.dryrun.steps import SUMMED, TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
 
 _MOST_OPEN = 3
 """Micro-batches in flight. More teach nothing: a situation has no more than two tasks."""
@@ -22,10 +23,12 @@ Situation = tuple[str, str, frozenset[str]]
 class _State:
     """How far a sequence has come: what it left open, what is there, and which situations are missing.
 
-    `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it.
+    `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it; it has to be where
+    there is a task for it.
     """
 
     missing: frozenset[Situation]
+    has_to_reduce: bool = False
     there: frozenset[str] = frozenset()
     last: str = ""
     open_forwards: int = 0
@@ -36,29 +39,62 @@ class _State:
 
     @property
     def is_over(self) -> bool:
-        return not self.missing and not self.open_forwards and not self.open_inputs and not self.is_gathered
+        is_open = self.open_forwards or self.open_inputs or self.is_gathered
+        return not self.missing and not is_open and (self.is_reduced or not self.has_to_reduce)
 
 
-def shortest_walk(wanted: Iterable[Context], *, with_previous: bool) -> list[str] | None:
+def shortest_walk(
+    wanted: Iterable[Context], *, with_previous: bool, known: Collection[Situation] = ()
+) -> list[str] | None:
     """The kinds of tasks, in order, of a sequence of one stage that has all contexts which are `wanted` of it.
 
-    None if there is none, as where different tasks are wanted as the first ones that make gradients.
+    Those that are `known` may be left out. None if there is no such sequence, as where different tasks are wanted as
+    the first ones that make gradients.
     """
-    missing = frozenset((context.previous, context.task.kind, context.found) for context in wanted)
-    kinds = sorted({kind for _, kind, _ in missing})
-    start = _State(missing)
+    situations = frozenset(situation_of(context) for context in wanted)
+    return _shortest(situations - frozenset(known), frozenset(kind for _, kind, _ in situations), with_previous)
+
+
+def situation_of(context: Context) -> Situation:
+    return context.previous, context.task.kind, context.found
+
+
+@cache
+def _shortest(missing: frozenset[Situation], kinds: frozenset[str], with_previous: bool) -> list[str] | None:
+    if _exclude_each_other(missing):
+        return None
+    start = _State(missing, has_to_reduce="REDUCE_GRAD" in kinds)
     came_from: dict[_State, tuple[_State, str] | None] = {start: None}
-    queue = deque([start])
+    queue = [(_least_left(start), 0, 0, start)]
     while queue:
-        state = queue.popleft()
+        _, _, length, state = heapq.heappop(queue)
         if state.is_over:
             return list(_path(state, came_from))[::-1]
-        for kind in kinds:
+        for kind in sorted(kinds):
             after = _after(state, kind, with_previous=with_previous)
             if after is not None and after not in came_from:
                 came_from[after] = state, kind
-                queue.append(after)
+                heapq.heappush(queue, (length + 1 + _HURRY * _least_left(after), len(came_from), length + 1, after))
     return None
+
+
+def _exclude_each_other(situations: frozenset[Situation]) -> bool:
+    """Whether two of them can each be in a sequence, but not both: gradients are made and reduced once."""
+    once = [
+        "first" if not found and kind in ("FULL_BACKWARD", "BACKWARD_WEIGHT") else kind
+        for _, kind, found in situations
+        if kind == "REDUCE_GRAD" or not found
+    ]
+    return once.count("first") > 1 or once.count("REDUCE_GRAD") > 1
+
+
+_HURRY = 2
+"""More than 1 finds a walk sooner that may be a few tasks longer than the shortest."""
+
+
+def _least_left(state: "_State") -> int:
+    """Tasks that are needed at least: one for each situation, or to close what is open."""
+    return max(len(state.missing), state.open_forwards + state.open_inputs)
 
 
 def _path(state: _State, came_from: dict[_State, tuple[_State, str] | None]) -> Iterator[str]:
@@ -81,7 +117,9 @@ def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
     if kind == "RESHARD":  # not without a pass: only from one does torch learn that the weights are there
         return replace(following, is_gathered=False) if state.is_used else None
     if kind == "REDUCE_GRAD":
-        can_be = not is_reduced and state.is_used and not forwards and not inputs
+        is_done = state.is_used and not forwards and not inputs
+        # FSDP reduces gradients of one type: after a single weight task it refuses, having added up some of them.
+        can_be = not is_reduced and is_done and SUMMED in state.there
         return replace(following, is_reduced=True) if can_be else None
     following = replace(following, is_used=True)
     if kind == "FORWARD":

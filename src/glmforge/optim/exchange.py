@@ -5,9 +5,15 @@ many times; instead each matrix has one owner, and one uneven `all_to_all_single
 parts of all" to "all of mine", a second one back. Of several copies of a part only one goes to the owner, that of the
 copy which the owner itself has a part of; the update goes to all, so that copies stay equal to the last bit. Where
 owners hold their matrices whole, only the second move is made, and neither where nobody else holds them.
+
+Hundreds of ranks have a part of each matrix, and most of these parts are alike: they are copied as one strided view
+(`Tiles`), not one after the other.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -42,18 +48,20 @@ class Exchange:
 
         self._own = by_owner[here]
         members = range(len(by_owner) if self._group else 0)
-        self._targets = [list(_boxes(self._own, member)) for member in members]
-        self._sources = [list(_boxes(self._own, member, copy_of=here)) for member in members]
+        targets = [list(_boxes(self._own, member)) for member in members]
+        sources = [list(_boxes(self._own, member, copy_of=here)) for member in members]
+        self._target_sizes, self._source_sizes = _sizes(targets), _sizes(sources)
+        self._targets, self._sources = tiles_of(targets), tiles_of(sources)
 
     def gather(self, directions: Sequence[Tensor]) -> Tensor:
         """The pieces that this rank sends, in `dtype` -> the matrices it owns, [N, A, B]; N = 0 if it owns none."""
         if not self._gathers:
             return torch.cat(list(directions)).to(self._device) if directions else self._empty(0, 0, 0)
-        received = self._exchange(self._flat(directions), self._sent_sizes, _sizes(self._sources))
+        received = self._exchange(self._flat(directions), self._sent_sizes, self._source_sizes)
         matrices_NAB = self._empty(sum(map(len, self._own)), *(self._own[0].matrix_shape if self._own else (0, 0)))
-        boxes = [box for boxes in self._sources for box in boxes]
-        for box, part in zip(boxes, torch.split(received, [box.size for box in boxes]), strict=True):
-            _view(matrices_NAB, box).copy_(part.view(box.shape))
+        parts = torch.split(received, [prod(tiles.sizes) for tiles in self._sources])
+        for tiles, part in zip(self._sources, parts, strict=True):
+            tiles.of(matrices_NAB).copy_(part.view(tiles.sizes))
         return matrices_NAB
 
     def scatter(self, updates_NAB: Tensor) -> Sequence[Tensor]:
@@ -61,8 +69,8 @@ class Exchange:
         home = self.pieces[0].source.parameter.device if self.pieces else self._device
         if self._group is None:
             return torch.split(updates_NAB.to(home), list(map(len, self.pieces)))
-        sent = self._flat([_view(updates_NAB, box) for boxes in self._targets for box in boxes])
-        received = self._exchange(sent, _sizes(self._targets), self._held_sizes).to(home)
+        sent = self._flat([tiles.of(updates_NAB) for tiles in self._targets])
+        received = self._exchange(sent, self._target_sizes, self._held_sizes).to(home)
         parts = torch.split(received, [piece.here.size for piece in self.pieces])
         return [part.view(piece.here.shape) for piece, part in zip(self.pieces, parts, strict=True)]
 
@@ -73,10 +81,65 @@ class Exchange:
 
     def _flat(self, tensors: Sequence[Tensor]) -> Tensor:
         flat = [tensor.reshape(-1) for tensor in tensors]
-        return torch.cat(flat).to(self._device) if flat else self._empty(0)
+        return (flat[0] if len(flat) == 1 else torch.cat(flat)).to(self._device) if flat else self._empty(0)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+
+Index = tuple[int, int, int]
+"""A place in [N, A, B], or the way from one place to another."""
+
+
+class Tiles(NamedTuple):
+    """Equal boxes within [N, A, B] at equal distances, on any number of levels; the sizes and steps of a box come last.
+
+    Element (i, j, ...) is that at `start` + i * `steps[0]` + j * `steps[1]` + ...
+    """
+
+    sizes: tuple[int, ...]
+    steps: tuple[Index, ...]
+    start: Index
+
+    def of(self, matrices_NAB: Tensor) -> Tensor:
+        """The elements as a view of shape `sizes`."""
+        strides = matrices_NAB.stride()
+        offset = matrices_NAB.storage_offset() + _dot(self.start, strides)
+        return matrices_NAB.as_strided(self.sizes, [_dot(step, strides) for step in self.steps], offset)
+
+
+def tiles_of(boxes_by_rank: Sequence[Sequence[Box]]) -> list[Tiles]:
+    """As few tiles as cover the boxes in their order."""
+    units: tuple[Index, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+    boxes = (box for boxes in boxes_by_rank for box in boxes)
+    tiles = [Tiles(box.shape, units, (box.matrices[0], box.rows[0], box.columns[0])) for box in boxes]
+    while len(joined := list(_join(tiles))) < len(tiles):
+        tiles = joined
+    return tiles
+
+
+def _join(tiles: Sequence[Tiles]) -> Iterator[Tiles]:
+    """Neighbours of one form at equal distances as one, with a further dim."""
+    first = 0
+    while first < len(tiles):
+        sizes, steps, start = tiles[first]
+        last, step = first, None
+        while last + 1 < len(tiles) and tiles[last + 1][:2] == (sizes, steps):
+            further = _minus(tiles[last + 1].start, tiles[last].start)
+            if min(further) < 0 or further != (step or further):
+                break
+            last, step = last + 1, further
+        number = last + 1 - first
+        yield tiles[first] if step is None else Tiles((number, *sizes), (step, *steps), start)
+        first = last + 1
+
+
+def _minus(a: Index, b: Index) -> Index:
+    return a[0] - b[0], a[1] - b[1], a[2] - b[2]
+
+
+def _dot(a: Index, b: Sequence[int]) -> int:
+    return sum(map(operator.mul, a, b))
 
 
 def _sizes(boxes_by_rank: Sequence[Sequence[Box]]) -> list[int]:
@@ -108,7 +171,3 @@ def _boxes(slices: Sequence[Slice], member: int, copy_of: int | None = None) -> 
         first += len(piece)
     if last:
         yield last
-
-
-def _view(matrices_NAB: Tensor, box: Box) -> Tensor:
-    return matrices_NAB[tuple(slice(*span) for span in box)]

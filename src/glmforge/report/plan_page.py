@@ -27,7 +27,8 @@ from glmforge.plan.answers import (
 from glmforge.plan.cost.prices import price_of
 from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import axis_rows
-from glmforge.plan.report import PlanReport
+from glmforge.plan.report import PlanReport, stage_summary
+from glmforge.plan.stages.stage import PRETRAINING
 from glmforge.plan.variations import Variation, vary
 from glmforge.report.page import Column, Table, Tile, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
@@ -136,7 +137,14 @@ def _summarize(report: PlanReport) -> _Summary:
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "
         f"{model.n_routed_experts} experts active",
         tiles=_tiles(report),
-        tables=[*_pareto(report), _levers(report), _cost(report), _traffic(report), _layout(report)],
+        tables=[
+            *_models(report),
+            *_pareto(report),
+            _levers(report),
+            _cost(report),
+            _traffic(report),
+            _layout(report),
+        ],
     )
 
 
@@ -153,6 +161,24 @@ def _tiles(report: PlanReport) -> list[Tile]:
     if cost.price is not None:
         tiles.append(Tile("Costs", dollar_words(sum(cost.dollars.values()))))
     return tiles
+
+
+def _models(report: PlanReport) -> list[Table]:
+    """Of a stage in which they are not all trained whole."""
+    if report.stage.roles == PRETRAINING.roles:
+        return []
+    rows = [
+        (
+            model.name,
+            f"{model.parameters:,}",
+            f"{model.trained:,}",
+            *(f"{size / 1e9:,.2f}" for size in (model.state.weights, model.state.gradients, model.state.optimizer)),
+            f"{model.flops_per_token / 1e9:,.1f}",
+        )
+        for model in stage_summary(report)
+    ]
+    columns = ["model", "parameters", "trained", "weights, GB", "gradients, GB", "optimizer, GB", "GFLOP per token"]
+    return [make_table("Models of the stage, all ranks together", columns, rows)]
 
 
 def _pareto(report: PlanReport) -> list[Table]:

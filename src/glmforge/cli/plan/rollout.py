@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from glmforge.cli.plan.serving import provenance_words
 from glmforge.cli.plan.tables import print_table, table
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _print_rollout(rollout: "Rollout", batch: "RolloutBatch", console: Console) 
     device, weights = rollout.deployment.machine.accelerator.name, rollout.deployment.weights.name
     title = f"{batch.sequences:,} responses on {rollout.num_gpus:,} x {device}, weights in {weights}"
     print_table(title, rows, console)
-    console.print("- Bounds by bandwidth, FLOPs and links, not measurements; engines are slower.", highlight=False)
+    console.print(f"- {provenance_words(rollout.deployment.machine)}", highlight=False, soft_wrap=True)
 
 
 def _print_step(step: "PolicyStep", console: Console) -> None:

@@ -20,11 +20,11 @@ def show_roofline(
     config: "RunConfig", layout: "Layout", pp_rank: int, gpu: str, stage: "TrainingStage", *, as_json: bool
 ) -> None:
     """Print the ledger of a step of a rank of `pp_rank`, with times if `gpu` is a known device's name."""
-    from glmforge.plan.machine.hardware import ACCELERATORS, find_accelerator
+    from glmforge.plan.machine.hardware import ACCELERATORS, accelerator_named
     from glmforge.plan.time.ledger import as_json as ledger_as_json
     from glmforge.plan.time.ledger import make_ledger
 
-    accelerator = find_accelerator(gpu) or next((row for row in ACCELERATORS if row.name == gpu), None)
+    accelerator = accelerator_named(gpu)
     ledger = make_ledger(config, layout, accelerator, pp_rank, stage)
     if accelerator is None:
         known = ", ".join(row.name for row in ACCELERATORS)

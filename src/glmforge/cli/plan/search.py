@@ -42,7 +42,7 @@ def search(
     from glmforge.dryrun.search import confirm
     from glmforge.plan.search.fewest import fewest_devices
     from glmforge.plan.search.search import search_layouts
-    from glmforge.plan.search.winner import write_winner
+    from glmforge.plan.search.winner import other_phases, write_winner
 
     errors = Console(stderr=True)
 
@@ -61,8 +61,13 @@ def search(
     if confirmed is None:
         raise ConfigError(_nothing(result, fewest))
     path = winner or Path(f"{Path(source).stem}_{world_size}gpus.yaml")
-    notes = _notes(result, confirmed, phase or config.phases[0].name)
-    write_winner(confirmed.candidate, config, source, overrides, path, notes)
+    planned = phase or config.phases[0].name
+    others = other_phases(confirmed.candidate, config, planned, result.memory_limit)
+    for line in others:
+        progress(line)
+    notes = [*_notes(result, confirmed, planned), *others]
+    num_nodes = -(-world_size // machine.ranks_per_node)
+    write_winner(confirmed.candidate, config, source, overrides, path, notes, num_nodes=num_nodes)
     progress(f"written to {path}")
     if page is not None:
         from glmforge.report.plan_page import write_plan
@@ -72,11 +77,17 @@ def search(
 
 def _report(result: "SearchResult", confirmed: "Confirmed", run: "RunConfig", price: str | None) -> "PlanReport":
     """The plan of the layout that was taken."""
-    from glmforge.cli.plan.summary import plan_report
+    from glmforge.dryrun.report import planned_memory
+    from glmforge.plan.cost.settings import read_settings
+    from glmforge.plan.report import PlannedMemory, make_report
 
     taken = confirmed.candidate
     chosen = run.model_copy(update={"parallel": taken.config.parallel})
-    report = plan_report(chosen, taken.config, taken.layout, result.machine, result.stage, price, confirmed.run)
+    memory = planned_memory(confirmed.run) if confirmed.run else PlannedMemory(taken.memory, "closed forms")
+    settings = read_settings(price)
+    report = make_report(
+        chosen, taken.config, taken.layout, result.machine, stage=result.stage, settings=settings, memory=memory
+    )
     return replace(report, search=result)
 
 

@@ -1,6 +1,7 @@
 """`glmforge plan --serve`: a model on some GPUs as a service, format by format, or batch by batch."""
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.serving.deployment import Deployment
     from glmforge.plan.serving.summary import ServingQuestion, ServingSummary
+
+
+_SETTINGS = ("--weights", "--acceptance", "--context")
 
 
 class Service(NamedTuple):
@@ -32,6 +36,24 @@ class Service(NamedTuple):
 
         stored = find_cache_format(self.cache)
         return Deployment(model, machine, num_gpus, find_format(weights), stored, self.acceptance)
+
+
+def check_serving_options(*, serve: bool, rollout: str | None, stage: str, given: Mapping[str, object]) -> None:
+    """`given` are other options by name, None or False where they are not. Raises `ConfigError` for what does not go
+    together, so that no option is passed over."""
+    from glmforge.errors import ConfigError
+
+    names = [name for name, value in given.items() if value not in (None, False)]
+    if serve or rollout is not None:
+        view = "--serve" if serve else "--rollout"
+        if others := [name for name in names if name not in _SETTINGS]:
+            raise ConfigError(f"{view}: is shown alone; leave {others[0]} out")
+        if serve and (rollout is not None or stage != "pretrain"):
+            raise ConfigError("--serve: trains nothing; leave --stage, --lora and --rollout out")
+        if stage not in ("pretrain", "policy"):
+            raise ConfigError(f"--rollout: is made for a policy, not for stage {stage}; add --stage policy")
+    elif settings := [name for name in names if name in _SETTINGS]:
+        raise ConfigError(f"{settings[0]}: is a setting of --serve and --rollout; add one of them")
 
 
 def show_serving(model: "ModelConfig", machine: "Machine", num_gpus: int, service: Service, *, as_json: bool) -> None:
@@ -98,6 +120,15 @@ def _print_batches(deployment: "Deployment", length: int, console: Console) -> N
     print_table(f"Batch by batch, weights in {deployment.weights.name}", rows, console)
 
 
+def provenance_words(machine: "Machine") -> str:
+    """Where the times come from."""
+    return (
+        "No time is measured: reading and multiplying take at least what the GPU's rates allow "
+        f"({machine.compute_provenance}), links what is planned for them ({machine.link_provenance}). "
+        "Engines are slower."
+    )
+
+
 def _print_notes(served: "Deployment", question: "ServingQuestion", console: Console) -> None:
     from glmforge.plan.serving.deployment import MEMORY_SHARE
 
@@ -105,8 +136,8 @@ def _print_notes(served: "Deployment", question: "ServingQuestion", console: Con
     notes = [
         f"A sequence of {question.context:,} tokens keeps {per_token * question.context / 1e9:,.1f} GB in its cache "
         f"({per_token:,.0f} bytes per token, {served.cache}).",
-        f"{MEMORY_SHARE:.0%} of the memory is for weights and caches. Times are bounds by bandwidth, FLOPs and links, "
-        "not measurements; engines are slower.",
+        f"{MEMORY_SHARE:.0%} of the memory is for weights and caches.",
+        provenance_words(served.machine),
     ]
     if served.acceptance is not None:
         notes.append(f"Of the MTP layer's drafts {served.acceptance:.0%} are taken to stand.")

@@ -100,10 +100,15 @@ class LayerActivations:
         vocabulary = self.model.vocab_size // share.tp
         chunk = min(_HEAD_CHUNK[self.itemsize], share.tokens) * vocabulary
         weight = vocabulary * width * self.role.trains_all
-        kept = FP32 * weight + self.itemsize * share.tokens * width + self._norm_bytes
+        kept = self.head_gradient + self.itemsize * share.tokens * width + self._norm_bytes
         # Logits, where they are narrow their fp32 copy and its softmax, and the logits of the chunk before.
         logits = (1 + (share.tokens * vocabulary > chunk)) * self.itemsize * chunk + 2 * FP32 * chunk * self._is_narrow
         return Passes(kept, logits, FP32 * weight + self.itemsize * weight)
+
+    @property
+    def head_gradient(self) -> int:
+        """fp32, of the rows of the vocabulary on this rank."""
+        return FP32 * self.model.vocab_size // self.share.tp * self.model.hidden_size * self.role.trains_all
 
     @property
     def hidden_bytes(self) -> int:

@@ -1,18 +1,17 @@
 """The peak of every pipeline rank of a layout: which parts live at which moment of a step, added up.
 
-A step has four moments that can be the fullest: the last forward pass before backward passes begin to free what forward
-passes kept, the backward pass that follows it, the reduction of gradients, and the optimizer's update. The peak is that
-of the fullest. `glmforge.dryrun` runs the step itself; how far the two are apart stands in docs/plan.md.
+The moments are those of `glmforge.plan.memory.moments`. `glmforge.dryrun` runs the step itself; how far the two are
+apart stands in docs/plan.md, and `benchmarks/plan_memory.py` measures it.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glmforge.config.layout import Layout
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
-from glmforge.plan.memory.in_flight import passes_in_flight
+from glmforge.plan.memory.in_flight import InFlight, passes_in_flight
+from glmforge.plan.memory.moments import Situation, moments
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
@@ -96,50 +95,13 @@ def _together(places: tuple[PlaceMemory, ...]) -> PlaceMemory:
 
 
 def _place(
-    config: RunConfig, pp_rank: int, pp: int, rank: RankParts, flights: tuple[tuple[int, ...], ...], micro_batches: int
+    config: RunConfig, pp_rank: int, pp: int, rank: RankParts, flights: tuple[InFlight, ...], micro_batches: int
 ) -> PlaceMemory:
-    parallel, held = config.parallel, rank.held
-    kept = max(sum(map(int.__mul__, flight, rank.kept)) for flight in flights)
-    is_offloaded = parallel.cpu_offload
-    gradients = 0 if is_offloaded else held.gradients
+    held, is_offloaded = rank.held, config.parallel.cpu_offload
     always = {Purpose.BUFFERS: rank.buffers}
     if not is_offloaded:
         always |= {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
-    several = micro_batches > 1
-    reduces_late = pp > 1 or (several and parallel.reduce_gradients == "last_micro_batch")
-    earlier = 0 if is_offloaded or not several else held.own if reduces_late else held.gradients
-    unreduced = held.unreduced if reduces_late else 0
-    moments = list(_moments(rank, kept, gradients, earlier, unreduced))
-    moment, at_peak = max(moments, key=lambda named: sum(named[1].values()))
+    situation = Situation.of(config, pp, pp_rank, micro_batches)
+    moment, at_peak = max(moments(rank, flights, situation), key=lambda named: sum(named[1].values()))
     host = held.weights + held.gradients + held.optimizer if is_offloaded else 0
     return PlaceMemory(pp_rank, Counter(always | at_peak), moment, host)
-
-
-def _moments(
-    rank: RankParts, kept: int, gradients: int, earlier: int, unreduced: int
-) -> Iterator[tuple[str, dict[Purpose, int]]]:
-    """What lives at each moment beside what is always there.
-
-    `gradients` are those that the update has, `earlier` the ones among them that micro-batches before have left;
-    `unreduced` those that are reduced at the end of the step, 0 if each micro-batch's are at once.
-    """
-
-    def while_passing(kept: int, gathered: int, working: int) -> dict[Purpose, int]:
-        return {
-            Purpose.GRADIENTS: earlier,
-            Purpose.ACTIVATIONS: kept,
-            Purpose.GATHERED: gathered,
-            Purpose.UNREDUCED: unreduced,
-            Purpose.WORKING: working,
-        }
-
-    yield "forward", while_passing(kept, rank.gathered, rank.forward)
-    yield "forward", while_passing(kept, rank.gathered_outside, rank.head)
-    yield "backward", while_passing(kept, rank.gathered, rank.backward + (0 if unreduced else rank.layer))
-    if not unreduced:
-        yield "backward", while_passing(rank.kept_by_head, rank.gathered_outside, rank.outside)
-    else:
-        largest = max(rank.layer, rank.outside)
-        reduced = {Purpose.GRADIENTS: gradients, Purpose.UNREDUCED: unreduced, Purpose.WORKING: largest}
-        yield "reduction", reduced
-    yield "update", {Purpose.GRADIENTS: gradients, Purpose.WORKING: rank.update}

@@ -26,8 +26,11 @@ class RankParts:
         forward, backward: working memory of a layer's passes, at most.
         head: working memory of the head's forward pass, in which its gradients are made.
         gathered: whole weights in the compute type while a layer is at work; `gathered_outside` those of no layer.
-        layer, outside: gradients of a layer, and of what belongs to none, on their way to being reduced: in the compute
-            type and as the fp32 copy that is sent.
+        sent: fp32 gradients of a layer while they are being reduced.
+        layer: these and the same gradients in the compute type.
+        embedding: as `layer`, of the embedding.
+        head_gradients: of the head's weight, of all depths, as the forward pass makes them.
+        outside: as `layer`, of what belongs to none, while the first layer's are still being reduced.
         update: working memory of the optimizer.
         buffers: of all micro-batches.
     """
@@ -40,7 +43,10 @@ class RankParts:
     head: int
     gathered: int
     gathered_outside: int
+    sent: int
     layer: int
+    embedding: int
+    head_gradients: int
     outside: int
     update: int
     buffers: int
@@ -94,8 +100,11 @@ class StageParts:
             self.layers.head.forward * heads,
             held.gathered if not self.parallel.reshards_after_forward else self._gathered(outside, kinds),
             held.gathered if not self.parallel.reshards_after_forward else outside.gathered,
+            max((self.shards[kind].unreduced for kind in kinds), default=0),
             max((_reduced(self.shards[kind]) for kind in kinds), default=0),
-            _reduced(outside),
+            _reduced(self.first) * embeds,
+            depths * self.layers.head_gradient * heads,
+            _reduced(outside) + self.shards[self.weights.kind_of_layer[0]].unreduced,
             update_bytes(self._weights_of(keys), self.sharding),
             self._buffers(keys),
         )

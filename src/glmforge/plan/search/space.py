@@ -104,8 +104,13 @@ class Space:
         return tuple(name for name in SCHEDULES if not (parallel.compile and name in SPLIT_SCHEDULES))
 
     def resolve(self, axes: Axes, schedule: str, recompute: str, **more: Any) -> tuple[RunConfig, Layout] | None:
-        """The run with this layout; None if the rules refuse it. `more` are further fields of `parallel`."""
+        """The run with this layout; None if the rules refuse it. `more` are further fields of `parallel`.
+
+        A split backward pass would compute layers again for each group of weights (see `warnings`): none of those.
+        """
         own = self.config.parallel
+        if axes.pp > 1 and schedule in SPLIT_SCHEDULES and recompute != "none":
+            return None
         changes: dict[str, Any] = axes._asdict() | {
             "pipeline_schedule": schedule,
             "pipeline_stages_per_rank": None,

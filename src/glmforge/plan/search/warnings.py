@@ -10,6 +10,7 @@ from glmforge.config.pipeline import layer_costs
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import stages_of_pp_rank
 from glmforge.plan.machine.machine import Machine
+from glmforge.plan.search.space import SPLIT_SCHEDULES
 
 MOST_MICRO_BATCHES = 256
 """On a rank in a step: more would be done as well by larger ones, or by more data ranks."""
@@ -24,6 +25,7 @@ def layout_warnings(config: RunConfig, layout: Layout, machine: Machine | None =
     return [
         *_of_micro_batches(config, layout),
         *_of_pipeline(config, layout),
+        *_of_recompute(config, layout),
         *_of_copies(layout),
         *(_of_nodes(layout, machine.ranks_per_node) if machine else ()),
     ]
@@ -54,7 +56,7 @@ def _of_pipeline(config: RunConfig, layout: Layout) -> Iterator[str]:
     stages = len(layout.stage_layers) // layout.pp
     schedule = config.parallel.pipeline_schedule
     bubble = (layout.pp - 1) / (number * stages + layout.pp - 1)
-    if bubble > MOST_BUBBLE and schedule not in ("interleaved_zero_bubble", "zbv", "dualpipev"):
+    if bubble > MOST_BUBBLE and schedule not in SPLIT_SCHEDULES:
         yield (
             f"parallel.pp: {layout.pp} ranks and {number} micro-batches: the pipeline stands still for {bubble:.0%} of "
             "each step; lower pp, or make micro-batches smaller"
@@ -67,6 +69,16 @@ def _of_pipeline(config: RunConfig, layout: Layout) -> Iterator[str]:
             f"parallel.pp: {layout.pp} ranks share {config.model.num_hidden_layers} layers so unequally that on "
             f"average {idle:.0%} of their time is spent waiting for rank {fullest}; choose a pp that divides the work "
             "better, or give pipeline_layers"
+        )
+
+
+def _of_recompute(config: RunConfig, layout: Layout) -> Iterator[str]:
+    parallel = config.parallel
+    if layout.pp > 1 and parallel.pipeline_schedule in SPLIT_SCHEDULES and parallel.recompute != "none":
+        yield (
+            f"parallel.recompute: {parallel.recompute} with {parallel.pipeline_schedule}: torch computes the gradients "
+            "of a layer's weights in some 14 groups, and the layer again for each of them; set recompute to none, or "
+            "the schedule to interleaved_1f1b"
         )
 
 

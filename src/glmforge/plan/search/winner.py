@@ -7,11 +7,13 @@ from typing import Any
 
 import yaml
 
-from glmforge.config.layout import Layout
+from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.parallel import ParallelConfig
 from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
+from glmforge.plan.layout import phases_not_served, select_phase
+from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.search.search import Candidate
 
 HEADER = "# Found by glmforge plan --search"
@@ -31,13 +33,36 @@ def settings_words(settings: Mapping[str, Any]) -> str:
     return " ".join(f"parallel.{field}={_scalar(value)}" for field, value in settings.items())
 
 
+def other_phases(candidate: Candidate, own: RunConfig, phase: str, limit: int) -> list[str]:
+    """A line for each phase but `phase` that the layout does not serve, or only with more than `limit` bytes."""
+    config = own.model_copy(update={"parallel": candidate.config.parallel})
+    world_size = candidate.layout.world_size
+    lines = phases_not_served(config, world_size, phase)
+    for other in config.phases:
+        if other.name == phase or any(line.startswith(f"phase {other.name} ") for line in lines):
+            continue
+        peak = estimate_memory(
+            select_phase(config, other.name), resolve_layout(config, world_size, phase=other.name)
+        ).peak
+        if peak > limit:
+            lines.append(f"phase {other.name} would need {peak / 1e9:.0f} GB: search for it with --phase {other.name}")
+    return lines
+
+
 def write_winner(
-    candidate: Candidate, own: RunConfig, source: str, overrides: Iterable[str], path: Path, notes: Iterable[str]
+    candidate: Candidate,
+    own: RunConfig,
+    source: str,
+    overrides: Iterable[str],
+    path: Path,
+    notes: Iterable[str],
+    *,
+    num_nodes: int,
 ) -> None:
     """Write `path`, which extends `source`, a file or a packaged run's name, and says `notes` in its comments.
 
-    Sections that `overrides` (key.sub=value) changed are written in full. Raises `ConfigError` where `path` is a file
-    that no search has written.
+    Sections that `overrides` (key.sub=value) changed are written in full, and a run that may not go on with so few
+    nodes as `num_nodes` is allowed to. Raises `ConfigError` where `path` is a file that no search has written.
     """
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(HEADER):
         raise ConfigError(f"{path}: is there and was not written by a search; move it, or name another with --winner")
@@ -48,6 +73,8 @@ def write_winner(
     base = own.parallel if not any(text.startswith("parallel.") for text in overrides) else None
     parallel = candidate.config.parallel.model_dump(mode="json")
     content["parallel"] = parallel if base is None else changed_settings(candidate.config, candidate.layout, base)
+    if own.fault_tolerance.min_nodes > num_nodes:
+        content.setdefault("fault_tolerance", {})["min_nodes"] = num_nodes
     body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     comments = "".join(f"# {note}\n" for note in notes)
     path.write_text(f"{HEADER}\n{comments}{body}", encoding="utf-8")

@@ -1,9 +1,10 @@
 """A model served by some GPUs that share its weights: does it fit, how many sequences, how fast is a token.
 
-Everything here is a bound. A step that generates a token for each sequence of a batch must read the weights that any
-of them uses and all their caches, must multiply, and must exchange activations between the GPUs after every attention
-and MLP. It takes at least the longer of reading and multiplying, and the exchange on top. Weights and caches are taken
-to be shared evenly, and experts to be chosen by chance. Engines also lose time between kernels, so they are slower.
+This is what a service can do at best. A step that generates a token for each sequence of a batch must read the weights
+that any of them uses and all their caches, must multiply, and must exchange activations between the GPUs after every
+attention and MLP. It takes at least the longer of reading and multiplying, and the exchange on top. Weights and caches
+are taken to be shared evenly, experts to be chosen by chance, and an exchange to take what the planner's collectives
+take. Engines also lose time between kernels, so they are slower.
 
 Speculation is multi-token prediction: the MTP layer drafts one token more, the next step checks both, and a share
 `acceptance` of the drafts stands.

@@ -4,7 +4,8 @@ A step of GRPO or PPO samples several responses to each of its prompts and train
 generate with as many sequences at once as their memory holds; a sequence that ends makes room for the next. The longest
 response is waited for at the end, alone. Samples of a prompt share its prefill.
 
-Steps of generation are bounds (`glmforge.plan.serving.deployment`), so that real rollouts take longer.
+Steps of generation are the best that a service can do (`glmforge.plan.serving.deployment`), so that real rollouts take
+longer.
 """
 
 import math

@@ -26,7 +26,7 @@ class ServingQuestion:
 
 @dataclass(frozen=True)
 class ServingSummary:
-    """What a deployment can do; speeds are bounds, and None where the model does not fit.
+    """What a deployment can do at best; speeds are None where the model does not fit.
 
     Attributes:
         cache_room: bytes for caches, negative if the weights do not fit.
@@ -111,4 +111,9 @@ def _as_json(summary: ServingSummary) -> dict[str, object]:
         "alone": step_as_json(summary.alone) if summary.alone else None,
         "batched": step_as_json(summary.batched) if summary.batched else None,
         "prefill_seconds": summary.prefill,
+        "provenance": {
+            "read": str(served.machine.compute_provenance),
+            "multiply": str(served.machine.compute_provenance),
+            "exchange": str(served.machine.link_provenance),
+        },
     }

@@ -119,6 +119,8 @@ def _settings(config: RunConfig, layout: Layout) -> Iterator[tuple[str, str | No
         yield "nothing computed again", _MORE_MEMORY, {"recompute": "none"}
     if parallel.ep > 1 and parallel.ep_dispatch == "all_to_all":
         yield "tokens sent once to each node by DeepEP", None, {"ep_dispatch": "deepep"}
+    if parallel.ep > 1 and not parallel.ep_overlap:
+        yield "half of a micro-batch computed while the other's tokens travel", None, {"ep_overlap": True}
     if parallel.micro_batch_size is not None:
         size = 2 * parallel.micro_batch_size
         yield f"micro-batches of {size} sequences", _MORE_MEMORY, {"micro_batch_size": size}

@@ -8,9 +8,9 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from glmforge.config.layout import Layout
 from glmforge.config.parallel import LowPrecisionMap
@@ -165,21 +165,26 @@ class _ComputeKey:
     kernels: Kernels
     imbalance: float
     stage: TrainingStage
+    halves: int
 
     @classmethod
     def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":
-        config, machine = situation.config, situation.machine
+        config, machine, share = situation.config, situation.machine, situation.share
+        # `parallel.ep_overlap`: layers take the halves of a micro-batch in turn.
+        halves = 2 if config.parallel.ep_overlap and kind in ("dense", "moe") else 1
+        share = replace(share, tokens=share.tokens // halves, attended=share.attended // halves)
         return cls(
             config,
             situation.model,
             kind,
-            situation.share,
+            share,
             situation.with_mtp,
             config.parallel.recompute,
             machine.accelerator,
             situation.kernels,
             situation.imbalance if situation.share.ep > 1 else 1.0,
             situation.stage,
+            halves,
         )
 
 
@@ -188,9 +193,9 @@ def _compute(key: _ComputeKey) -> dict[str, Parts]:
     found: dict[str, Parts] = {"forward": defaultdict(float), "input": defaultdict(float), "weight": defaultdict(float)}
     for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
         for direction, part, seconds in _operation_seconds(operation, key):
-            found[direction][part] += seconds
+            found[direction][part] += key.halves * seconds
             if operation.name.startswith("experts:"):
-                found[direction]["imbalance"] += (key.imbalance - 1) * seconds
+                found[direction]["imbalance"] += key.halves * (key.imbalance - 1) * seconds
     return {name: {part: seconds for part, seconds in parts.items() if seconds} for name, parts in found.items()}
 
 
@@ -218,16 +223,45 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
     return found + [("input", "recompute", forward)] * operation.again
 
 
+class _Slots(NamedTuple):
+    """Seconds of a pass in which a MoE layer computes what can hide an exchange of tokens between experts."""
+
+    before: float = 0.0
+    experts: float = 0.0
+    shared: float = 0.0
+
+    def visible(self, exchanges: float, *, in_halves: bool) -> float:
+        """Of so many seconds of exchanges, one to the experts and one back, what makes the pass longer.
+
+        The shared experts compute while tokens are on their way to the others. In halves (`parallel.ep_overlap`) the
+        way of the first goes beside the second's attention, its way back and the second's way there beside experts, and
+        the second's way back beside the shared experts.
+        """
+        pairs = [(exchanges / 2, self.shared)]
+        if in_halves:
+            beside = (self.before / 2, self.experts / 2, self.experts / 2, self.shared)
+            pairs = [(exchanges / 4, slot) for slot in beside]
+        return exchanges - BESIDE_COMMUNICATION.forward * sum(min(pair) for pair in pairs)
+
+
 @lru_cache(maxsize=1 << 14)
-def _computed_meanwhile(key: _ComputeKey) -> dict[str, float]:
-    """Seconds of a pass in which the shared experts compute: while the tokens are on their way to the routed ones, and
-    not on their way back."""
-    found = {"forward": 0.0, "input": 0.0}
+def _slots(key: _ComputeKey) -> dict[str, _Slots]:
+    """By pass, forward or backward."""
+    found = {"forward": _Slots(), "input": _Slots()}
     for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
-        if operation.name.startswith("shared expert"):
-            for direction, _, seconds in _operation_seconds(operation, key):
-                found["input" if direction == "weight" else direction] += seconds
+        if operation.name.startswith(_BESIDE_THE_LAYERS):
+            continue
+        slot = next((slot for begin, slot in _SLOT_OF.items() if operation.name.startswith(begin)), "before")
+        for direction, _, seconds in _operation_seconds(operation, key):
+            passed = "input" if direction == "weight" else direction
+            sum_ = getattr(found[passed], slot) + key.halves * seconds
+            found[passed] = found[passed]._replace(**{slot: sum_})
     return found
+
+
+_SLOT_OF = {"experts:": "experts", "shared expert": "shared"}
+_BESIDE_THE_LAYERS = ("embedding", "final norm", "head", "cross-entropy", "MTP:")
+"""Operations of a stage's ends, which hide nothing."""
 
 
 def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str, float]]:
@@ -256,8 +290,8 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
             message = size * share / max(1, calls)
             seconds = visible * calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
             if axis == "ep":
-                hidden = min(seconds / 2, _computed_meanwhile(_ComputeKey.of(kind, situation))[direction])
-                seconds -= BESIDE_COMMUNICATION.forward * hidden
+                slots = _slots(_ComputeKey.of(kind, situation))[direction]
+                seconds = slots.visible(seconds, in_halves=config.parallel.ep_overlap)
             found.append((direction, axis, seconds))
     return found
 

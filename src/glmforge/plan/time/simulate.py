@@ -35,8 +35,8 @@ def simulate(
     """Start and stop of every task of every rank. `message`: seconds from one rank to the next; `starts`: when each
     rank can begin."""
     rank_of = {stage: rank for rank, order in enumerate(orders) for stage in {task.stage for task in order}}
-    num_stages, num = len(rank_of), 1 + max(task.micro_batch for task in orders[0])
-    late = [message * (rank_of[stage] != rank_of[stage + 1]) for stage in range(num_stages - 1)]
+    num_stages, last, num = len(rank_of), len(rank_of) - 1, 1 + max(task.micro_batch for task in orders[0])
+    late = [message * (rank_of[stage] != rank_of[stage + 1]) for stage in range(last)]
     # When the passes that others wait for were done: forward ones by the next stage, backward ones by the one before.
     forward, backward = ([[_NOT_YET] * num for _ in range(num_stages)] for _ in range(2))
     clocks, times = list(starts), [list[tuple[float, float]]() for _ in orders]
@@ -48,16 +48,21 @@ def simulate(
             order, mine, clock = orders[rank], times[rank], clocks[rank]
             for position in range(len(mine), len(order)):
                 kind, stage, micro_batch = order[position]
-                begin = clock
-                if kind == "forward" and stage > 0:
-                    begin = max(clock, forward[stage - 1][micro_batch] + late[stage - 1])
-                elif kind != "forward" and kind != "weight" and stage < num_stages - 1:
-                    begin = max(clock, backward[stage + 1][micro_batch] + late[stage])
-                if begin == _NOT_YET:
-                    break
+                begin = ready = clock
+                if kind == "forward":
+                    if stage > 0:
+                        ready = forward[stage - 1][micro_batch] + late[stage - 1]
+                elif kind != "weight" and stage < last:
+                    ready = backward[stage + 1][micro_batch] + late[stage]
+                if ready > clock:
+                    if ready == _NOT_YET:
+                        break
+                    begin = ready
                 clock = begin + seconds[kind, stage]
-                if kind != "weight":
-                    (forward if kind == "forward" else backward)[stage][micro_batch] = clock
+                if kind == "forward":
+                    forward[stage][micro_batch] = clock
+                elif kind != "weight":
+                    backward[stage][micro_batch] = clock
                 mine.append((begin, clock))
                 progress = True
             clocks[rank] = clock

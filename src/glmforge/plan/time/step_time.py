@@ -149,8 +149,8 @@ def predict_step(
     """Of the first phase of `config`, in which `stage` says what is trained.
 
     `kernels`: those that the configuration asks for if None. `imbalance`: rows of the busiest ep rank as a multiple of
-    an even share. `mean_attended` as for `train_flops_per_token`. Raises `ConfigError` for what is not counted: fp32 on
-    a device whose fp32 products were not measured, and fp8 on a device without it.
+    an even share. `mean_attended` as for `train_flops_per_token`. Raises `ConfigError` for what is not counted: fp32,
+    and fp8 on a device without it.
     """
     phase = config.phases[0]
     situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)

@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
+from glmforge.config import load_model_config
 from glmforge.errors import ConfigError
+from glmforge.plan.stages.lora import Lora, adapter_parameters
 
 RUN = """
 name: run
@@ -52,6 +54,14 @@ def test_with_a_gpu_a_stage_is_planned_whole(air: str) -> None:
     text = plan(*arguments)
     assert "Stage lora in phase main" in text
     assert "31,653,888" in text
+
+
+def test_a_page_has_the_models_of_a_stage(tmp_path: Path) -> None:
+    run, page = tmp_path / "tiny.yaml", tmp_path / "plan.html"
+    run.write_text(RUN.replace("glm45_air_106b", "tiny").replace("ep: 8, ", "").replace("16384", "64"))
+    plan(str(run), "--gpus", "1", "--gpu", "H100 SXM", "--lora", "rank=16", "--page", str(page))
+    trained = sum(row.size for row in adapter_parameters(load_model_config("tiny"), Lora(16)))
+    assert f"{trained:,}" in page.read_text()
 
 
 def test_a_policy_has_the_models_that_are_asked_for(air: str) -> None:
@@ -106,6 +116,10 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
         (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
         (("--lora", "rank=8", "--dry-run"), "not of stage lora"),
+        (("--weights", "fp8"), "--weights: is a setting of --serve and --rollout"),
+        (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: trains nothing"),
+        (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: is shown alone; leave --search out"),
+        (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "not for stage lora; add --stage policy"),
         (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
         (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),
         (("--rollout", ROLLOUT + ",prompt=-1", "--gpu", "H100 SXM"), "prompt='-1' is no number"),

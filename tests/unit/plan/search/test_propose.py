@@ -49,6 +49,7 @@ def test_with_a_machine_the_proposal_fits_it() -> None:
         ("pretrain_glm45_355b", [], 1024, "parallel.micro_batch_size"),
         ("pretrain_glm45_355b", ["phases.0.batch_size=256", "phases.0.batch_ramp=null"], 8192, "parallel.pp"),
         ("pretrain_glm45_355b", ["parallel.cp=16"], 8192, "phases"),
+        ("pretrain_glm45_355b", ["parallel.pipeline_schedule=zbv"], 8192, "parallel.recompute"),
         ("scaled_down_64gpu", ["parallel.dp_replicate=64", "parallel.cp=1", "parallel.ep=1"], 64, "parallel.dp_rep"),
     ],
 )

@@ -16,7 +16,7 @@ from glmforge.plan.machine.machine import Machine, find_machine
 from glmforge.plan.search.fewest import fewest_devices
 from glmforge.plan.search.search import USABLE, LayoutSearch, SearchResult, search_layouts
 from glmforge.plan.search.space import Space
-from glmforge.plan.search.winner import changed_settings, settings_words, write_winner
+from glmforge.plan.search.winner import changed_settings, other_phases, settings_words, write_winner
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 SMALL = CONFIGS / "scaled_down_64gpu.yaml"
@@ -115,11 +115,18 @@ def test_the_winner_is_a_run_that_extends_the_user_s(tmp_path: Path) -> None:
     best = found().ranked[0]
     overrides = ["phases.0.batch_size=64", "phases.0.batch_ramp=null"]
     path = tmp_path / "best.yaml"
-    write_winner(best, run(), str(SMALL), overrides, path, ["a note"])
+    write_winner(best, run(), str(SMALL), overrides, path, ["a note"], num_nodes=2)
     read = load_config(path)
     assert read.phases == run().phases
     assert read.parallel == best.config.parallel
-    write_winner(best, run(), str(SMALL), overrides, path, [])  # its own file may be written again
+    assert read.fault_tolerance.min_nodes == 2  # the file asks for four nodes
+    write_winner(best, run(), str(SMALL), overrides, path, [], num_nodes=2)  # its own file may be written again
     path.write_text("name: mine\n")
     with pytest.raises(ConfigError, match="not written by a search"):
-        write_winner(best, run(), str(SMALL), overrides, path, [])
+        write_winner(best, run(), str(SMALL), overrides, path, [], num_nodes=2)
+
+
+def test_other_phases_that_the_winner_does_not_suit_are_named() -> None:
+    lines = other_phases(found().ranked[0], run(), "general", int(USABLE * 80e9))
+    assert [line.split()[1] for line in lines] == ["code_and_reasoning", "long_context"][-len(lines) :]
+    assert lines

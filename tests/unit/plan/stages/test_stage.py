@@ -173,11 +173,13 @@ def test_a_forward_pass_sends_activations_once(method: str, more: dict[str, floa
         *overrides,
     )
     layout = resolve_layout(config, 16)
-    usual, actor = (
-        {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=STAGES[stage])}
-        for stage in ("pretrain", "actor alone")
+    twice = find_stage("policy", Lora(4), policy_models=["reference"])  # the actor, with its adapters and without
+    usual, actor, both = (
+        {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=stage)}
+        for stage in (PRETRAINING, STAGES["actor alone"], twice)
     )
     assert {axis: actor[axis] / usual[axis] for axis in more} == pytest.approx(more)
+    assert {axis: both[axis] - usual[axis] for axis in more} == {axis: 2 * (actor[axis] - usual[axis]) for axis in more}
 
 
 def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained() -> None:

@@ -178,3 +178,15 @@ def test_every_stage_has_a_step(name: str) -> None:
         assert found.parts["fsdp"] < 0.6 * whole.parts["fsdp"]
     if name == "policy":
         assert found.seconds > 1.5 * whole.seconds
+
+
+def test_halves_of_a_micro_batch_hide_each_other_s_exchanges() -> None:
+    """Where what is computed beside an exchange takes longer, only the processors that it takes are left of it.
+    Products of half the tokens are no faster."""
+    machine, pairs = find_machine("h100"), ["parallel.micro_batch_size=2"]
+    usual, halves = (step("ep", machine, [*pairs, *more]) for more in ([], ["parallel.ep_overlap=true"]))
+    assert halves.parts["ep"] < 0.5 * usual.parts["ep"]
+    assert usual.parts["compute"] <= halves.parts["compute"] < 1.3 * usual.parts["compute"]
+    slow = find_machine("h100", "ib25")
+    usual, halves = (step("ep", slow, [*pairs, *more]) for more in ([], ["parallel.ep_overlap=true"]))
+    assert 0.5 * usual.parts["ep"] < halves.parts["ep"] < usual.parts["ep"]
