@@ -265,7 +265,8 @@ def lora_over_two_nodes() -> tuple[str, str]:
     weights, link = weight_bytes(model("glm45_air_106b"), "bf16"), find_network("tcp30").bandwidth
     into_node = weights / 2 * 2 * 2  # the other node's half, forward and backward, in two micro-batches
     adapters = 4 * lora_parameters(16)[0]
-    words = f"at least {into_node / _GB:.0f} GB enter each node in a step, {into_node / link:.0f} s at 30 Gbit/s; "
+    words = f"at least {into_node / _GB:.0f} GB enter each node in a step of two micro-batches, "
+    words += f"{into_node / link:.0f} s at 30 Gbit/s; "
     words += f"with a copy in each node the adapters' gradients, {adapters / _GB:.2f} GB"
     return words, "does not hold: one copy per node"
 

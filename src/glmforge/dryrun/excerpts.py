@@ -12,7 +12,7 @@ from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES, V_SCHEDULES, stages
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.observe import Observation
 from glmforge.dryrun.schedules import order_of_loop, orders_of, replace_order, shorten_loop
-from glmforge.dryrun.steps import TRANSFERS, StepResources, Task, compose, prolong, replay
+from glmforge.dryrun.steps import TRANSFERS, Context, StepResources, Task, compose, prolong, replay
 from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.dryrun.walk import Situation, shortest_walk, situation_of, wanted_of
 from glmforge.parallel.pipeline import Pipeline
@@ -115,16 +115,20 @@ class _SeveralStages:
         self._is_turn = parallel.pipeline_schedule in V_SCHEDULES and places == [world.layout.pp - 1]
         contents = [stage.content for stage in stages_of_pp_rank(config, world.layout, places[0])]
         self._like = [] if self._is_turn else [contents.index(content) for content in contents]
+        wanted: list[set[Context]] = [set() for _ in range(per_rank)]
         for place in places:
-            tried = [*self._orders.values(), orders[place]]
-            order = self._shortest_order(tried, per_rank)
+            more = [
+                contexts | wanted_of([orders[place]], slot, with_previous=self._with_previous)
+                for slot, contexts in enumerate(wanted)
+            ]
+            order = self._order if more == wanted else self._shortest_order(more, _transfers(orders[place]))
             if order is not None:
-                self._orders[place], self._order = orders[place], order
+                self._orders[place], self._order, wanted = orders[place], order, more
 
-    def _shortest_order(self, orders: list[list[Task]], num_slots: int) -> list[Task] | None:
+    def _shortest_order(self, wanted: list[set[Context]], transfers: set[Task]) -> list[Task] | None:
         if self._is_turn:
-            return order_of_turn(orders, num_slots, with_previous=self._with_previous)
-        return order_of_slots(orders, self._like, with_previous=self._with_previous)
+            return order_of_turn(wanted, transfers, with_previous=self._with_previous)
+        return order_of_slots(wanted, transfers, self._like, with_previous=self._with_previous)
 
     @property
     def is_there(self) -> bool:
@@ -148,18 +152,19 @@ class _SeveralStages:
         }
 
 
-def order_of_slots(orders: list[list[Task]], like: list[int], *, with_previous: bool) -> list[Task] | None:
-    """A short order of all stages' tasks, one stage after the other, in which every situation of `orders` occurs; None
+def order_of_slots(
+    wanted: list[set[Context]], transfers: set[Task], like: list[int], *, with_previous: bool
+) -> list[Task] | None:
+    """A short order of all stages' tasks, one stage after the other, with all contexts that are `wanted` of each; None
     if one order cannot have them.
 
-    `like[slot]` is the first slot that holds the same: what its tasks show, those of the later one need not.
+    `transfers` is what a stage receives and sends. `like[slot]` is the first slot that holds the same: what its tasks
+    show, those of the later one need not.
     """
-    transfers = _transfers(orders)
     known: dict[int, set[Situation]] = defaultdict(set)
     order: list[Task] = []
-    for slot, first in enumerate(like):
-        wanted = wanted_of(orders, slot, with_previous=with_previous)
-        walk = shortest_walk(wanted, with_previous=with_previous, known=known[first])
+    for slot, (contexts, first) in enumerate(zip(wanted, like, strict=True)):
+        walk = shortest_walk(contexts, with_previous=with_previous, known=known[first])
         if walk is None:
             return None
         tasks = [task for kind in walk for task in _sent(kind, slot, transfers)]
@@ -168,20 +173,18 @@ def order_of_slots(orders: list[list[Task]], like: list[int], *, with_previous: 
     return order
 
 
-def order_of_turn(orders: list[list[Task]], num_slots: int, *, with_previous: bool) -> list[Task] | None:
+def order_of_turn(wanted: list[set[Context]], transfers: set[Task], *, with_previous: bool) -> list[Task] | None:
     """The same where the stages follow each other, and what one makes the other takes: they take turns, forward passes
     go up the stages one micro-batch at a time, and backward passes down."""
-    transfers = _transfers(orders)
-    wanted = [wanted_of(orders, slot, with_previous=with_previous) for slot in range(num_slots)]
     walk = shortest_walk(set().union(*wanted), with_previous=with_previous)
     if walk is None:
         return None
-    slots_of = {kind: range(num_slots)[:: 1 if kind == "FORWARD" else -1] for kind in walk}
+    slots_of = {kind: range(len(wanted))[:: 1 if kind == "FORWARD" else -1] for kind in walk}
     return [task for kind in walk for slot in slots_of[kind] for task in _sent(kind, slot, transfers)]
 
 
-def _transfers(orders: list[list[Task]]) -> set[Task]:
-    return {task for order in orders for task in order if task.kind in TRANSFERS}
+def _transfers(order: list[Task]) -> set[Task]:
+    return {task for task in order if task.kind in TRANSFERS}
 
 
 def _sent(kind: str, slot: int, transfers: set[Task]) -> list[Task]:

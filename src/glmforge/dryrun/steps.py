@@ -65,8 +65,8 @@ def remembered(kind: str, *, with_previous: bool) -> str:
     return kind if with_previous or kind in ("UNSHARD", "REDUCE_GRAD") else ""
 
 
-_SINGLE, _SUMMED = "gradients of their own type", "fp32 gradients"
-_GRADIENTS = frozenset((_SINGLE, _SUMMED))
+_SINGLE, SUMMED = "gradients of their own type", "fp32 gradients"
+_GRADIENTS = frozenset((_SINGLE, SUMMED))
 
 
 def found_by(kind: str, there: frozenset[str]) -> frozenset[str]:
@@ -90,7 +90,7 @@ def left_by(kind: str, there: frozenset[str]) -> frozenset[str]:
     if kind == "BACKWARD_WEIGHT":
         return there | {_SINGLE}
     if kind == "FULL_BACKWARD" or (kind == "BACKWARD_INPUT" and _SINGLE in there):
-        return (there - {_SINGLE}) | {_SUMMED}
+        return (there - {_SINGLE}) | {SUMMED}
     return there - _GRADIENTS if kind == "REDUCE_GRAD" else there
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from glmforge.dryrun.steps import TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
+from glmforge.dryrun.steps import SUMMED, TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
 
 _MOST_OPEN = 3
 """Micro-batches in flight. More teach nothing: a situation has no more than two tasks."""
@@ -117,7 +117,9 @@ def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
     if kind == "RESHARD":  # not without a pass: only from one does torch learn that the weights are there
         return replace(following, is_gathered=False) if state.is_used else None
     if kind == "REDUCE_GRAD":
-        can_be = not is_reduced and state.is_used and not forwards and not inputs
+        is_done = state.is_used and not forwards and not inputs
+        # FSDP reduces gradients of one type: after a single weight task it refuses, having added up some of them.
+        can_be = not is_reduced and is_done and SUMMED in state.there
         return replace(following, is_reduced=True) if can_be else None
     following = replace(following, is_used=True)
     if kind == "FORWARD":

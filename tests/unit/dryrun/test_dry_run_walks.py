@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from glmforge.dryrun.steps import Action, Actions, Task, compose
-from glmforge.dryrun.walk import shortest_walk, wanted_of
+from glmforge.dryrun.walk import shortest_walk, situation_of, wanted_of
 from glmforge.plan.memory.purposes import Purpose
 
 U, F, B, INPUT, WEIGHT, G, R = (
@@ -36,6 +36,16 @@ def test_a_walk_has_every_situation_and_no_more_tasks_than_needed(
     assert wanted <= wanted_of([[Task(kind, 0) for kind in walk]], 0, with_previous=with_previous)
     assert len(walk) == length
     assert walk.count("FORWARD") == walk.count("FULL_BACKWARD") + walk.count("BACKWARD_INPUT")
+
+
+def test_a_stage_of_which_all_is_known_still_takes_a_step() -> None:
+    """FSDP reduces gradients once a backward pass has added up what a weight task left."""
+    wanted = wanted_of([[U, F, F, INPUT, F, INPUT, WEIGHT, INPUT, WEIGHT, WEIGHT, G, R]], 0, with_previous=False)
+    known = {situation_of(context) for context in wanted}
+    walk = shortest_walk(wanted, with_previous=False, known=known)
+    assert walk is not None
+    passes = ["FORWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT"]
+    assert Counter(walk) == Counter(["UNSHARD", *2 * passes, "REDUCE_GRAD", "RESHARD"])
 
 
 def test_different_first_gradients_cannot_be_in_one_walk() -> None:

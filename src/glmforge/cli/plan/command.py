@@ -10,7 +10,7 @@ from rich.console import Console
 from glmforge.cli.plan.compare import other_run, show_comparison
 from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import show_dry_run, take_dry_run
-from glmforge.cli.plan.layout import print_layout, print_phases
+from glmforge.cli.plan.layout import checked_layout, draw_schedule, print_layout, print_phases
 from glmforge.cli.plan.rollout import show_policy_step, show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search as search_best
@@ -236,11 +236,7 @@ def plan(
         glmforge plan configs/pretrain_glm46_355b.yaml --serve --gpus 8 --gpu "H200 SXM" --weights fp8
     """
     from glmforge.config import load_config
-    from glmforge.config.layout import resolve_layout
-    from glmforge.errors import ConfigError
-    from glmforge.plan.layout import phases_not_served, select_phase
-    from glmforge.plan.search.propose import with_proposal
-    from glmforge.plan.search.warnings import layout_warnings
+    from glmforge.plan.layout import select_phase
 
     needed: dict[str, object | None] = {"--page": page, "--compare": compare, "--rollout": rollout}
     flags = {"--serve": serve, "--search": search, "--cost": cost}
@@ -283,10 +279,7 @@ def plan(
     if not as_json and not dry_run and roofline is None and machine is None:
         print_phases(loaded, console)
     if schedule is not None:
-        from glmforge.report.schedule_page import write_schedule
-
-        written = write_schedule(loaded, schedule)
-        Console(stderr=as_json).print(f"{written}", highlight=False, soft_wrap=True)
+        draw_schedule(loaded, schedule, Console(stderr=as_json))
         if world_size is None and not dry_run and machine is None:
             return
     world_size = world_size or 1
@@ -306,15 +299,7 @@ def plan(
             as_json=as_json,
         )
         return
-    try:
-        layout = resolve_layout(whole, world_size, phase=phase)
-    except ConfigError as error:
-        raise with_proposal(error, whole, world_size, machine, phase) from None
-    for warning in layout_warnings(loaded, layout, machine):
-        errors.print(f"warning: {warning}", highlight=False, soft_wrap=True)
-    if phase is not None:
-        for reason in phases_not_served(whole, world_size, phase):
-            errors.print(reason, highlight=False, soft_wrap=True)
+    layout = checked_layout(whole, world_size, phase, machine, errors)
     if roofline is not None:
         show_roofline(loaded, layout, (rank or 0) // layout.stage_ranks, roofline, chosen, as_json=as_json)
         return
@@ -335,16 +320,12 @@ def plan(
         imbalance=imbalance,
         progress=lambda line: errors.print(line, highlight=False),
     )
-    found = take(loaded) if dry_run else None
     if machine is None:
-        assert found is not None, "without a machine this is a dry run"
-        show_dry_run(found, layout, gpu_memory, console, as_json=as_json)
+        show_dry_run(take(loaded), layout, gpu_memory, console, as_json=as_json)
         return
-    report = plan_report(whole, loaded, layout, machine, chosen, price, found)
+    plan_run = partial(plan_report, phase, world_size, machine, chosen, price, take if dry_run else None)
+    report = plan_run(whole)
     if other is None:
         show_report(report, console, page=page, as_json=as_json)
-        return
-    selected = select_phase(other, phase)
-    other_layout = resolve_layout(other, world_size, phase=phase)
-    second = plan_report(other, selected, other_layout, machine, chosen, price, take(selected) if dry_run else None)
-    show_comparison(report, second, console, page=page, as_json=as_json)
+    else:
+        show_comparison(report, plan_run(other), console, page=page, as_json=as_json)

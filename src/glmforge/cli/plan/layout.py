@@ -1,16 +1,19 @@
 """`glmforge plan`: the phases of a run and how it lies on the ranks."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from glmforge.cli.plan.tables import print_table, table
+from glmforge.errors import ConfigError
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
     from glmforge.config.schema import RunConfig
+    from glmforge.plan.machine.machine import Machine
 
 
 def print_phases(config: "RunConfig", console: Console) -> None:
@@ -26,6 +29,37 @@ def print_phases(config: "RunConfig", console: Console) -> None:
         settings.add_row(row[0], *row[NUM_SIZES:])
     print_table(f"{format_count(planned.tokens)} tokens in {config.num_steps:,} steps", sizes, console)
     print_table("Settings of the phases", settings, console)
+
+
+def draw_schedule(config: "RunConfig", out: Path, console: Console) -> None:
+    """Everything that changes over the run, as what the suffix of `out` says."""
+    from glmforge.report.schedule_page import write_schedule
+
+    console.print(f"{write_schedule(config, out)}", highlight=False, soft_wrap=True)
+
+
+def checked_layout(
+    run: "RunConfig", world_size: int, phase: str | None, machine: "Machine | None", errors: Console
+) -> "Layout":
+    """The layout of a run, with a warning for what makes no sense and for phases that it does not serve.
+
+    Raises `ConfigError` for one that cannot work, with the best that can.
+    """
+    from glmforge.config.layout import resolve_layout
+    from glmforge.plan.layout import phases_not_served, select_phase
+    from glmforge.plan.search.propose import with_proposal
+    from glmforge.plan.search.warnings import layout_warnings
+
+    try:
+        layout = resolve_layout(run, world_size, phase=phase)
+    except ConfigError as error:
+        raise with_proposal(error, run, world_size, machine, phase) from None
+    for warning in layout_warnings(select_phase(run, phase), layout, machine):
+        errors.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+    if phase is not None:
+        for reason in phases_not_served(run, world_size, phase):
+            errors.print(reason, highlight=False, soft_wrap=True)
+    return layout
 
 
 def print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as_json: bool) -> None:

@@ -77,11 +77,17 @@ def search(
 
 def _report(result: "SearchResult", confirmed: "Confirmed", run: "RunConfig", price: str | None) -> "PlanReport":
     """The plan of the layout that was taken."""
-    from glmforge.cli.plan.summary import plan_report
+    from glmforge.dryrun.report import planned_memory
+    from glmforge.plan.cost.settings import read_settings
+    from glmforge.plan.report import PlannedMemory, make_report
 
     taken = confirmed.candidate
     chosen = run.model_copy(update={"parallel": taken.config.parallel})
-    report = plan_report(chosen, taken.config, taken.layout, result.machine, result.stage, price, confirmed.run)
+    memory = planned_memory(confirmed.run) if confirmed.run else PlannedMemory(taken.memory, "closed forms")
+    settings = read_settings(price)
+    report = make_report(
+        chosen, taken.config, taken.layout, result.machine, stage=result.stage, settings=settings, memory=memory
+    )
     return replace(report, search=result)
 
 

@@ -1,7 +1,7 @@
 """`glmforge plan --gpu`: does it fit, how fast, how dear, what takes the time, what would change it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from glmforge.cli.plan.tables import print_table, table
 from glmforge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from glmforge.config.layout import Layout
     from glmforge.config.schema import RunConfig
     from glmforge.dryrun.run import DryRun
     from glmforge.plan.machine.machine import Machine
@@ -44,23 +43,26 @@ def chosen_machine(
 
 
 def plan_report(
-    run: "RunConfig",
-    config: "RunConfig",
-    layout: "Layout",
+    phase: str | None,
+    world_size: int,
     machine: "Machine",
     stage: "TrainingStage",
     price: str | None,
-    found: "DryRun | None",
+    dry_run: "Callable[[RunConfig], DryRun] | None",
+    run: "RunConfig",
 ) -> "PlanReport":
-    """With the memory that a dry run found, if one was taken."""
+    """A plan of `run` with the memory of a dry run, if one is to be taken."""
+    from glmforge.config.layout import resolve_layout
     from glmforge.plan.cost.settings import read_settings
+    from glmforge.plan.layout import select_phase
     from glmforge.plan.report import make_report
 
+    config, layout = select_phase(run, phase), resolve_layout(run, world_size, phase=phase)
     memory = None
-    if found is not None:
+    if dry_run is not None:
         from glmforge.dryrun.report import planned_memory
 
-        memory = planned_memory(found)
+        memory = planned_memory(dry_run(config))
     return make_report(run, config, layout, machine, stage=stage, settings=read_settings(price), memory=memory)
 
 
