@@ -143,6 +143,8 @@ def test_two_plans_are_compared(tiny: str) -> None:
     [
         (["--page", "plan.html"], "--page: needs to know the GPU: give --gpu as well"),
         (["--gpu", "H100 SXM", "--compare", "'"], "--compare: "),
+        (["--gpu", "H100 SXM", "--roofline", "H100 SXM", "--page", "plan.html"], "--roofline: is a view of its own"),
+        (["--gpu", "H100 SXM", "--search", "--compare", "demo"], "--search: finds one layout"),
     ],
 )
 def test_refuses_options_that_lack_something(tiny: str, arguments: list[str], message: str) -> None:

@@ -17,7 +17,7 @@ from glmforge.cli.plan.search import search as search_best
 from glmforge.cli.plan.serving import Service, check_serving_options, show_serving
 from glmforge.cli.plan.sheet import show_sheet
 from glmforge.cli.plan.stage import check_dry_run, read_stage, show_stage
-from glmforge.cli.plan.summary import chosen_machine, plan_report, show_report
+from glmforge.cli.plan.summary import check_output_options, chosen_machine, plan_report, show_report
 
 _MACHINE, _COST, _STAGES, _SERVING = "The machine", "Cost of the whole run", "Stages", "Serving and rollouts"
 _OUTPUT = "Output"
@@ -262,6 +262,7 @@ def plan(
         given={"--weights": weights, "--acceptance": acceptance, "--context": context, "--search": search}
         | {"--page": page, "--compare": compare, "--dry-run": dry_run, "--roofline": roofline, "--schedule": schedule},
     )
+    check_output_options(page, compare, search=search, roofline=roofline)
     if sheet is not None:
         show_sheet(sheet, loaded, network, console, as_json=as_json)
         return

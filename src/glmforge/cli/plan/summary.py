@@ -42,6 +42,14 @@ def chosen_machine(
     return None
 
 
+def check_output_options(page: Path | None, compare: str | None, *, search: bool, roofline: str | None) -> None:
+    """Raises `ConfigError` for views that cannot be had together."""
+    if roofline is not None and (page is not None or compare is not None):
+        raise ConfigError("--roofline: is a view of its own; leave it out to get --page or --compare")
+    if search and compare is not None:
+        raise ConfigError("--search: finds one layout; compare the file that it writes in a second call")
+
+
 def plan_report(
     phase: str | None,
     world_size: int,
