@@ -7,7 +7,6 @@ biases move.
 Shapes: L routers (MoE layers, MTP layers last), E experts.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.transfer import on_device
 from glmforge.model.dropout import Noise
-from glmforge.model.transformer import Activations, ForwardOutput, GlmMoe, Half
+from glmforge.model.transformer import Activations, GlmMoe
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.reducer import Reducer
@@ -45,12 +44,8 @@ class GlobalBatch:
         self.objective, self.micro_batches, self.noise, self._world = objective, micro_batches, noise, world
         num_rows, seq_len = micro_batches[0].ids_BS.shape
         self.shape = (num_rows, seq_len)
-        self._halves: list[list[Batch]] = [[batch] for batch in micro_batches]
-        if model.parallel.ep_overlap:
-            num_rows //= 2
-            self._halves = [batch.micro_batches(num_rows) for batch in micro_batches]
-        self._share = TokenShare(num_rows, seq_len, world, model.parallel)
-        sums = torch.stack([_sums_over_data(objective, half) for halves in self._halves for half in halves]).sum(0)
+        self._share = TokenShare(num_rows, seq_len, world, model.parallel, in_halves=model.parallel.ep_overlap)
+        sums = torch.stack([_sums_over_data(objective, batch) for batch in micro_batches]).sum(0)
         of_data = world.sum(sums, "dp_replicate", "dp_shard")
         of_terms, (squares, tokens) = of_data.split((len(objective.terms), 2))
         self.mean_attended_length = squares / tokens
@@ -65,28 +60,17 @@ class GlobalBatch:
 
     def run(self, part: GlmMoe, index: int, received: Activations | None) -> tuple[Tensor, Activations | None]:
         """Forward of a section over micro-batch `index`: the scalar to differentiate, and what the next one gets."""
-        halves = self._halves[index]
-        outputs: Sequence[ForwardOutput[Any]]
-        if len(halves) == 1:
-            outputs = [run_section(part, received, self.objective, halves[0], self._share, self.noise)]
-        else:
-            outputs = run_halves(part, received, self.objective, halves, self._share, self.noise)
-        numerators = [self._numerators(part, output, half) for output, half in zip(outputs, halves, strict=True)]
-        loss = (functools.reduce(torch.add, numerators) * self._scales).sum()
-        passed_on = [output.activations for output in outputs if output.activations is not None]
-        return loss, Activations.join(passed_on) if passed_on else None
-
-    def _numerators(self, part: GlmMoe, output: ForwardOutput[Any], batch: Batch) -> Tensor:
-        """What a section adds to each numerator; everything else that is summed is added up here."""
-        numerators = self.objective.numerators(output, batch, self._share)
+        objective, batch, share = self.objective, self.micro_batches[index], self._share
+        output = run_section(part, received, objective, batch, share, self.noise)
+        numerators = objective.numerators(output, batch, share)
         self._sums[_NUMERATORS] += numerators.detach()
         with torch.no_grad():
-            self.objective.add_metrics(self._sums, output, batch, self._share)
+            objective.add_metrics(self._sums, output, batch, share)
         router = output.router
         for number, counts_E, dropped_E in zip(part.moe_layers, router.counts_LE, router.dropped_LE, strict=False):
             self._counts_2LE[0, number] += counts_E
             self._counts_2LE[1, number] += dropped_E
-        return numerators
+        return (numerators * self._scales).sum(), output.activations
 
     def sum(self, reducer: Reducer) -> tuple[Tensor, dict[str, Tensor]]:
         """Means of the terms, float64 [num_terms], and all other sums of the reducer, the objective's metrics among
@@ -109,37 +93,17 @@ def run_section(
     batch: Batch,
     share: TokenShare,
     noise: Noise | None = None,
-) -> ForwardOutput[Any]:
+) -> Any:
     """Forward of one section over the rank's tokens of a micro-batch."""
-    whole = _inputs(received, objective, batch, share, noise)
-    return part(whole.inputs, whole.activations, head=whole.head, **_asked_for(objective))
-
-
-def run_halves(
-    part: GlmMoe,
-    received: Activations | None,
-    objective: Objective,
-    halves: Sequence[Batch],
-    share: TokenShare,
-    noise: Noise | None = None,
-) -> Sequence[ForwardOutput[Any]]:
-    """The same with the halves of the micro-batch in turn, `share` of each of them."""
-    of_halves = [None] * len(halves) if received is None else received.split(len(halves))
-    inputs = [_inputs(each, objective, batch, share, noise) for each, batch in zip(of_halves, halves, strict=True)]
-    return part.forward_halves(*inputs, **_asked_for(objective))
-
-
-def _inputs(
-    received: Activations | None, objective: Objective, batch: Batch, share: TokenShare, noise: Noise | None
-) -> Half[Any]:
     device = batch.ids_BS.device
     tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, device)
-    inputs = share.inputs(batch.ids_BS, batch.documents(), objective.num_mtp, tokens)
-    return Half(inputs, objective.head(batch, share), received)
-
-
-def _asked_for(objective: Objective) -> dict[str, bool]:
-    return {"with_mtp": objective.num_mtp > 0, "with_aux_loss": objective.with_aux_loss}
+    return part(
+        share.inputs(batch.ids_BS, batch.documents(), objective.num_mtp, tokens),
+        received,
+        head=objective.head(batch, share),
+        with_mtp=objective.num_mtp > 0,
+        with_aux_loss=objective.with_aux_loss,
+    )
 
 
 def _sums_over_data(objective: Objective, batch: Batch) -> Tensor:

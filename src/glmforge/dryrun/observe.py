@@ -86,11 +86,7 @@ def observe_step(
         stand_ins.adapt_pipeline(model.pipeline)
         observe_pipeline(model.pipeline, seen.mark)
     objective = _MarkedObjective(
-        phase,
-        config.model.num_nextn_predict_layers,
-        mark=seen.mark,
-        is_piped=world.layout.pp > 1,
-        num_halves=2 if config.parallel.ep_overlap else 1,
+        phase, config.model.num_nextn_predict_layers, mark=seen.mark, is_piped=world.layout.pp > 1
     )
 
     def to_host(numbers: Tensor) -> list[float]:
@@ -145,21 +141,16 @@ def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequen
 class _MarkedObjective(NextTokenObjective):
     """The trainer's objective, which marks where forward passes begin and end if no pipeline stage does."""
 
-    def __init__(self, *args: Any, mark: Callable[[str | Task], None], is_piped: bool, num_halves: int) -> None:
+    def __init__(self, *args: Any, mark: Callable[[str | Task], None], is_piped: bool) -> None:
         super().__init__(*args)
         self._mark = (lambda what: None) if is_piped else mark
-        self._num_halves, self._num_begun, self._num_done = num_halves, 0, 0
 
     def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
-        if self._num_begun % self._num_halves == 0:
-            self._mark(FORWARD)
-        self._num_begun += 1
+        self._mark(FORWARD)
         return super().head(batch, share)
 
     def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
         result = super().numerators(output, batch, share)
-        self._num_done += 1
-        if self._num_done % self._num_halves == 0:
-            self._mark("forward done")
-            self._mark(BACKWARD)
+        self._mark("forward done")
+        self._mark(BACKWARD)
         return result

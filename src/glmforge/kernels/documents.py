@@ -46,6 +46,19 @@ class Documents:
         positions_T = torch.arange(len(starts_T), device=device) - starts_T
         return cls(borders.to(torch.int32), tuple(lengths), positions_T)
 
+    def halves(self) -> tuple["Documents", "Documents"]:
+        """Those of the first and of the second half of the tokens, where a document ends in the middle."""
+        middle = self.num_tokens // 2
+        ends = list(accumulate(self.lengths))
+        assert middle in ends, "a document crosses the middle"
+        num_first = ends.index(middle) + 1
+        first_T, second_T = self.positions_T.split(middle)
+        first, second = self.cu_seqlens[: num_first + 1], self.cu_seqlens[num_first:] - middle
+        return (
+            Documents(first, self.lengths[:num_first], first_T),
+            Documents(second, self.lengths[num_first:], second_T),
+        )
+
     @property
     def num_tokens(self) -> int:
         return sum(self.lengths)

@@ -84,6 +84,8 @@ class ModelInputs:
         rows: of the tokens that the routers see.
         attend: how queries meet keys.
         noise: of the tokens as the residual stream has them, for dropout in training; None drops nothing there.
+        halves: the first and the second half of the tokens, of which layers are told instead if they are to take them
+            in turn (see `glmforge.model.block`); their tokens to come are left out.
     """
 
     ids_T: Tensor
@@ -92,6 +94,7 @@ class ModelInputs:
     rows: Rows
     attend: "Attend"
     noise: TokenNoise | None = None
+    halves: tuple["ModelInputs", ...] = ()
 
     @classmethod
     def whole(

@@ -14,6 +14,7 @@ hands to the next are the hidden states and, where MTP layers follow, the embedd
 Shapes: B rows, S tokens per row, T tokens, D hidden_size, V vocab_size, L MoE layers, E experts, N MTP depths.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
@@ -26,8 +27,10 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.documents import Documents
+from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, LayerTokens, MTPLayer
 from glmforge.model.cache import KVCache
+from glmforge.model.dropout import TokenNoise
 from glmforge.model.generate import generate
 from glmforge.model.head import Heads, LinearHead, LMHead
 from glmforge.model.init import initialize
@@ -60,28 +63,6 @@ class Activations(NamedTuple):
 
     x_TD: Tensor
     next_TD: tuple[Tensor, ...]
-
-    def split(self, num_parts: int) -> list["Activations"]:
-        """Of equally many tokens each; `join` is the inverse."""
-        parts = zip(*(tensor.chunk(num_parts) for tensor in (self.x_TD, *self.next_TD)), strict=True)
-        return [Activations(x_TD, tuple(next_TD)) for x_TD, *next_TD in parts]
-
-    @classmethod
-    def join(cls, parts: Sequence["Activations"]) -> "Activations":
-        """Of all parts' tokens, one part after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        x_TD, *next_TD = (torch.cat(tensors) for tensors in zip(*((p.x_TD, *p.next_TD) for p in parts), strict=True))
-        return cls(x_TD, tuple(next_TD))
-
-
-@dataclass(frozen=True)
-class Half(Generic[T]):
-    """One of the halves of a micro-batch that a section runs in turn, or all of it; see `GlmMoe.forward`."""
-
-    inputs: ModelInputs
-    head: Head[T]
-    activations: Activations | None = None
 
 
 @dataclass(frozen=True)
@@ -217,36 +198,43 @@ class GlmMoe(nn.Module):
         """
         if isinstance(inputs, Tensor):
             inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
-        (output,) = self._run([Half(inputs, head, activations)], with_mtp, with_aux_loss)
-        return output
-
-    def forward_halves(
-        self, *halves: Half[T], with_mtp: bool = True, with_aux_loss: bool = False
-    ) -> tuple[ForwardOutput[T], ...]:
-        """`forward` of both halves of a micro-batch, each layer taking them in turn (see `model.block`)."""
-        return self._run(halves, with_mtp, with_aux_loss)
-
-    def _run(self, halves: Sequence[Half[T]], with_mtp: bool, with_aux_loss: bool) -> tuple[ForwardOutput[T], ...]:
-        runs = [_Run(self, half, with_mtp, with_aux_loss) for half in halves]
+        if activations is None:
+            activations = self._embed_all(inputs, with_mtp)
+        stats = _StatsCollector(self.config, inputs.rows, with_aux_loss)
+        halves = [self._told(half) for half in inputs.halves or (inputs,)]
+        states_TD = _cut(activations.x_TD, len(halves))
         for layer in self.trunk_layers:
-            outputs = layer(*(run.x_TD for run in runs), tokens=[run.tokens(layer) for run in runs])
-            for run, output in zip(runs, outputs, strict=True):
-                run.take(output)
+            states_TD = self._run_layer(layer, [[x_TD] for x_TD in states_TD], halves, stats)
+        x_TD = _joined(states_TD)
         if self.lm_head is None:
             # None of the stats needs the head, so the next section can begin.
-            return tuple(run.passed_on() for run in runs)
+            return ForwardOutput(None, (), stats.result(x_TD.device), activations._replace(x_TD=x_TD))  # type: ignore[arg-type]
         assert self.model.norm is not None
+        h_TD = self.model.norm(x_TD)
         heads = Heads(self.lm_head, self.linear_heads)
-        for run in runs:
-            run.x_TD = self.model.norm(run.x_TD)
-            run.ask(heads)
-        for depth, layer in enumerate(self.mtp_layers[: runs[0].num_mtp]):
-            states_TD = [state_TD for run in runs for state_TD in (run.x_TD, run.next_TD[depth])]
-            outputs = layer(*states_TD, tokens=[run.tokens(layer) for run in runs])
-            for run, output in zip(runs, outputs, strict=True):
-                run.take(output)
-                run.ask(heads)
-        return tuple(run.answered() for run in runs)
+        main = head(h_TD, heads, 0)
+        mtp = []
+        for depth, (layer, next_TD) in enumerate(zip(self.mtp_layers, activations.next_TD, strict=False), start=1):
+            read_TD = zip(_cut(h_TD, len(halves)), _cut(next_TD, len(halves)), strict=True)
+            h_TD = _joined(self._run_layer(layer, read_TD, halves, stats))
+            mtp.append(head(h_TD, heads, depth))
+        return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
+
+    def _told(self, half: ModelInputs) -> "_Told":
+        return _Told(self.rope(half.positions_T), half.attend, half.rows, half.noise if self.training else None)
+
+    def _run_layer(
+        self,
+        layer: DecoderLayer,
+        states_TD: Iterable[Sequence[Tensor]],
+        halves: Sequence["_Told"],
+        stats: "_StatsCollector",
+    ) -> list[Tensor]:
+        """The states of each half after `layer`, which reads one or two tensors of each."""
+        tokens = [half.of_layer(layer) for half in halves]
+        outputs = layer(*itertools.chain.from_iterable(states_TD), tokens=tokens)
+        stats.add(outputs, [half.rows for half in halves])
+        return [output.x_TD for output in outputs]
 
     def _embed_all(self, inputs: ModelInputs, with_mtp: bool) -> Activations:
         # Position t of MTP depth n reads the embedding of token t + n, or zeros past the end of its document: no
@@ -304,46 +292,25 @@ class GlmMoe(nn.Module):
         return generate(self, ids.tolist() if isinstance(ids, Tensor) else ids, **options)
 
 
-class _Run(Generic[T]):
-    """A micro-batch, or a half of one, on its way through the layers: `x_TD` are its states."""
+class _Told(NamedTuple):
+    """What all layers are told of their tokens."""
 
-    def __init__(self, model: GlmMoe, half: Half[T], with_mtp: bool, with_aux_loss: bool) -> None:
-        self.inputs, self.head = half.inputs, half.head
-        activations = half.activations or model._embed_all(half.inputs, with_mtp)
-        self.x_TD, self.next_TD = activations
-        self.rope = model.rope(half.inputs.positions_T)
-        self.stats = _StatsCollector(model.config, half.inputs.rows, with_aux_loss)
-        self.noise = half.inputs.noise if model.training else None
-        self.answers: list[T] = []
+    rope: Rope
+    attend: Attend
+    rows: Rows
+    noise: TokenNoise | None
 
-    @property
-    def num_mtp(self) -> int:
-        return len(self.next_TD)
-
-    def tokens(self, layer: DecoderLayer) -> LayerTokens:
+    def of_layer(self, layer: DecoderLayer) -> LayerTokens:
         dropout = None if self.noise is None else self.noise.of_layer(layer.self_attn.layer)
-        return LayerTokens(self.rope, self.inputs.attend, self.inputs.rows, dropout)
+        return LayerTokens(self.rope, self.attend, self.rows, dropout)
 
-    def take(self, output: LayerOutput) -> None:
-        """Go on with what a layer gave."""
-        self.x_TD = output.x_TD
-        self.stats.add(output)
 
-    def ask(self, heads: Heads) -> None:
-        """Let the head make its answer of the states: the first time of the trunk's, then of each MTP depth's."""
-        self.answers.append(self.head(self.x_TD, heads, len(self.answers)))
+def _cut(x_TD: Tensor, num_parts: int) -> Sequence[Tensor]:
+    return x_TD.chunk(num_parts) if num_parts > 1 else [x_TD]
 
-    def passed_on(self) -> ForwardOutput[T]:
-        """What a section without heads gives."""
-        return ForwardOutput(None, (), self._router(), Activations(self.x_TD, self.next_TD))  # type: ignore[arg-type]
 
-    def answered(self) -> ForwardOutput[T]:
-        """What the last section gives."""
-        main, *mtp = self.answers
-        return ForwardOutput(main, tuple(mtp), self._router())
-
-    def _router(self) -> RouterStats:
-        return self.stats.result(self.x_TD.device)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 class _StatsCollector:
@@ -355,13 +322,22 @@ class _StatsCollector:
         self.dropped: list[Tensor] = []
         self.balance: list[RowBalance] = []
 
-    def add(self, output: LayerOutput) -> None:
-        if output.counts_E is None or output.dropped_E is None or output.scores_TE is None:
-            return
-        self.counts.append(output.counts_E)
-        self.dropped.append(output.dropped_E)
-        if self.with_aux_loss:
-            self.balance.append(row_balance(output.scores_TE, self.rows, self.config.num_experts_per_tok))
+    def add(self, outputs: Sequence[LayerOutput], rows: Sequence[Rows]) -> None:
+        """Of one layer, what it gave of all tokens or of each half; `rows` are each one's."""
+        balance: list[RowBalance] = []
+        for index, (output, of_output) in enumerate(zip(outputs, rows, strict=True)):
+            if output.counts_E is None or output.dropped_E is None or output.scores_TE is None:
+                return
+            if index:
+                self.counts[-1] = self.counts[-1] + output.counts_E
+                self.dropped[-1] = self.dropped[-1] + output.dropped_E
+            else:
+                self.counts.append(output.counts_E)
+                self.dropped.append(output.dropped_E)
+            if self.with_aux_loss:
+                balance.append(row_balance(output.scores_TE, of_output, self.config.num_experts_per_tok))
+        if balance:
+            self.balance.append(RowBalance(*(_joined(parts) for parts in zip(*balance, strict=True))))
 
     def result(self, device: torch.device) -> RouterStats:
         none = torch.zeros((0, self.config.n_routed_experts), dtype=torch.int64, device=device)

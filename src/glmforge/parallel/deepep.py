@@ -7,8 +7,8 @@ the weights, the results are summed on the rank that made them, and the sums go 
 from several ranks, in float32. Each exchange is the other one's gradient.
 
 `Buffer.dispatch` makes the host wait for the number of tokens to come. A layer that is computed again sends its tokens
-by the layout of the first time, without that wait. The shared expert runs while tokens are on their way, in both
-passes.
+by the layout of the first time, without that wait. Every exchange is started and waited for apart: the shared expert
+runs while tokens are on their way, in both passes, and with `parallel.ep_overlap` the other half of the micro-batch.
 
 The interface is that of `deep_ep.Buffer` in DeepEP 1.2.1 and 2.1.0, the same in what is used here.
 

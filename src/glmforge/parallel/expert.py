@@ -3,11 +3,13 @@
 The ep axis is laid over dp_shard x cp x tp, where all ranks have different tokens, so it costs no ranks of its own. A
 rank sorts its rows by expert, tells the others how many rows come for each of their experts, sends them (an all-to-all
 of uneven parts), and gets as many results back. The shared expert runs while the rows are sent, in the backward pass as
-well. Received rows lie by sender and then by expert; one more permutation puts equal experts next to each other.
+well; with `parallel.ep_overlap` the other half of the micro-batch does (`glmforge.model.block`). Received rows lie by
+sender and then by expert; one more permutation puts equal experts next to each other.
 
 The host has to know how many rows go where before it can start the exchange (NCCL takes the sizes from it), so it waits
-for the device once in every MoE layer's forward pass. What it waits for is copied while the rows are put in order, so
-that the device has work when the host comes back; and a layer that is computed again remembers the numbers.
+for the device once in every MoE layer's forward pass, of each half by itself. What it waits for is copied while the
+rows are put in order, so that the device has work when the host comes back; and a layer that is computed again
+remembers the numbers.
 
 Gradients need no factor: a rank's experts see the rows of all ep ranks, so the gradient it computes is already summed
 over them, and FSDP sums the rest (efsdp). Dividing by ep, or averaging over data ranks of which ep are already in,

@@ -14,14 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from glmforge.config.parallel import ParallelConfig
@@ -52,7 +45,6 @@ def apply_fsdp(
     for layer in model.layers:
         fully_shard(layer, mp_policy=mixed, reshard_after_forward=reshard, ignored_params=ignored, **common)
     fully_shard(root, mp_policy=mixed, reshard_after_forward=False, ignored_params=ignored, **common)
-    register_fsdp_forward_method(model, "forward_halves")
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

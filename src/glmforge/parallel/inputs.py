@@ -19,14 +19,22 @@ from glmforge.parallel.world import World
 
 
 class TokenShare:
-    """This rank's tokens of micro-batches of B rows of S tokens."""
+    """This rank's tokens of micro-batches of B rows of S tokens.
 
-    def __init__(self, num_rows: int, seq_len: int, world: World, parallel: ParallelConfig) -> None:
+    `in_halves`: layers take the first and the second half of the rows in turn; B is even.
+    """
+
+    def __init__(
+        self, num_rows: int, seq_len: int, world: World, parallel: ParallelConfig, *, in_halves: bool = False
+    ) -> None:
         self.num_rows, self.seq_len, self.world, self.parallel = num_rows, seq_len, world, parallel
         self.index_t: Tensor | None = None
         if world.axis_size("cp") > 1:
             cp, rank = world.axis_size("cp"), world.axis_rank("cp")
             self.index_t = zigzag_index(num_rows, seq_len, cp, rank, device=world.device)
+        self.half = TokenShare(num_rows // 2, seq_len, world, parallel) if in_halves else None
+        if in_halves and parallel.sequence_parallel:
+            self.index_t = self._both_halves_on_each_rank()
         self.rows = Rows(self._row_of_routed_tokens(), num_rows, seq_len, self._groups_sharing_rows())
 
     def take(self, x_T: Tensor) -> Tensor:
@@ -75,7 +83,23 @@ class TokenShare:
             self.rows,
             self._attend(documents, noise),
             None if noise is None else noise.select(self._residual_stream(noise.token_T)),
+            self._halves(ids_BS, documents, noise),
         )
+
+    def _halves(self, ids_BS: Tensor, documents: Documents, noise: TokenNoise | None) -> tuple[ModelInputs, ...]:
+        if self.half is None:
+            return ()
+        noises = [None] * 2 if noise is None else [noise.select(token_T) for token_T in noise.token_T.chunk(2)]
+        halves = zip(ids_BS.chunk(2), documents.halves(), noises, strict=True)
+        return tuple(self.half.inputs(ids, of_half, 0, noise_of_half) for ids, of_half, noise_of_half in halves)
+
+    def _both_halves_on_each_rank(self) -> Tensor | None:
+        """The order in which each of the tp ranks, which have one chunk each, has a part of both halves."""
+        tp = self.world.axis_size("tp")
+        if tp == 1:
+            return self.index_t
+        places_t = self.take(torch.arange(self.num_rows * self.seq_len, device=self.world.device))
+        return places_t.view(2, tp, -1).transpose(0, 1).flatten()
 
     def _residual_stream(self, x_T: Tensor) -> Tensor:
         """Outside attention and MLP tp ranks have the same tokens, or under sequence parallelism each its own."""
@@ -85,7 +109,7 @@ class TokenShare:
         return x_t.chunk(self.world.axis_size("tp"), dim=-1)[self.world.axis_rank("tp")]
 
     def _attend(self, documents: Documents, noise: TokenNoise | None) -> Attend:
-        if self.index_t is None:
+        if self.world.axis_size("cp") == 1:
             return DocumentAttention(documents, noise, self.world.axis_rank("tp"))
         assert noise is None or not noise.step.attention_dropout, "attention dropout needs whole rows"
         if self.parallel.context_method == "ulysses":

@@ -202,6 +202,9 @@ DEEPEP = {"ep_dispatch": "deepep"}
     [
         (2, {"ep": 2, "recompute": "full"}),
         (2, {"ep": 2, "tp": 2, "recompute": "selective", "micro_batch_size": 4}),
+        (2, {"ep": 2, "micro_batch_size": 4, "ep_overlap": True}),
+        pytest.param(2, {"ep": 2, "tp": 2, "recompute": "selective", "ep_overlap": True}, marks=pytest.mark.full),
+        pytest.param(4, {"ep": 2, "dp_shard": 4, "recompute": "full", "ep_overlap": True}, marks=pytest.mark.full),
         pytest.param(4, {"ep": 4, "micro_batch_size": 1}, marks=pytest.mark.full),
         pytest.param(
             4,

@@ -1,6 +1,6 @@
 """The equivalence suite sees the mistakes it is there for: planted, each must show in the numbers it spoils."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from glmforge.config.parameters import Parameter
 from glmforge.model import transformer
 from glmforge.model.block import LayerOutput
-from glmforge.model.inputs import DocumentAttention
+from glmforge.model.inputs import DocumentAttention, Rows
 from glmforge.parallel import context, expert, inputs, model
 from glmforge.parallel.model import ParallelModel
 from helpers.distributed import RankFailure, run_ranks
@@ -41,10 +41,11 @@ def count_twice() -> None:
     """Sum the counts over the ranks of a layer where they are made, although the step sums them over all ranks."""
     add = transformer._StatsCollector.add
 
-    def sum_and_add(self: transformer._StatsCollector, output: LayerOutput) -> None:
-        if output.counts_E is not None:
-            dist.all_reduce(output.counts_E)
-        add(self, output)
+    def sum_and_add(self: transformer._StatsCollector, outputs: Sequence[LayerOutput], rows: Sequence[Rows]) -> None:
+        for output in outputs:
+            if output.counts_E is not None:
+                dist.all_reduce(output.counts_E)
+        add(self, outputs, rows)
 
     transformer._StatsCollector.add = sum_and_add  # type: ignore[method-assign]
 

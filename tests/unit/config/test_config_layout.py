@@ -62,6 +62,11 @@ def test_layouts(
             "micro_batch_size: 3 does not divide the 8 sequences .* phases.0.batch_size = 16: "
             "set it to 2, or phases.0.batch_size to 12 or 18",
         ),
+        (
+            ["parallel.ep=2", "parallel.ep_overlap=true"],
+            16,
+            "parallel.ep_overlap: cuts a rank's 1 sequences of phase '.*' in halves: set parallel.micro_batch_size to",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_a_fix(
