@@ -82,16 +82,14 @@ def joined(config: RunConfig) -> Iterator[World]:
     layout = resolve_layout(config, dist.get_world_size())
     device = torch.device("cpu")
     world = World.join(layout, device) if layout.world_size > 1 else World(0, 1, device, layout)
-    try:
-        yield world
-    finally:
-        gc.collect()
-        groups = [mesh.get_group(axis) for mesh in world.meshes.values() for axis in mesh.mesh_dim_names or ()]
-        own = {group.group_name: group for group in [*groups, *world.groups.values()]}
-        dist.barrier()
-        for group in own.values():
-            if group is not dist.group.WORLD:
-                dist.destroy_process_group(group)
+    yield world  # after a failure others may still wait for this rank: the groups end with the processes
+    gc.collect()
+    groups = [mesh.get_group(axis) for mesh in world.meshes.values() for axis in mesh.mesh_dim_names or ()]
+    own = {group.group_name: group for group in [*groups, *world.groups.values()]}
+    dist.barrier()
+    for group in own.values():
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def _rows(config: RunConfig, world: World) -> Batch:

@@ -32,7 +32,8 @@ def accuracy_table() -> str:
 
 def sweep_table() -> str:
     """A row for each number of ranks: the planner's choice beside the fastest of all layouts."""
-    header = ("ranks", "layouts", "chosen", "fastest", "chosen / fastest", "slowest / fastest", "rank correlation")
+    header = ("ranks", "layouts", "chosen", "fastest", "chosen / fastest", "search / fastest", "slowest / fastest")
+    header += ("rank correlation",)
     rows = (
         (
             name.split()[0],
@@ -40,6 +41,7 @@ def sweep_table() -> str:
             found["chosen"],
             found["best"],
             f"{found['ratio']:.2f}",
+            f"{found['searched_ratio']:.2f}",
             f"{found['slowest_over_best']:.1f}",
             f"{found['rank_correlation']:.2f}",
         )

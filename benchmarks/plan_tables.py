@@ -1,12 +1,14 @@
-"""What docs/plan.md has of the code: the command's own words on one run, and the devices that are known.
+"""What docs/plan.md has of the code: the command's own words on one run, the devices that are known, and memory
+by closed forms against dry runs.
 
 `python scripts/doc_tables.py` writes them into the page.
 """
 
 import io
+import json
 from collections.abc import Callable
 
-from record import ROOT
+from record import RESULTS, ROOT
 from rich.console import Console
 
 from glmforge.cli.plan.summary import show_report
@@ -41,6 +43,19 @@ def devices_table() -> str:
     return _markdown(header, [_device(row, aliases.get(row.name, [])) for row in ACCELERATORS])
 
 
+def memory_table() -> str:
+    """Peaks by closed forms against dry runs, as `plan_memory.py` has recorded them."""
+    runs = json.loads((RESULTS / "plan_memory.json").read_text("utf-8"))["runs"]
+    header = "| run | GPUs | peak of a dry run, GB | closed form, GB | error, % | largest of a place, % |"
+    rows = []
+    for run in runs:
+        errors = (f"{100 * run[name]:+.1f}" for name in ("error", "largest_error_of_a_place"))
+        planned = run["closed_form"][run["fullest"]]["peak"]
+        sizes = f"{run['peak'] / 1e9:,.2f} | {planned / 1e9:,.2f}"
+        rows.append(f"| {run['name']} | {run['world_size']:,} | {sizes} | {' | '.join(errors)} |")
+    return _markdown(header, rows)
+
+
 def _device(row: Accelerator, aliases: list[str]) -> str:
     numbers = (
         (row.bf16_flops, 1e12),
@@ -59,4 +74,4 @@ def _markdown(header: str, rows: list[str]) -> str:
     return "\n".join([header, line, *rows, ""])
 
 
-TABLES: list[Callable[[], str]] = [summary, devices_table]
+TABLES: list[Callable[[], str]] = [summary, devices_table, memory_table]

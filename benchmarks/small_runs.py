@@ -75,24 +75,30 @@ def small_run(size: str, parallel: Parallel, compute: str = "bf16") -> RunConfig
 def every_layout(size: str, world_size: int) -> Iterator[tuple[str, Parallel]]:
     """Name and `parallel` of each layout that the run can have on so many ranks, each name once.
 
-    Without a pipeline a rank takes its rows at once; with one, micro-batches are as large as they can be while there
-    are two for each stage, or else one.
+    A rank takes its rows at once, in a pipeline under GPipe. A pipeline is also run under 1F1B, with micro-batches as
+    large as they can be while there are two for each stage, or else one.
     """
     sizes = [number for number in range(1, world_size + 1) if world_size % number == 0]
     for grid in itertools.product(sizes, repeat=len(AXES)):
         axes = dict(zip(AXES, grid, strict=True))
         for ep in sizes:
-            parallel = axes | {"ep": ep, "micro_batch_size": _micro_batch_size(axes)}
-            try:
-                resolve_layout(small_run(size, parallel), world_size)
-            except ConfigError:
-                continue
-            yield " x ".join(f"{axis} {number}" for axis, number in (axes | {"ep": ep}).items() if number > 1), parallel
+            name = " x ".join(f"{axis} {number}" for axis, number in (axes | {"ep": ep}).items() if number > 1)
+            for words, schedule in _schedules(axes):
+                parallel = axes | {"ep": ep} | schedule
+                try:
+                    resolve_layout(small_run(size, parallel), world_size)
+                except ConfigError:
+                    continue
+                yield name + words, parallel
 
 
-def _micro_batch_size(axes: dict[str, int]) -> int | None:
+def _schedules(axes: dict[str, int]) -> Iterator[tuple[str, Parallel]]:
+    """What is added to the name, and settings."""
     if axes["pp"] == 1:
-        return None
+        yield "", {}
+        return
+    yield ", gpipe", {"pipeline_schedule": "gpipe"}
     rows = BATCH_SIZE // (axes["dp_replicate"] * axes["dp_shard"])
     wanted = (2 * axes["pp"], axes["pp"])
-    return next((rows // number for number in wanted if number <= rows and rows % number == 0), 1)
+    size = next((rows // number for number in wanted if number <= rows and rows % number == 0), 1)
+    yield ", 1f1b", {"micro_batch_size": size}
