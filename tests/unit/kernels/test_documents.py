@@ -14,6 +14,14 @@ def test_borders_positions_and_ids():
     assert (documents.num_tokens, documents.max_length) == (6, 3)
 
 
+def test_halves_are_as_if_made_by_themselves():
+    for half, lengths in zip(Documents.from_lengths([3, 1, 2, 2]).halves(), ([3, 1], [2, 2]), strict=True):
+        alone = Documents.from_lengths(lengths)
+        assert half.lengths == alone.lengths
+        assert torch.equal(half.cu_seqlens, alone.cu_seqlens)
+        assert torch.equal(half.positions_T, alone.positions_T)
+
+
 @pytest.mark.parametrize(
     ("lengths", "offset", "expected"),
     [
