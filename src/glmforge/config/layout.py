@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from glmforge.config.model import ModelConfig
-from glmforge.config.parallel import ParallelConfig
+from glmforge.config.parallel import SPLIT_SCHEDULES, ParallelConfig
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.pipeline import balanced_split, stages_per_rank
 from glmforge.config.schema import RunConfig
@@ -114,7 +114,7 @@ def resolve_layout(config: RunConfig, world_size: int, *, phase: str | None = No
         raise ConfigError("parallel.cpu_offload: is FSDP's and needs two processes; start more, or set it to false")
     for index, checked in enumerate(config.phases):
         if phase in (None, checked.name):
-            _check_phase(f"phases.{index}", checked, layout, parallel)
+            _check_phase(f"phases.{index}", checked, layout, config)
     return layout
 
 
@@ -209,18 +209,19 @@ def _check_model(model: ModelConfig, layout: Layout, parallel: ParallelConfig) -
         )
 
 
-def _check_phase(key: str, phase: PhaseConfig, layout: Layout, parallel: ParallelConfig) -> None:
+def _check_phase(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
     _check_sequence(f"{key}.seq_len", phase, layout)
     for size in sorted({phase.batch_size, *(span.batch_size for span in phase.batch_spans)}, reverse=True):
         at_size = phase.model_copy(update={"batch_size": size, "batch_ramp": None})
         _check_batch(f"{key}.{'batch_size' if size == phase.batch_size else 'batch_ramp'}", at_size, layout)
         share = layout.rank_batch_size(at_size)
-        if parallel.ep_overlap and layout.micro_batch_size is None and share % 2:
+        if config.parallel.ep_overlap and layout.micro_batch_size is None and share % 2:
             raise ConfigError(
                 f"parallel.ep_overlap: cuts a rank's {share} sequences of phase '{phase.name}' in halves: "
                 "set parallel.micro_batch_size to an even number, or ep_overlap to false"
             )
-        _check_micro_batches(at_size, layout, parallel)
+        _check_micro_batches(at_size, layout, config.parallel)
+        _check_split_backward(at_size, layout, config)
 
 
 def _check_batch(key: str, phase: PhaseConfig, layout: Layout) -> None:
@@ -272,6 +273,17 @@ def _check_micro_batches(phase: PhaseConfig, layout: Layout, parallel: ParallelC
         raise ConfigError(
             f"parallel.micro_batch_size: makes {num} micro-batches in phase '{phase.name}'; dualpipev needs at least "
             f"2 x pp = {2 * layout.pp}: make micro-batches smaller, or choose 'zbv'"
+        )
+
+
+def _check_split_backward(phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
+    """A single micro-batch leaves bf16 and fp32 gradients in one unit of FSDP, which torch refuses to reduce."""
+    schedule = config.parallel.pipeline_schedule
+    is_single = layout.num_micro_batches(phase) == 1 and config.precision.compute == "bf16"
+    if layout.pp > 1 and layout.stage_ranks > 1 and schedule in SPLIT_SCHEDULES and is_single:
+        raise ConfigError(
+            f"parallel.micro_batch_size: makes a single micro-batch in phase '{phase.name}', which {schedule} cannot "
+            "train in bf16 on several ranks per stage: make micro-batches smaller, or choose 'interleaved_1f1b'"
         )
 
 

@@ -9,6 +9,9 @@ from glmforge.config.model import Strict, refuse
 LowPrecisionMap = Literal["attention", "dense_mlp", "shared_experts", "experts"]
 """Linear maps of a decoder layer, by what they belong to."""
 
+SPLIT_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+"""Pipeline schedules whose backward passes come in two parts, for the activations and for the weights."""
+
 
 class ParallelConfig(Strict):
     """How the model is laid out on the processes; see `glmforge.config.layout.resolve_layout`.
@@ -84,8 +87,7 @@ class ParallelConfig(Strict):
     @model_validator(mode="after")
     def _check_resharding(self) -> Self:
         # A split backward pass looks the weights up before it gathers them: freed ones would lose their gradients.
-        split = ("interleaved_zero_bubble", "zbv", "dualpipev")
-        if self.pp > 1 and self.reshard_after_forward and self.pipeline_schedule in split:
+        if self.pp > 1 and self.reshard_after_forward and self.pipeline_schedule in SPLIT_SCHEDULES:
             refuse(
                 "reshard_after_forward",
                 f"{self.pipeline_schedule} needs the weights until their gradients are computed: leave it out",

@@ -198,6 +198,11 @@ def overrides(changes: str) -> list[str]:
             "makes 2 micro-batches in phase 'pretrain'; dualpipev needs at least 2 x pp = 4: .* or choose 'zbv'",
         ),
         (
+            "pp=2 pipeline_schedule=zbv",
+            4,
+            "makes a single micro-batch in phase 'pretrain', which zbv cannot train in bf16",
+        ),
+        (
             "pp=2 pipeline_schedule=interleaved_1f1b micro_batch_size=1 phases.0.batch_size=7",
             2,
             "makes 7 micro-batches in phase 'pretrain'; interleaved_1f1b needs a multiple of 3: 6 or 9",

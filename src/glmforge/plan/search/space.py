@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from glmforge.config.layout import Layout, resolve_layout
-from glmforge.config.parallel import ParallelConfig
+from glmforge.config.parallel import SPLIT_SCHEDULES, ParallelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 
 RECOMPUTATIONS = ("none", "selective", "full")
 """From the fastest to the smallest."""
-SPLIT_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
-"""Their backward passes come in two parts, which torch refuses to do with compiled layers."""
 SCHEDULES = ("1f1b", "interleaved_1f1b", *SPLIT_SCHEDULES)
 """Those worth trying: gpipe and looped_bfs keep the activations of all micro-batches and are no faster."""
 
@@ -97,7 +95,10 @@ class Space:
         return all(width % tp == 0 for width in widths)
 
     def schedules(self, pp: int) -> tuple[str, ...]:
-        """The schedules that a pipeline of so many ranks can have; the run's own, which nobody looks at, without."""
+        """The schedules that a pipeline of so many ranks can have; the run's own, which nobody looks at, without.
+
+        torch refuses to split the backward passes of compiled layers.
+        """
         parallel = self.config.parallel
         if pp == 1:
             return (parallel.pipeline_schedule,)

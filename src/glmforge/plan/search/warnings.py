@@ -6,11 +6,11 @@ Every warning names the setting and what it costs; none of them stops a run.
 from collections.abc import Iterator
 
 from glmforge.config.layout import Layout
+from glmforge.config.parallel import SPLIT_SCHEDULES
 from glmforge.config.pipeline import layer_costs
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import stages_of_pp_rank
 from glmforge.plan.machine.machine import Machine
-from glmforge.plan.search.space import SPLIT_SCHEDULES
 
 MOST_MICRO_BATCHES = 256
 """On a rank in a step: more would be done as well by larger ones, or by more data ranks."""
