@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from glmforge.plan.answers import answers, layout_words, machine_words
 from glmforge.plan.comparison import compared_rows, comparison_as_json, differing_settings
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import find_machine
+from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.report import PlannedMemory, PlanReport, as_json, make_report
@@ -95,19 +97,26 @@ def test_words_name_machine_and_axes() -> None:
     assert layout_words(planned("parallel.tp=1", num_gpus=1).layout) == "one rank"
 
 
-def test_the_plan_itself_is_among_its_variations() -> None:
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_the_plan_itself_is_among_its_variations(is_calibrated: bool) -> None:
     report = planned()
-    found = {cell[:4]: cell for cell in vary(report.config, report.layout, report.machine)}
-    itself = found[16, "H100 SXM", "ib400", 32]
+    machine = report.machine
+    if is_calibrated:
+        point = CollectivePoint("all_gather", 8, 8, 1 << 20, seconds=1.0)
+        machine = replace(machine, collectives=(point,))
+        report = make_report(report.config, report.config, report.layout, machine)
+    found = {cell.choice: cell for cell in vary(report.config, report.layout, machine)}
+    itself = found["H100 SXM", 16, "ib400", 32]
     assert itself.step is not None
     assert itself.step.seconds == report.step.seconds
-    assert {num_gpus for num_gpus, *_ in found} == {4, 8, 16, 32, 64}
+    assert itself.peak == report.memory.estimate.peak
+    assert {num_gpus for _, num_gpus, *_ in found} == {4, 8, 16, 32, 64}
 
 
 def test_a_variation_that_cannot_be_says_why() -> None:
     report = planned(num_gpus=64)
-    found = {cell[:4]: cell for cell in vary(report.config, report.layout, report.machine)}
-    too_small = found[64, "H100 SXM", "ib400", 16]
+    found = {cell.choice: cell for cell in vary(report.config, report.layout, report.machine)}
+    too_small = found["H100 SXM", 64, "ib400", 16]
     assert too_small.step is None
     assert "16 sequences do not divide over 32 data ranks" in too_small.reason
 
