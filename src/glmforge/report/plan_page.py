@@ -158,9 +158,10 @@ def _tiles(report: PlanReport) -> list[Tile]:
         Tile("Step", format_seconds(step.seconds), f"{format_count(step.tokens)} tokens"),
         Tile("Tokens per second", format_count(step.tokens_per_second)),
         Tile("MFU", f"{step.utilisation:.1%}"),
-        Tile("Whole run", format_duration(cost.seconds), f"{cost.gpu_hours:,.0f} GPU-hours"),
     ]
-    if cost.price is not None:
+    if cost.seconds:
+        tiles.append(Tile("Whole run", format_duration(cost.seconds), f"{cost.gpu_hours:,.0f} GPU-hours"))
+    if cost.seconds and cost.price is not None:
         tiles.append(Tile("Costs", dollar_words(sum(cost.dollars.values()))))
     return tiles
 
