@@ -1,5 +1,5 @@
-"""What docs/plan.md has of the code: the command's own words on one run, the devices that are known, and memory
-by closed forms against dry runs.
+"""What docs/plan.md has of the code: the command's own words on one run, the devices that are known, memory by
+closed forms against dry runs, and what dry runs take.
 
 `python scripts/doc_tables.py` writes them into the page.
 """
@@ -7,6 +7,8 @@ by closed forms against dry runs.
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from record import RESULTS, ROOT
 from rich.console import Console
@@ -56,6 +58,33 @@ def memory_table() -> str:
     return _markdown(header, rows)
 
 
+def dry_runs_table() -> str:
+    """What dry runs found and took, as `dry_runs.py` has measured them: shipped files, then every schedule."""
+    found = json.loads((RESULTS / "dry_runs.json").read_text("utf-8"))
+    header = (
+        "| dry run of | settings | phase | GPUs | fullest place | its peak, GB | of 80 GB, % "
+        "| seconds | of processors | resident, GB |"
+    )
+    return _markdown(header, [_dry_run(run) for run in (*found["runs"], *found.get("schedules", ()))])
+
+
+def _dry_run(run: dict[str, Any]) -> str:
+    settings = " ".join(setting.removeprefix("parallel.") for setting in run["settings"])
+    cells = [
+        Path(run["file"]).stem,
+        settings,
+        run["phase"],
+        f"{run['world_size']:,}",
+        f"{run['fullest_place']}",
+        f"{run['peak_bytes'] / 1e9:.1f}",
+        f"{100 * run['share_of_gpu']:.0f}",
+        f"{run['seconds']:.0f}",
+        f"{run['cpu_seconds']:.0f}",
+        f"{run['resident_bytes'] / 1e9:.2f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
 def _device(row: Accelerator, aliases: list[str]) -> str:
     numbers = (
         (row.bf16_flops, 1e12),
@@ -74,4 +103,4 @@ def _markdown(header: str, rows: list[str]) -> str:
     return "\n".join([header, line, *rows, ""])
 
 
-TABLES: list[Callable[[], str]] = [summary, devices_table, memory_table]
+TABLES: list[Callable[[], str]] = [summary, devices_table, memory_table, dry_runs_table]

@@ -97,20 +97,20 @@ def _speed(report: PlanReport) -> Answer:
 
 def _price(report: PlanReport) -> Answer:
     cost = report.cost
+    left_out = [f"without {phase.time.name}: {phase.time.problem}" for phase in cost.phases if phase.seconds is None]
+    timed = [phase for phase in cost.phases if phase.seconds is not None]
+    if not timed:
+        return Answer("How dear?", "cannot be said: no phase has a time", tuple(left_out))
     words = f"{cost.gpu_hours:,.0f} GPU-hours in {format_duration(cost.seconds)}"
     if cost.price is not None:
         words = f"{dollar_words(sum(cost.dollars.values()))}: {words}"
-    timed = [phase for phase in cost.phases if phase.seconds is not None]
     tokens = format_count(sum(phase.time.tokens for phase in timed), trim=True)
     names = f"all {len(timed)} phases" if len(timed) == len(cost.phases) > 1 else ", ".join(p.time.name for p in timed)
     details = [f"{tokens} tokens of {names}; failures leave {cost.goodput:.1%} of the time"]
     if cost.price is not None:
         price = cost.price
         details.append(f"at ${price.dollars_per_gpu_hour:.2f} for a GPU-hour ({price.date}, {price.source}; --price)")
-    left_out = [phase.time.name for phase in cost.phases if phase.seconds is None]
-    if left_out:
-        details.append(f"without {', '.join(left_out)}, which this layout does not serve")
-    return Answer("How dear?", words, tuple(details))
+    return Answer("How dear?", words, (*details, *left_out))
 
 
 def dollar_words(dollars: float) -> str:

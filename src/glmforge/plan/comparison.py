@@ -35,9 +35,7 @@ def compared_rows(first: PlanReport, second: PlanReport) -> list[ComparedRow]:
         _row("tokens per second", first.step.tokens_per_second, second.step.tokens_per_second, format_count),
         _row("MFU", first.step.utilisation, second.step.utilisation, lambda share: f"{share:.1%}"),
         _row("phase", first.phase_seconds, second.phase_seconds, format_duration),
-        _row("whole run", first.cost.seconds, second.cost.seconds, format_duration),
-        _row("GPU-hours", first.cost.gpu_hours, second.cost.gpu_hours, lambda hours: f"{hours:,.0f}"),
-        _row("dollars", sum(first.cost.dollars.values()), sum(second.cost.dollars.values()), dollar_words),
+        *_costs(first, second),
     ]
     peaks = first.memory.estimate.peak, second.memory.estimate.peak
     rows.append(_row("peak memory", *peaks, lambda size: f"{size / 1e9:,.1f} GB"))
@@ -48,6 +46,22 @@ def compared_rows(first: PlanReport, second: PlanReport) -> list[ComparedRow]:
         if any(seconds):
             rows.append(_row(f"of it {name}", *seconds, format_seconds))
     return rows
+
+
+def _costs(first: PlanReport, second: PlanReport) -> Iterator[ComparedRow]:
+    """Of the whole run, if both have a time for the same phases of it."""
+    before, after = _served(first), _served(second)
+    if before != after or not before:
+        numbers = (f"{len(before)} of {len(first.cost.phases)}", f"{len(after)} of {len(second.cost.phases)}")
+        yield ComparedRow("phases with a time", *numbers, change="")
+        return
+    yield _row("whole run", first.cost.seconds, second.cost.seconds, format_duration)
+    yield _row("GPU-hours", first.cost.gpu_hours, second.cost.gpu_hours, lambda hours: f"{hours:,.0f}")
+    yield _row("dollars", sum(first.cost.dollars.values()), sum(second.cost.dollars.values()), dollar_words)
+
+
+def _served(plan: PlanReport) -> set[str]:
+    return {phase.time.name for phase in plan.cost.phases if phase.seconds is not None}
 
 
 def comparison_as_json(first: PlanReport, second: PlanReport) -> dict[str, Any]:

@@ -6,6 +6,7 @@ more data ranks; pp, cp, tp and ep stay, and so do micro-batches unless there ar
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import Machine, find_machine
 from glmforge.plan.machine.network import Network, find_network
+from glmforge.plan.memory.estimate import MemoryModel
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.step_time import StepTime, predict_step
 
@@ -24,37 +26,60 @@ _BATCH_FACTORS = (0.5, 1.0, 2.0)
 
 
 class Variation(NamedTuple):
-    """A plan that differs from the one that was asked for; `step` is None where `reason` says why it cannot be."""
+    """A plan that differs from the one that was asked for.
+
+    Attributes:
+        step: None where `reason` says why it cannot be.
+        peak: bytes of the fullest rank by closed forms, 0 without a layout.
+    """
 
     num_gpus: int
-    gpu: str
-    network: str
+    machine: Machine
     batch_size: int
     step: StepTime | None
+    peak: int
     reason: str
+
+    @property
+    def choice(self) -> tuple[str, int, str, int]:
+        """What is chosen: GPU, number of them, network, sequences of a batch."""
+        return self.machine.accelerator.name, self.num_gpus, self.machine.network.name, self.batch_size
 
 
 def vary(
     config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage = PRETRAINING
 ) -> Iterator[Variation]:
     """All combinations around a plan of `stage` in the only phase of `config`, itself among them."""
-    machines = [
-        Machine(other.accelerator, network, machine.ranks_per_node)
-        for other in _gpus(machine)
-        for network in _networks(machine)
-    ]
+    memory, machines = MemoryModel(config, stage), list(_machines(machine))
     numbers = _scaled(layout.world_size, _FACTORS)
     for num_gpus, batch_size in product(numbers, _scaled(config.phases[0].batch_size, _BATCH_FACTORS)):
         varied = _with(config, layout, num_gpus, batch_size)
+        try:
+            found = resolve_layout(varied, num_gpus)
+        except ConfigError as error:
+            for other in machines:
+                yield Variation(num_gpus, other, batch_size, None, 0, str(error))
+            continue
+        peak = memory.estimate(varied, found).peak
         for other in machines:
-            step, reason = _planned(varied, num_gpus, other, stage)
-            yield Variation(num_gpus, other.accelerator.name, other.network.name, batch_size, step, reason)
+            step, reason = _planned(varied, found, other, stage)
+            yield Variation(num_gpus, other, batch_size, step, peak, reason)
 
 
-def _gpus(machine: Machine) -> list[Machine]:
-    """The usual ones and the machine's own, slowest first."""
-    found = {machine.accelerator.name: machine} | {name: find_machine(name) for name in GPUS}
-    return sorted(found.values(), key=lambda other: (other.accelerator.bf16_flops, other.accelerator.memory_bandwidth))
+def _machines(machine: Machine) -> Iterator[Machine]:
+    """The machine's own kind of GPU and the usual ones, slowest first, on every network.
+
+    What was measured of collectives holds for the machine itself alone.
+    """
+    own = machine.accelerator
+    gpus = {row.name: row for row in (*(find_machine(name).accelerator for name in GPUS), own)}
+    for gpu in sorted(gpus.values(), key=lambda row: (row.bf16_flops, row.memory_bandwidth)):
+        for network in _networks(machine):
+            if (gpu, network) == (own, machine.network):
+                yield machine
+            else:
+                cores = machine.cores if gpu == own else None
+                yield replace(machine, accelerator=gpu, network=network, collectives=(), cores=cores)
 
 
 def _networks(machine: Machine) -> list[Network]:
@@ -75,8 +100,8 @@ def _with(config: RunConfig, layout: Layout, num_gpus: int, batch_size: int) -> 
     return config.model_copy(update={"phases": [phase], "parallel": parallel})
 
 
-def _planned(config: RunConfig, num_gpus: int, machine: Machine, stage: TrainingStage) -> tuple[StepTime | None, str]:
+def _planned(config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage) -> tuple[StepTime | None, str]:
     try:
-        return predict_step(config, resolve_layout(config, num_gpus), machine, stage=stage), ""
+        return predict_step(config, layout, machine, stage=stage), ""
     except ConfigError as error:
         return None, str(error)

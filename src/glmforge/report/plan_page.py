@@ -27,6 +27,7 @@ from glmforge.plan.answers import (
 from glmforge.plan.cost.prices import price_of
 from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import axis_rows
+from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.report import PlanReport, stage_summary
 from glmforge.plan.stages.stage import PRETRAINING
 from glmforge.plan.variations import Variation, vary
@@ -57,6 +58,10 @@ class _Plan:
     variations: dict[str, Any]
 
 
+_CHOICES = ("gpu", "gpus", "network", "batch")
+"""Fields of the form, in the order of `Variation.choice`."""
+
+
 def write_plan(report: PlanReport, out: Path) -> Path:
     """Write the page of a plan to `out`, which it returns. Raises `ConfigError` for a suffix other than .html and
     `MissingPackageError` if matplotlib is not installed."""
@@ -80,53 +85,50 @@ def check_suffix(out: Path) -> None:
 
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:
-    """What the form looks up. `cells`: seconds of a step and of its parts, or why there are none."""
+    """What the form looks up. `cells`: seconds of a step and of its parts, bytes of the peak; or why there are none."""
     found = list(vary(report.config, report.layout, report.machine, report.stage))
+    devices = list({cell.machine.accelerator.name: cell.machine.accelerator for cell in found}.values())
     parts = sorted({name for cell in found if cell.step for name in cell.step.parts})
     phase = report.config.phases[0]
     return {
         "axes": {
-            "gpu": list(dict.fromkeys(cell.gpu for cell in found)),
-            "gpus": sorted({cell.num_gpus for cell in found}),
-            "network": list(dict.fromkeys(cell.network for cell in found)),
-            "batch": sorted({cell.batch_size for cell in found}),
+            name: sorted(set(values)) if isinstance(values[0], int) else list(dict.fromkeys(values))
+            for name, values in zip(_CHOICES, zip(*(cell.choice for cell in found), strict=True), strict=True)
         },
-        "asked": {
-            "gpu": report.machine.accelerator.name,
-            "gpus": report.layout.world_size,
-            "network": report.machine.network.name,
-            "batch": phase.batch_size,
-        },
-        "peaks": {cell.gpu: cell.step.machine.accelerator.bf16_flops for cell in found if cell.step},
-        "prices": _prices(report, found),
+        "asked": dict(zip(_CHOICES, _asked(report), strict=True)),
+        "memory": {row.name: row.memory_bytes for row in devices},
+        "peaks": {row.name: row.bf16_flops for row in devices},
+        "prices": _prices(report, devices),
         "goodput": round(100 * report.cost.goodput, 1),
         "parts": parts,
         "seq_len": phase.seq_len,
         "tokens": report.phase_tokens,
         "flops_per_token": report.step.model_flops / report.step.tokens,
-        "cells": {_key(cell): _cell(cell, parts) for cell in found},
+        "cells": {"|".join(map(str, cell.choice)): _cell(cell, parts) for cell in found},
     }
 
 
-def _prices(report: PlanReport, found: list[Variation]) -> dict[str, float]:
+def _asked(report: PlanReport) -> tuple[str, int, str, int]:
+    machine = report.machine
+    batch_size = report.config.phases[0].batch_size
+    return machine.accelerator.name, report.layout.world_size, machine.network.name, batch_size
+
+
+def _prices(report: PlanReport, devices: list[Accelerator]) -> dict[str, float]:
     """Dollars for a GPU-hour; a price that was given is that of the GPU that it was given for."""
     own, prices = report.machine.accelerator.name, {}
-    for accelerator in {cell.step.machine.accelerator for cell in found if cell.step}:
-        price = report.cost.price if accelerator.name == own else price_of(accelerator, CostSettings())
+    for device in devices:
+        price = report.cost.price if device.name == own else price_of(device, CostSettings())
         if price is not None:
-            prices[accelerator.name] = price.dollars_per_gpu_hour
+            prices[device.name] = price.dollars_per_gpu_hour
     return prices
-
-
-def _key(cell: Variation) -> str:
-    return f"{cell.gpu}|{cell.num_gpus}|{cell.network}|{cell.batch_size}"
 
 
 def _cell(cell: Variation, parts: list[str]) -> list[Any] | str:
     if cell.step is None:
         return cell.reason
     digits = (float(f"{cell.step.parts.get(name, 0.0):.5g}") for name in parts)
-    return [float(f"{cell.step.seconds:.6g}"), list(digits)]
+    return [float(f"{cell.step.seconds:.6g}"), list(digits), cell.peak]
 
 
 def _summarize(report: PlanReport) -> _Summary:
@@ -156,9 +158,10 @@ def _tiles(report: PlanReport) -> list[Tile]:
         Tile("Step", format_seconds(step.seconds), f"{format_count(step.tokens)} tokens"),
         Tile("Tokens per second", format_count(step.tokens_per_second)),
         Tile("MFU", f"{step.utilisation:.1%}"),
-        Tile("Whole run", format_duration(cost.seconds), f"{cost.gpu_hours:,.0f} GPU-hours"),
     ]
-    if cost.price is not None:
+    if cost.seconds:
+        tiles.append(Tile("Whole run", format_duration(cost.seconds), f"{cost.gpu_hours:,.0f} GPU-hours"))
+    if cost.seconds and cost.price is not None:
         tiles.append(Tile("Costs", dollar_words(sum(cost.dollars.values()))))
     return tiles
 

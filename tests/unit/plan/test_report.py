@@ -2,15 +2,18 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from glmforge.config import load_config
+from glmforge.config import RunConfig, load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.plan.answers import answers, layout_words, machine_words
 from glmforge.plan.comparison import compared_rows, comparison_as_json, differing_settings
+from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import find_machine
+from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.report import PlannedMemory, PlanReport, as_json, make_report
@@ -33,6 +36,12 @@ def planned(
     config = load_config(RUN, overrides)
     machine = find_machine("H100 SXM", network)
     return make_report(config, config, resolve_layout(config, num_gpus), machine, memory=memory)
+
+
+def planned_phase(run: RunConfig, num_gpus: int) -> PlanReport:
+    """Of the first phase of a run of several."""
+    first = select_phase(run, None)
+    return make_report(run, first, resolve_layout(first, num_gpus), find_machine("H100 SXM"))
 
 
 def peak_of(gigabytes: float) -> PlannedMemory:
@@ -69,11 +78,20 @@ def test_what_makes_no_sense_is_in_the_plan() -> None:
 def test_all_phases_are_paid_for_and_what_a_layout_does_not_serve_is_named() -> None:
     second = "{name: second, steps: 10, seq_len: 64, batch_size: 36}"
     run = load_config(RUN.replace("batch_size: 32}]", f"batch_size: 32}}, {second}]"))
-    first = select_phase(run, "main")
-    report = make_report(run, first, resolve_layout(first, 16), find_machine("H100 SXM"))
+    report = planned_phase(run, 16)
     price = next(answer for answer in answers(report) if answer.question == "How dear?")
     assert price.words.startswith("$")
-    assert "without second, which this layout does not serve" in price.details
+    assert any(line.startswith("without second: ") for line in price.details)
+
+
+def test_a_run_that_never_ends_has_no_price() -> None:
+    report = planned()
+    config, layout, machine = report.config, report.layout, report.machine
+    often = CostSettings(gpu_mtbf_hours=0.01)
+    endless = make_report(config, config, layout, machine, settings=often)
+    price = next(answer for answer in answers(endless) if answer.question == "How dear?")
+    assert price.words == "cannot be said: no phase has a time"
+    assert "$" not in " ".join(price.details)
 
 
 def test_json_holds_the_figures_of_the_step_and_of_all_parts() -> None:
@@ -95,21 +113,38 @@ def test_words_name_machine_and_axes() -> None:
     assert layout_words(planned("parallel.tp=1", num_gpus=1).layout) == "one rank"
 
 
-def test_the_plan_itself_is_among_its_variations() -> None:
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_the_plan_itself_is_among_its_variations(is_calibrated: bool) -> None:
     report = planned()
-    found = {cell[:4]: cell for cell in vary(report.config, report.layout, report.machine)}
-    itself = found[16, "H100 SXM", "ib400", 32]
+    machine = report.machine
+    if is_calibrated:
+        point = CollectivePoint("all_gather", 8, 8, 1 << 20, seconds=1.0)
+        machine = replace(machine, collectives=(point,))
+        report = make_report(report.config, report.config, report.layout, machine)
+    found = {cell.choice: cell for cell in vary(report.config, report.layout, machine)}
+    itself = found["H100 SXM", 16, "ib400", 32]
     assert itself.step is not None
     assert itself.step.seconds == report.step.seconds
-    assert {num_gpus for num_gpus, *_ in found} == {4, 8, 16, 32, 64}
+    assert itself.peak == report.memory.estimate.peak
+    assert {num_gpus for _, num_gpus, *_ in found} == {4, 8, 16, 32, 64}
 
 
 def test_a_variation_that_cannot_be_says_why() -> None:
     report = planned(num_gpus=64)
-    found = {cell[:4]: cell for cell in vary(report.config, report.layout, report.machine)}
-    too_small = found[64, "H100 SXM", "ib400", 16]
+    found = {cell.choice: cell for cell in vary(report.config, report.layout, report.machine)}
+    too_small = found["H100 SXM", 64, "ib400", 16]
     assert too_small.step is None
     assert "16 sequences do not divide over 32 data ranks" in too_small.reason
+
+
+def test_costs_are_compared_only_where_both_have_the_same_phases() -> None:
+    second = "{name: second, steps: 10, seq_len: 64, batch_size: 40}"
+    run = load_config(RUN.replace("batch_size: 32}]", f"batch_size: 32}}, {second}]"))
+    plans = [planned_phase(run, num_gpus) for num_gpus in (16, 32)]
+    rows = {row.what: row for row in compared_rows(*plans)}
+    assert rows["phases with a time"][1:3] == ("2 of 2", "1 of 2")
+    assert "whole run" not in rows
+    assert "whole run" in {row.what for row in compared_rows(plans[0], plans[0])}
 
 
 def test_comparison_shows_what_differs_and_nothing_else() -> None:

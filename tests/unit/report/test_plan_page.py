@@ -43,10 +43,13 @@ def data_of(page: str) -> dict:
 def test_the_form_begins_with_the_plan(tmp_path: Path) -> None:
     report = planned()
     data = data_of(write_plan(report, tmp_path / "plan.html").read_text())
-    seconds, parts = data["cells"]["|".join(str(data["asked"][axis]) for axis in ("gpu", "gpus", "network", "batch"))]
+    seconds, parts, peak = data["cells"][
+        "|".join(str(data["asked"][axis]) for axis in ("gpu", "gpus", "network", "batch"))
+    ]
     assert seconds == pytest.approx(report.step.seconds, rel=1e-5)  # six digits are written
     shown = {name: part for name, part in zip(data["parts"], parts, strict=True) if part}
     assert shown == pytest.approx(report.step.parts, rel=1e-4)
+    assert peak == report.memory.estimate.peak
     # what the script computes from them
     mfu = data["flops_per_token"] * 32 * 64 / seconds / (16 * data["peaks"]["H100 SXM"])
     assert mfu == pytest.approx(report.step.utilisation, rel=1e-5)
