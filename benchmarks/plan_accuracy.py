@@ -2,6 +2,7 @@
 
     python benchmarks/plan_accuracy.py                  # all of it, at most 20 minutes on two idle cores
     python benchmarks/plan_accuracy.py --quick          # a minute: one size, few layouts; writes nothing
+    python benchmarks/plan_accuracy.py --rows           # the third part alone; points and sweeps stay as they are
 
 Measured on gloo ranks of one thread each, in this order:
 
@@ -10,7 +11,7 @@ Measured on gloo ranks of one thread each, in this order:
    of them, and the one that `plan --search` finds, which knows other schedules too, are then measured in turns with
    those that were the fastest: each may take 10 % more than the best;
 3. for three sizes of a model and each of `LAYOUTS` on one to eight ranks, the seconds of a step, and the most bytes
-   that live at once on a rank. Of the time the ratio to one rank is compared.
+   that live at once on a rank. Of the time the ratio to one rank is compared, which is measured before and after.
 
 Results are written after each part. Steps are the trainer's own, in bf16. Memory is that of fp32 runs: for bf16 the
 planner assumes a GPU's kernels. Exits with status 1 if a choice misses the 10 %.
@@ -31,7 +32,7 @@ from gloo_ranks import Ranks
 from measured_layouts import measure, watch_memory
 from plan_calibration import CODE as CALIBRATION_CODE
 from plan_calibration import measure_machine
-from record import write_result
+from record import RESULTS, write_result
 from small_runs import LAYOUTS, SIZES, every_layout, small_run
 
 from glmforge.config.layout import resolve_layout
@@ -75,12 +76,14 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="to try it: the small size, few layouts")
+    parser.add_argument("--rows", action="store_true", help="keep points and sweeps, compare the three sizes again")
     parser.add_argument("--points", type=Path, help="points that were measured before")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        points = arguments.points or _measured_points(Path(folder), quick=arguments.quick)
+        kept = RESULTS / "plan_calibration.json" if arguments.rows else arguments.points
+        points = kept or _measured_points(Path(folder), quick=arguments.quick)
         machine = calibrated_machine(points, None, "tcp10", max(POOLS))
     content: dict[str, Any] = {"limit": LIMIT, "sweeps": {}, "summary": {}, "rows": []}
     with ExitStack() as stack:
@@ -88,7 +91,9 @@ def main() -> None:
         if arguments.quick:
             compare("small", machine, pools, QUICK)
             return
-        for world_size in SWEPT:
+        if arguments.rows:
+            content["sweeps"] = json.loads((RESULTS / "plan_accuracy.json").read_text())["sweeps"]
+        for world_size in () if arguments.rows else SWEPT:
             content["sweeps"][f"{world_size} ranks"] = sweep(world_size, machine, pools[world_size])
         for size in SIZES:
             content["rows"] += compare(size, machine, pools, LAYOUTS)
@@ -106,14 +111,22 @@ def _missed(sweeps: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def compare(size: str, machine: Machine, pools: Pools, names: Mapping[str, Any] | tuple[str, ...]) -> list[Row]:
-    """A row for each layout: measured and predicted seconds, their ratios to the first, and peak bytes."""
+    """A row for each layout: measured and predicted seconds, their ratios to the first, and peak bytes.
+
+    The first is measured between the others, so that a machine that gets slower or faster changes both alike.
+    """
     rows: list[Row] = []
+    first_ranks, first_parallel = LAYOUTS[next(iter(LAYOUTS))]
+    first_config = small_run(size, first_parallel)
+    first_predicted = predict(first_config, first_ranks, machine)
+    before = _step_seconds(first_config, pools[first_ranks], SHORT_S)
     for name in names:
         world_size, parallel = LAYOUTS[name]
         config, in_fp32 = small_run(size, parallel), small_run(size, parallel, compute="fp32")
         seconds, predicted = _step_seconds(config, pools[world_size], LONGEST_S), predict(config, world_size, machine)
-        first = rows[0] if rows else {"seconds": seconds, "predicted_seconds": predicted}
-        ratio, expected = seconds / first["seconds"], predicted / first["predicted_seconds"]
+        after = _step_seconds(first_config, pools[first_ranks], SHORT_S)
+        ratio, expected = seconds / statistics.mean((before, after)), predicted / first_predicted
+        before = after
         peak = max(pools[world_size].run(watch_memory, in_fp32))
         estimated = estimate_memory(in_fp32, resolve_layout(in_fp32, world_size)).peak
         rows.append(

@@ -92,14 +92,15 @@ def make_report(
     stage: TrainingStage = PRETRAINING,
     settings: CostSettings | None = None,
     memory: PlannedMemory | None = None,
+    imbalance: float = 1.0,
 ) -> PlanReport:
     """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
 
-    `memory` are closed forms if None is given. Raises `ConfigError` for what cannot be planned.
+    `memory` are closed forms if None is given; `imbalance` as for `predict_step`. Raises `ConfigError` for what cannot be planned.
     """
-    step = predict_step(config, layout, machine, stage=stage)
-    levers = tuple(step_levers(config, layout, machine, stage=stage))
-    phases = predicted_phases(run, layout.world_size, machine, stage)
+    step = predict_step(config, layout, machine, stage=stage, imbalance=imbalance)
+    levers = tuple(step_levers(config, layout, machine, stage=stage, imbalance=imbalance))
+    phases = predicted_phases(run, layout.world_size, machine, stage, imbalance)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
     if memory is None:
         more = "; --dry-run takes the trainer's own step" if stage.roles == PRETRAINING.roles else ""

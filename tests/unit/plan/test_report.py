@@ -157,3 +157,10 @@ def test_comparison_shows_what_differs_and_nothing_else() -> None:
     found = json.loads(json.dumps(comparison_as_json(first, second)))
     assert found["settings"]["parallel.tp"] == ["2", "1"]
     assert [plan["run"] for plan in found["plans"]] == ["planned", "other"]
+
+
+def test_an_uneven_router_takes_time_in_step_and_cost() -> None:
+    even = planned("parallel.ep=2")
+    uneven = make_report(even.run, even.config, even.layout, even.machine, imbalance=1.5)
+    assert uneven.step.parts["imbalance"] > 0
+    assert uneven.cost.seconds > even.cost.seconds

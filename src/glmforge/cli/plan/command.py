@@ -30,7 +30,7 @@ def plan(
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option("--world-size", "--gpus", min=1, help="Number of processes (GPUs); 1 if not given."),
+        typer.Option("--world-size", "--gpus", min=1, max=2**20, help="Number of processes (GPUs); 1 if not given."),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -71,7 +71,7 @@ def plan(
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Of this rank alone: the dry run, the roofline.")] = None,
     imbalance: Annotated[
-        float, typer.Option(help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
+        float, typer.Option(min=1, help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
     ] = 1.0,
     roofline: Annotated[
         str | None,
@@ -268,7 +268,7 @@ def plan(
         return
     if cost and machine is not None:
         costed = loaded if phase is None else select_phase(loaded, phase)
-        show_cost(costed, world_size or 1, machine, price, mfu, chosen, console, as_json=as_json)
+        show_cost(costed, world_size or 1, machine, price, mfu, chosen, imbalance, console, as_json=as_json)
         return
     service = Service(weights, cache, acceptance, context, length, latency)
     if serve and machine is not None:
@@ -324,7 +324,7 @@ def plan(
     if machine is None:
         show_dry_run(take(loaded), layout, gpu_memory, console, as_json=as_json)
         return
-    plan_run = partial(plan_report, phase, world_size, machine, chosen, price, take if dry_run else None)
+    plan_run = partial(plan_report, phase, world_size, machine, chosen, price, imbalance, take if dry_run else None)
     report = plan_run(whole)
     if other is None:
         show_report(report, console, page=page, as_json=as_json)

@@ -44,6 +44,7 @@ def show_cost(
     price: str | None,
     mfu: float | None,
     stage: "TrainingStage",
+    imbalance: float,
     console: Console,
     *,
     as_json: bool,
@@ -56,7 +57,7 @@ def show_cost(
 
     settings = read_settings(price)
     if mfu is None:
-        phases = predicted_phases(config, world_size, machine, stage)
+        phases = predicted_phases(config, world_size, machine, stage, imbalance)
     else:
         phases = phases_at(config, world_size, machine, mfu, stage)
     problems = [phase.problem for phase in phases if phase.problem is not None]

@@ -56,6 +56,7 @@ def plan_report(
     machine: "Machine",
     stage: "TrainingStage",
     price: str | None,
+    imbalance: float,
     dry_run: "Callable[[RunConfig], DryRun] | None",
     run: "RunConfig",
 ) -> "PlanReport":
@@ -71,7 +72,16 @@ def plan_report(
         from glmforge.dryrun.report import planned_memory
 
         memory = planned_memory(dry_run(config))
-    return make_report(run, config, layout, machine, stage=stage, settings=read_settings(price), memory=memory)
+    return make_report(
+        run,
+        config,
+        layout,
+        machine,
+        stage=stage,
+        settings=read_settings(price),
+        memory=memory,
+        imbalance=imbalance,
+    )
 
 
 def show_report(report: "PlanReport", console: Console, *, page: Path | None, as_json: bool) -> None:

@@ -42,10 +42,15 @@ class PhaseTime:
 
 
 def predicted_phases(
-    config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage = PRETRAINING
+    config: RunConfig,
+    world_size: int,
+    machine: Machine,
+    stage: TrainingStage = PRETRAINING,
+    imbalance: float = 1.0,
 ) -> list[PhaseTime]:
     """Every phase on the one layout of `config`, by the predicted seconds of its steps."""
-    return [_predicted(select_phase(config, phase.name), world_size, machine, stage) for phase in config.phases]
+    phases = (select_phase(config, phase.name) for phase in config.phases)
+    return [_predicted(phase, world_size, machine, stage, imbalance) for phase in phases]
 
 
 def phases_at(
@@ -64,7 +69,9 @@ def model_flops(config: RunConfig, phase: PhaseConfig, stage: TrainingStage = PR
     return per_token * phase.num_samples * phase.seq_len
 
 
-def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage) -> PhaseTime:
+def _predicted(
+    config: RunConfig, world_size: int, machine: Machine, stage: TrainingStage, imbalance: float
+) -> PhaseTime:
     """The only phase of `config`. Within a ramp a step's time grows with its batch, so both ends are predicted."""
     (phase,) = config.phases
     try:
@@ -74,7 +81,8 @@ def _predicted(config: RunConfig, world_size: int, machine: Machine, stage: Trai
 
     def predicted(batch_size: int) -> StepTime:
         steady = phase.model_copy(update={"batch_size": batch_size, "batch_ramp": None})
-        return predict_step(config.model_copy(update={"phases": [steady]}), layout, machine, stage=stage)
+        only = config.model_copy(update={"phases": [steady]})
+        return predict_step(only, layout, machine, stage=stage, imbalance=imbalance)
 
     spans = phase.batch_spans
     first, last = spans[0].batch_size, spans[-1].batch_size
