@@ -96,7 +96,8 @@ def make_report(
 ) -> PlanReport:
     """Plan a step of `stage` in the only phase of `config`, which is one of `run`.
 
-    `memory` are closed forms if None is given; `imbalance` as for `predict_step`. Raises `ConfigError` for what cannot be planned.
+    `memory` are closed forms if None is given, and `imbalance` is as for `predict_step`. Raises `ConfigError` for what
+    cannot be planned.
     """
     step = predict_step(config, layout, machine, stage=stage, imbalance=imbalance)
     levers = tuple(step_levers(config, layout, machine, stage=stage, imbalance=imbalance))
