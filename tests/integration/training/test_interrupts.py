@@ -41,7 +41,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 
 def test_a_second_interrupt_ends_at_once(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
     """In its first step, which lasts for minutes."""
-    started = commands.start("train", config_in(tiny_data, tmp_path, 3, batch_size=65536))
+    config = config_in(tiny_data, tmp_path, 3, batch_size=65536)
+    started = commands.start("train", config, "parallel.micro_batch_size=16")
     run = tmp_path / "run"
     started.wait_until(lambda: (run / "metrics.jsonl").exists())  # written when the hook for signals is there
     started.interrupt()
