@@ -17,6 +17,22 @@ from torch import Tensor
 from glmforge.kernels.dispatch import combine, permute, row_weights, sort_by_expert
 
 
+class Choices(NamedTuple):
+    """The experts that tokens chose.
+
+    Attributes:
+        experts_TK: int64, 0 to `num_experts` - 1.
+        num_experts: on all ranks together.
+        may_drop: whether a choice may be `num_experts`; it goes nowhere.
+        weights_TK: may be sent along, for the experts to apply: `ExpertRows.weighted` says so.
+    """
+
+    experts_TK: Tensor
+    num_experts: int
+    may_drop: bool
+    weights_TK: Tensor | None
+
+
 class ExpertRows(NamedTuple):
     """Rows on their way to the experts of this rank.
 
@@ -40,28 +56,13 @@ class Dispatcher(Protocol):
     """Brings tokens to experts and back; both directions are differentiable.
 
     Attributes:
-        needs_weights: `send_back` only adds, so `dispatch` has to be given the weights.
+        needs_weights: `send_back` only adds, so the choices have to bring their weights.
     """
 
     needs_weights: bool
 
-    def dispatch(
-        self,
-        x_TD: Tensor,
-        experts_TK: Tensor,
-        num_experts: int,
-        *,
-        may_drop: bool,
-        weights_TK: Tensor | None = None,
-        implementation: str = "plain",
-    ) -> ExpertRows:
-        """Send each token to its experts.
-
-        Args:
-            may_drop: a choice of `num_experts` goes nowhere.
-            weights_TK: may be sent along, for the experts to apply: `ExpertRows.weighted` says so.
-            implementation: `kernels.permute`.
-        """
+    def dispatch(self, x_TD: Tensor, choices: Choices, *, implementation: str = "plain") -> ExpertRows:
+        """Send each token to its experts; `implementation` is `kernels.permute`."""
         ...
 
     def send_back(self, y_ND: Tensor, weights_TK: Tensor | None, rows: ExpertRows) -> Callable[[], Tensor]:
@@ -78,20 +79,11 @@ class LocalDispatcher:
 
     needs_weights = False
 
-    def dispatch(
-        self,
-        x_TD: Tensor,
-        experts_TK: Tensor,
-        num_experts: int,
-        *,
-        may_drop: bool,
-        weights_TK: Tensor | None = None,
-        implementation: str = "plain",
-    ) -> ExpertRows:
-        routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
+    def dispatch(self, x_TD: Tensor, choices: Choices, *, implementation: str = "plain") -> ExpertRows:
+        routing = sort_by_expert(choices.experts_TK, choices.num_experts, implementation=implementation)
         x_ND = permute(x_TD, routing)
-        weights_N = None if weights_TK is None else row_weights(weights_TK, routing)
-        if may_drop:
+        weights_N = None if choices.weights_TK is None else row_weights(choices.weights_TK, routing)
+        if choices.may_drop:
             num_kept = int(routing.counts_E.sum())
             x_ND, weights_N = x_ND[:num_kept], None if weights_N is None else weights_N[:num_kept]
 

@@ -22,7 +22,7 @@ from glmforge.kernels.dispatch import limit_to_capacity
 from glmforge.kernels.experts import expert_linear
 from glmforge.kernels.router import Routes
 from glmforge.kernels.swiglu import swiglu
-from glmforge.model.dispatch import Dispatcher, ExpertRows, LocalDispatcher, expert_counts
+from glmforge.model.dispatch import Choices, Dispatcher, ExpertRows, LocalDispatcher, expert_counts
 from glmforge.model.inputs import Rows
 from glmforge.model.layers import Matmul, SwiGLU
 from glmforge.model.placement import ONE_DEVICE, Region, local
@@ -51,14 +51,9 @@ class Experts(ChoosesKernels, nn.Module):
         kept_TK = self._within_capacity(routes)
         # In the fused SwiGLU a weight costs nothing; the plain one would read and write its rows once more.
         applies_weights = self.dispatcher.needs_weights or self.kernels.swiglu == "triton"
-        rows = self.dispatcher.dispatch(
-            x_TD,
-            kept_TK,
-            self.num_experts,
-            may_drop=self.capacity_factor is not None,
-            weights_TK=routes.weights_TK if applies_weights else None,
-            implementation=self.kernels.permute,
-        )
+        weights_TK = routes.weights_TK if applies_weights else None
+        choices = Choices(kept_TK, self.num_experts, self.capacity_factor is not None, weights_TK)
+        rows = self.dispatcher.dispatch(x_TD, choices, implementation=self.kernels.permute)
         return SentTokens(rows, None if rows.weighted else routes.weights_TK, kept_TK)
 
     def forward(self, *halves: "SentTokens", overlap: Callable[[], list[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:

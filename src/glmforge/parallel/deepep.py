@@ -28,7 +28,7 @@ from torch import Tensor
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.kernels.dispatch import Routing, combine, permute, row_weights, sort_by_expert
-from glmforge.model.dispatch import ExpertRows
+from glmforge.model.dispatch import Choices, ExpertRows
 from glmforge.parallel.recompute import remembered
 from glmforge.parallel.world import World
 
@@ -140,17 +140,9 @@ class DeepEPDispatcher:
     def __init__(self, buffer: Any, index_type: torch.dtype = torch.int64) -> None:
         self.buffer, self.index_type = buffer, index_type
 
-    def dispatch(
-        self,
-        x_TD: Tensor,
-        experts_TK: Tensor,
-        num_experts: int,
-        *,
-        may_drop: bool,
-        weights_TK: Tensor | None = None,
-        implementation: str = "plain",
-    ) -> ExpertRows:
+    def dispatch(self, x_TD: Tensor, choices: Choices, *, implementation: str = "plain") -> ExpertRows:
         """Weights go along."""
+        experts_TK, num_experts, may_drop, weights_TK = choices
         assert weights_TK is not None, "send_back only adds"
         if may_drop:
             experts_TK = experts_TK.masked_fill(experts_TK == num_experts, -1)

@@ -31,7 +31,7 @@ from torch import Tensor
 from glmforge.config.parameters import ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.kernels.dispatch import Routing, combine, permute, sort_by_expert
-from glmforge.model.dispatch import Dispatcher, ExpertRows
+from glmforge.model.dispatch import Choices, Dispatcher, ExpertRows
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.collectives import Exchange
 from glmforge.parallel.deepep import deepep_dispatcher
@@ -80,23 +80,14 @@ class AllToAllDispatcher:
         self.group = group
         self.splits = splits
 
-    def dispatch(
-        self,
-        x_TD: Tensor,
-        experts_TK: Tensor,
-        num_experts: int,
-        *,
-        may_drop: bool,
-        weights_TK: Tensor | None = None,
-        implementation: str = "plain",
-    ) -> ExpertRows:
+    def dispatch(self, x_TD: Tensor, choices: Choices, *, implementation: str = "plain") -> ExpertRows:
         """Weights are not sent along: `send_back` applies them where the router is."""
-        routing = sort_by_expert(experts_TK, num_experts, implementation=implementation)
+        routing = sort_by_expert(choices.experts_TK, choices.num_experts, implementation=implementation)
         sent_Re = routing.counts_E.view(self.group.size(), -1)
         received_Re, splits = remembered(lambda: self._exchanged_counts(sent_Re))
         x_ND = permute(x_TD, routing)
         sent, received = splits()
-        if may_drop:
+        if choices.may_drop:
             x_ND = x_ND[: sum(sent)]
         exchange = Exchange(self.group, output_splits=received, input_splits=sent)
         on_the_way_MD = exchange.start(x_ND)

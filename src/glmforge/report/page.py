@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jinja2
@@ -35,6 +36,16 @@ class Table(NamedTuple):
     note: str
     columns: Sequence[Column]
     rows: list[list[Cell]]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a page says besides its drawings; `lead` is the line below `name`."""
+
+    name: str
+    lead: str
+    tiles: list[Tile]
+    tables: list[Table]
 
 
 def make_table(

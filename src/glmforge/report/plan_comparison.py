@@ -9,17 +9,9 @@ from glmforge.observe.units import format_count, format_seconds
 from glmforge.plan.answers import Answer, answers, machine_words, parts_by_size
 from glmforge.plan.comparison import compared_rows, differing_settings
 from glmforge.plan.report import PlanReport
-from glmforge.report.page import Column, Table, Tile, make_table, page_template
+from glmforge.report.page import Column, Summary, Tile, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
 from glmforge.report.plan_page import check_suffix
-
-
-@dataclass(frozen=True)
-class _Summary:
-    name: str
-    lead: str
-    tiles: list[Tile]
-    tables: list[Table]
 
 
 @dataclass(frozen=True)
@@ -56,14 +48,14 @@ def _side(name: str, plan: PlanReport, longest: float) -> _Side:
     return _Side(name, answers(plan), parts, memory_bars(plan), dump_config(plan.run))
 
 
-def _summarize(first: PlanReport, second: PlanReport, names: tuple[str, str]) -> _Summary:
+def _summarize(first: PlanReport, second: PlanReport, names: tuple[str, str]) -> Summary:
     faster = second.step.tokens_per_second / first.step.tokens_per_second
     settings = make_table(
         "Settings that differ", [Column("setting"), *map(Column, names)], differing_settings(first, second)
     )
     numbers = [Column(name, number=True) for name in (*names, "change")]
     figures = make_table("What comes of it", [Column(""), *numbers], compared_rows(first, second))
-    return _Summary(
+    return Summary(
         name=f"{first.run.name} and {second.run.name}" if first.run.name != second.run.name else first.run.name,
         lead=f"Phase {first.config.phases[0].name} on {machine_words(first)}, planned twice",
         tiles=[

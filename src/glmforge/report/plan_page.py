@@ -31,19 +31,11 @@ from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.report import PlanReport, stage_summary
 from glmforge.plan.stages.stage import PRETRAINING
 from glmforge.plan.variations import Variation, vary
-from glmforge.report.page import Column, Table, Tile, make_table, page_template
+from glmforge.report.page import Column, Summary, Table, Tile, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
 
 if TYPE_CHECKING:
     from glmforge.report.canvas import Figure
-
-
-@dataclass(frozen=True)
-class _Summary:
-    name: str
-    lead: str
-    tiles: list[Tile]
-    tables: list[Table]
 
 
 @dataclass(frozen=True)
@@ -131,9 +123,9 @@ def _cell(cell: Variation, parts: list[str]) -> list[Any] | str:
     return [float(f"{cell.step.seconds:.6g}"), list(digits), cell.peak]
 
 
-def _summarize(report: PlanReport) -> _Summary:
+def _summarize(report: PlanReport) -> Summary:
     model = report.config.model
-    return _Summary(
+    return Summary(
         name=report.run.name,
         lead=f"{subject_words(report)} on {machine_words(report)} · {layout_words(report.layout)} · "
         f"{model.num_hidden_layers} layers of width {model.hidden_size}, {model.num_experts_per_tok} of "

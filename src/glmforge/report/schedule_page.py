@@ -1,6 +1,5 @@
 """The picture of a schedule as a file: a page that needs nothing else, or the drawing alone."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.config import dump_config
@@ -9,7 +8,7 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count
-from glmforge.report.page import Table, Tile, make_table, page_template
+from glmforge.report.page import Summary, Table, Tile, make_table, page_template
 from glmforge.report.schedule import (
     NUM_SIZES,
     Schedule,
@@ -21,14 +20,6 @@ from glmforge.report.schedule import (
 )
 
 SUFFIXES = (".html", ".png", ".svg")
-
-
-@dataclass(frozen=True)
-class _Summary:
-    name: str
-    lead: str
-    tiles: list[Tile]
-    tables: list[Table]
 
 
 def write_schedule(config: RunConfig, out: Path) -> Path:
@@ -55,10 +46,10 @@ def write_schedule(config: RunConfig, out: Path) -> Path:
     return out
 
 
-def _summarize(schedule: Schedule) -> _Summary:
+def _summarize(schedule: Schedule) -> Summary:
     config = schedule.config
     model = config.model
-    return _Summary(
+    return Summary(
         name=config.name,
         lead=f"GLM mixture of experts, {model.num_hidden_layers} layers of width {model.hidden_size}, "
         f"{model.num_experts_per_tok} of {model.n_routed_experts} experts active · {config.optim.matrix_optimizer}, "

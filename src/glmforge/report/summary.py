@@ -11,7 +11,7 @@ from statistics import median
 
 from glmforge.observe.run import RunLog
 from glmforge.observe.units import format_bytes, format_count, format_duration
-from glmforge.report.page import Table, Tile
+from glmforge.report.page import Summary, Tile
 from glmforge.report.tables import clock_words, make_tables, training_seconds, values_of
 
 _MAX_SOURCE_TILES = 3
@@ -22,20 +22,16 @@ _TROUBLE = (
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary(Summary):
     """What the report says in words and numbers."""
 
-    name: str
-    lead: str
-    tiles: list[Tile]
-    tables: list[Table]
     facts: dict[str, str]
     config: str
 
 
-def summarize(run: RunLog, *, report_dir: Path, facts: Mapping[str, str]) -> Summary:
+def summarize(run: RunLog, *, report_dir: Path, facts: Mapping[str, str]) -> RunSummary:
     """The report's words and numbers; links are relative to `report_dir`, `facts` come first in theirs."""
-    return Summary(
+    return RunSummary(
         name=str(run.info.get("name", run.directory.root.name)),
         lead=_lead(run),
         tiles=_tiles(run),

@@ -9,7 +9,7 @@ from glmforge.config.tree import dump
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_bytes, format_count, format_duration
-from glmforge.report.page import Table, Tile, make_table, page_template
+from glmforge.report.page import Summary, Table, Tile, make_table, page_template
 
 _SHOWN_ROWS = 40
 
@@ -20,11 +20,7 @@ class _Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Summary:
-    name: str
-    lead: str
-    tiles: list[Tile]
-    tables: list[Table]
+class _CorpusSummary(Summary):
     samples: list[_Sample]
 
 
@@ -41,10 +37,10 @@ def write_corpus_page(report: dict[str, Any], out: Path) -> Path:
     return out
 
 
-def _summarize(report: dict[str, Any]) -> _Summary:
+def _summarize(report: dict[str, Any]) -> _CorpusSummary:
     stages = report["stages"]
     last = stages[-1]["statistics"]
-    return _Summary(
+    return _CorpusSummary(
         name=report["name"],
         lead=" → ".join(stage["kind"] for stage in stages),
         tiles=_tiles(stages),

@@ -81,7 +81,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-QUICK = ("one process", "hsdp", "pp + tp + cp + ep")
+QUICK = ("one process", "pp + tp + cp + ep")
 
 
 @pytest.mark.parametrize(

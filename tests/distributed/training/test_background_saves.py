@@ -63,7 +63,8 @@ def shards_of_steps(config: RunConfig) -> list[dict[str, FileRecord]]:
     return [{name: file for name, file in m.files.items() if name.endswith(".distcp")} for m in manifests]
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_late_copies_are_those_of_the_step(tiny_data: TinyData, tmp_path: Path, num_ranks: int) -> None:
     foreground = config_for(tiny_data, tmp_path / "foreground", background=False)
     run_ranks(rank_train_with_late_copies, num_ranks, foreground, init_group=False)

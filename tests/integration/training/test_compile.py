@@ -25,7 +25,8 @@ def losses_of(tiny_data: TinyData, directory: Path, num_ranks: int, compiled: bo
     return [record["loss"] for record in read_jsonl(config.output_dir / "metrics.jsonl")]
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_compiled_losses_equal_eager_ones(tiny_data: TinyData, tmp_path: Path, num_ranks: int) -> None:
     eager, compiled = (losses_of(tiny_data, tmp_path, num_ranks, compiled) for compiled in (False, True))
     # Fused kernels round elsewhere: units in the last place of fp32, fed back through four updates.

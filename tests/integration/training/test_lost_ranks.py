@@ -18,7 +18,8 @@ def config_in(tiny_data: TinyData, tmp_path: Path) -> str:
     return write_config(tiny_data.run_config(tmp_path / "run", phases=phases))
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_named_by_those_started_by_hand(
     tiny_data: TinyData, tmp_path: Path, commands: Commands, victim: int
 ) -> None:

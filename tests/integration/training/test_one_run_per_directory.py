@@ -39,7 +39,6 @@ def test_a_second_start_is_refused_and_the_first_goes_on(
     first.wait_for_steps(run, 3)
     others = [
         commands.start("train", config, "optim.lr=1e-2"),
-        commands.start("train", config, ranks=2),
         commands.start("checkpoint", "consolidate", str(run), "--local-dir", str(tmp_path / "none")),
     ]
     for other in others:
@@ -49,7 +48,22 @@ def test_a_second_start_is_refused_and_the_first_goes_on(
         assert f"{run}: in use by 'glmforge train' on " in lines[0]
         assert f"(process {first.process.pid})" in lines[0]
         assert "last heartbeat 20" in lines[0]
-    assert len(own_lines(others[1].output)) == 2  # one line of each rank
+    interrupt_and_check(first, run)
+
+
+@pytest.mark.chaos
+def test_each_rank_of_a_second_start_says_who_works_there(
+    tiny_data: TinyData, tmp_path: Path, commands: Commands
+) -> None:
+    run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
+    first = commands.start("train", config)
+    first.wait_for_steps(run, 3)
+    other = commands.start("train", config, ranks=2)
+    assert other.wait() == 1
+    lines = own_lines(other.output)
+    assert len(lines) == 2
+    assert len(set(lines)) == 1
+    assert f"(process {first.process.pid})" in lines[0]
     interrupt_and_check(first, run)
 
 

@@ -141,6 +141,7 @@ def kill_background_saves(root: Path) -> list[tuple[int, int]]:
     raise AssertionError(f"no end after {MAX_CHANGES} changes")
 
 
+@pytest.mark.chaos
 def test_killed_at_any_moment_of_a_background_save(tmp_path):
     (found,) = run_ranks(kill_background_saves, 1, tmp_path, init_group=False)
     local, shared = [step for step, _ in found], [step for _, step in found]

@@ -10,21 +10,28 @@ from glmforge.cli.plan.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
+    from glmforge.config.model import ModelConfig
     from glmforge.config.schema import RunConfig
     from glmforge.plan.counts.stage_summary import RoleSummary
     from glmforge.plan.stages.stage import TrainingStage
 
 
-def read_stage(name: str | None, lora: str | None, policy_models: str | None) -> "TrainingStage":
-    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; pre-training without them."""
+def read_stage(name: str | None, lora: str | None, policy_models: str | None, model: "ModelConfig") -> "TrainingStage":
+    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; pre-training without them.
+
+    Raises `ConfigError` for one that is not known, and for adapters of what is no map of `model`.
+    """
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.lora import parse_lora
+    from glmforge.plan.stages.lora import adapter_parameters, parse_lora
     from glmforge.plan.stages.stage import POLICY_MODELS, find_stage
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
-    return find_stage(name or "pretrain", parse_lora(lora) if lora is not None else None, names)
+    adapters = parse_lora(lora) if lora is not None else None
+    if adapters is not None:
+        adapter_parameters(model, adapters)
+    return find_stage(name or "pretrain", adapters, names)
 
 
 def check_dry_run(stage: "TrainingStage") -> None:

@@ -25,7 +25,7 @@ _BAR = 24
 
 
 def chosen_machine(
-    gpu: str | None, network: str, nodes_of: int, calibrate: Path | None, need_it: Mapping[str, object | None]
+    gpu: str | None, network: str, nodes_of: int, calibrate: Path | None, need_it: Mapping[str, object]
 ) -> "Machine | None":
     """What the options name; None without --gpu and --calibrate. Raises `ConfigError` for what is not known, or if an
     option of `need_it` was given without --gpu."""
@@ -37,7 +37,7 @@ def chosen_machine(
     if gpu is not None:
         return find_machine(gpu, network, nodes_of)
     for option, value in need_it.items():
-        if value is not None:
+        if value not in (None, False):
             raise ConfigError(f"{option}: needs to know the GPU: give --gpu as well, such as --gpu h100-80gb")
     return None
 

@@ -92,7 +92,8 @@ def _documents(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (output / "documents").iterdir()}
 
 
-@pytest.mark.parametrize("executor", ["slurm", pytest.param("ray", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("executor", ["slurm", "ray"])
 def test_a_file_that_kills_its_process_is_put_aside(tmp_path, executor, request, monkeypatch):
     if executor == "slurm":
         request.getfixturevalue("cluster")

@@ -10,14 +10,6 @@ from glmforge.dryrun.run import dry_run
 from glmforge.plan.work.messages import step_messages
 from glmforge.plan.work.traffic import step_traffic
 
-RUN = """
-name: run
-model: {preset: tiny, num_hidden_layers: 3}
-data: {tokenizer: none, sources: [{name: random, path: none}]}
-phases: [{name: main, steps: 1, seq_len: 256, batch_size: 8, aux_loss_weight: 0}]
-parallel: {micro_batch_size: 1}
-"""
-
 LEFT_OUT = {"tp": 0.06, "dp_replicate": 0.05}
 """Sums of the head's losses and of norms' and routers' gradients over tp; one of the loss over replicas."""
 
@@ -31,8 +23,8 @@ LEFT_OUT = {"tp": 0.06, "dp_replicate": 0.05}
     ],
     ids=["tp ep recompute", "pp cp ep", "replicate ep"],
 )
-def test_calls_on_each_axis(world_size: int, overrides: list[str]) -> None:
-    config = load_config(RUN, overrides)
+def test_calls_on_each_axis(small_run: str, world_size: int, overrides: list[str]) -> None:
+    config = load_config(small_run, overrides)
     layout = resolve_layout(config, world_size)
     for kind in dry_run(config, world_size).classes:
         seen = {axis: calls for (axis, what), calls in kind.step.traffic.items() if what == "calls" and axis != "other"}
@@ -52,8 +44,8 @@ def test_calls_on_each_axis(world_size: int, overrides: list[str]) -> None:
         ["parallel.pp=2", "parallel.reshard_after_forward=true"],
     ],
 )
-def test_bytes_are_those_of_the_traffic(overrides: list[str]) -> None:
-    config = load_config(RUN, overrides)
+def test_bytes_are_those_of_the_traffic(small_run: str, overrides: list[str]) -> None:
+    config = load_config(small_run, overrides)
     layout = resolve_layout(config, 8)
     for pp_rank in range(layout.pp):
         sizes: Counter[str] = Counter()

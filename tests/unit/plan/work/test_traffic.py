@@ -8,14 +8,6 @@ from glmforge.dryrun.run import dry_run
 from glmforge.plan.machine.hardware import find_accelerator
 from glmforge.plan.work.traffic import Traffic, step_traffic
 
-RUN = """
-name: run
-model: {preset: tiny, num_hidden_layers: 3}
-data: {tokenizer: none, sources: [{name: random, path: none}]}
-phases: [{name: main, steps: 1, seq_len: 256, batch_size: 8, aux_loss_weight: 0}]
-parallel: {micro_batch_size: 1}
-"""
-
 # What is left out: counts of rows (ep); the head's sums over the vocabulary and the gradients of norms and routers (tp,
 # 7 % in a model this narrow).
 LEFT_OUT = {"ep": 0.002, "tp": 0.08}
@@ -29,8 +21,8 @@ LEFT_OUT = {"ep": 0.002, "tp": 0.08}
     ],
     ids=["tp ep recompute", "pp cp ep"],
 )
-def test_bytes_on_each_axis(world_size: int, overrides: list[str]) -> None:
-    config = load_config(RUN, overrides)
+def test_bytes_on_each_axis(small_run: str, world_size: int, overrides: list[str]) -> None:
+    config = load_config(small_run, overrides)
     layout = resolve_layout(config, world_size)
     for kind in dry_run(config, world_size).classes:
         seen = {axis: size for (axis, what), size in kind.step.traffic.items() if what == "bytes" and axis != "other"}
@@ -40,8 +32,8 @@ def test_bytes_on_each_axis(world_size: int, overrides: list[str]) -> None:
             assert size <= seen[axis] <= size * (1 + LEFT_OUT.get(axis, 0)), axis
 
 
-def test_who_shares_a_node() -> None:
-    config = load_config(RUN, ["parallel.tp=2", "parallel.ep=4", "phases.0.batch_size=32"])
+def test_who_shares_a_node(small_run: str) -> None:
+    config = load_config(small_run, ["parallel.tp=2", "parallel.ep=4", "phases.0.batch_size=32"])
     found = step_traffic(config, resolve_layout(config, 64))
     ranks = {traffic.axis: (traffic.num_ranks, traffic.ranks_per_node) for traffic in found}
     assert ranks == {"tp": (2, 2), "ep": (4, 4), "fsdp": (32, 4), "efsdp": (16, 2)}
