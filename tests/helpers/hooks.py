@@ -25,8 +25,7 @@ from helpers.layouts import uneven_config
 
 
 def fake_config(**sections: object) -> RunConfig:
-    """A run of a small model whose data need not exist. (`helpers.models` has one too, but imports transformers, which
-    takes each rank of a test seconds.)"""
+    """A run of a small model whose data need not exist."""
     base = {
         "name": "test",
         "model": uneven_config().model_dump(),

@@ -1,10 +1,14 @@
 """Small models for tests, and transformers' own implementation at the same weights."""
 
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.schema import RunConfig
+
+if TYPE_CHECKING:  # it takes half a second to import, in each process that a test starts
+    from transformers import Glm4MoeForCausalLM
 
 TINY = {
     "vocab_size": 512,
@@ -34,8 +38,10 @@ def tiny_config(**overrides: object) -> ModelConfig:
     return ModelConfig(**(TINY | overrides))
 
 
-def transformers_model(config: ModelConfig, experts: str = "eager") -> Glm4MoeForCausalLM:
+def transformers_model(config: ModelConfig, experts: str = "eager") -> "Glm4MoeForCausalLM":
     """transformers' model of the same architecture with its own random weights, in fp32."""
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
     fields = config.model_dump(exclude={"partial_rotary_factor", "rope_theta", "num_nextn_predict_layers"})
     rope = {
         "rope_type": "default",
