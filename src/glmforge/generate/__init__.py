@@ -1,0 +1,1 @@
+"""Text generation: an engine that serves many requests from the weights at hand."""

@@ -1,0 +1,184 @@
+"""The generation engine: requests in, tokens out, step by step.
+
+Each step computes what the scheduler chose (`scheduler.py`), on the pages that the sequences have (`memory.py`), and
+chooses a token for every sequence that is computed to its end (`sampler.py`). Requests come and go between steps.
+"""
+
+from collections import abc, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from glmforge.generate.memory import CacheMemory
+from glmforge.generate.params import GREEDY, RequestError, SamplingParams
+from glmforge.generate.runner import Runner
+from glmforge.generate.sampler import choose_tokens
+from glmforge.generate.scheduler import Scheduler
+from glmforge.generate.sequence import Reason, Request, Sequence
+from glmforge.generate.step import step_tokens
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of an engine.
+
+    Attributes:
+        cache_bytes: memory for keys and values on this rank.
+        page_size: tokens of a page.
+        max_sequences: so many run at the same time.
+        max_step_tokens: so many tokens are computed in a step; long prompts take several.
+        share_prefixes: whether requests that begin alike share pages.
+    """
+
+    cache_bytes: int = 1 << 28
+    page_size: int = 16
+    max_sequences: int = 64
+    max_step_tokens: int = 512
+    share_prefixes: bool = True
+
+
+@dataclass(frozen=True)
+class Update:
+    """A token that a step gave to a sample of a request, or its end."""
+
+    request: int
+    sample: int
+    token: int | None
+    finished: Reason | None
+
+
+@dataclass
+class Sample:
+    """An answer: its tokens, and why it ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    finished: Reason | None = None
+
+
+class Engine:
+    """Generates from what `runner` runs."""
+
+    def __init__(self, runner: Runner, config: EngineConfig = EngineConfig()) -> None:
+        self.runner, self.config = runner, config
+        num_pages = config.cache_bytes // runner.page_bytes(config.page_size)
+        self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
+        self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
+        self.runner.allocate(num_pages, config.page_size)
+        self._num_requests = 0
+        self._siblings: dict[int, list[Sequence]] = {}
+        """By request, samples that begin when the prompt is computed."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.scheduler.sequences
+
+    def add(self, prompt: abc.Sequence[int], params: SamplingParams = GREEDY) -> int:
+        """Queue a request; its number. Raises `RequestError` for one that can never be served."""
+        self._check(prompt, params)
+        request = Request(self._num_requests, tuple(prompt), params)
+        self._num_requests += 1
+        samples = [Sequence(request, sample, list(prompt)) for sample in range(params.num_samples)]
+        self._siblings[request.number] = samples[1:]
+        self.scheduler.add(samples[0])
+        return request.number
+
+    def cancel(self, number: int) -> None:
+        """End a request, if it has not ended; its pages are free at once."""
+        self._siblings.pop(number, None)
+        for sequence in self.scheduler.sequences:
+            if sequence.request.number == number:
+                self.scheduler.finish(sequence, "cancelled")
+
+    def step(self) -> list[Update]:
+        """Compute one step; the tokens that it gave. Nothing if nobody waits."""
+        steps = self.scheduler.next_step()
+        if not steps:
+            return []
+        tokens = step_tokens(steps, self.config.page_size, self.runner.device)
+        logits_LV = self.runner.run(tokens)
+        complete = [work.sequence for work in steps if work.completes]
+        self.scheduler.advance(steps)
+        return self._choose(logits_LV, complete) if complete else []
+
+    def generate(
+        self,
+        prompts: Iterable[abc.Sequence[int]],
+        params: SamplingParams | abc.Sequence[SamplingParams] = GREEDY,
+    ) -> list[list[Sample]]:
+        """Answers to all prompts, the samples of each."""
+        prompts = list(prompts)
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        numbers = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        found: dict[tuple[int, int], Sample] = defaultdict(Sample)
+        while not self.is_idle:
+            for update in self.step():
+                sample = found[update.request, update.sample]
+                if update.token is not None:
+                    sample.tokens.append(update.token)
+                sample.finished = update.finished
+        return [
+            [found[number, sample] for sample in range(one.num_samples)]
+            for number, one in zip(numbers, each, strict=True)
+        ]
+
+    def weights_changed(self, *, recompute: bool = True) -> None:
+        """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        self.memory.forget_prefixes(self.scheduler.running)
+        if recompute:
+            self.scheduler.start_over()
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every page of the cache is accounted for."""
+        self.scheduler.check()
+
+    def _choose(self, logits_LV: Tensor, complete: list[Sequence]) -> list[Update]:
+        """The next token of each sequence, and the first one of samples that begin behind the same prompt."""
+        rows: list[int] = []
+        sequences: list[Sequence] = []
+        for row, first in enumerate(complete):
+            siblings = self._siblings.pop(first.request.number, [])
+            for sibling in siblings:
+                self._fork(first, sibling)
+            rows += [row] * (1 + len(siblings))
+            sequences += [first, *siblings]
+        chosen = choose_tokens(logits_LV[rows] if len(rows) > len(complete) else logits_LV, sequences)
+        return [self._append(sequence, token) for sequence, token in zip(sequences, chosen, strict=True)]
+
+    def _append(self, sequence: Sequence, token: int) -> Update:
+        sequence.tokens.append(token)
+        params, number = sequence.request.params, len(sequence.answer)
+        reason: Reason | None = None
+        if token in params.stop_ids and number >= params.min_new_tokens:
+            reason = "stop"
+        elif number == params.max_new_tokens:
+            reason = "length"
+        if reason is not None:
+            self.scheduler.finish(sequence, reason)
+        return Update(sequence.request.number, sequence.sample, token, reason)
+
+    def _fork(self, first: Sequence, sequence: Sequence) -> None:
+        """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
+        if self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence):
+            return
+        self.memory.end(sequence)
+        self.scheduler.add(sequence)
+
+    def _check(self, prompt: abc.Sequence[int], params: SamplingParams) -> None:
+        vocab_size, limit = self.runner.config.vocab_size, self.runner.config.max_position_embeddings
+        if not prompt:
+            raise RequestError("prompt: is empty; it needs a token to begin with, such as end-of-text")
+        worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
+        if not 0 <= worst < vocab_size:
+            raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
+        longest = len(prompt) + params.max_new_tokens
+        if longest > limit:
+            raise RequestError(
+                f"prompt: {len(prompt):,} tokens and max_new_tokens={params.max_new_tokens:,} need {longest:,} "
+                f"positions, the model has {limit:,} (max_position_embeddings)"
+            )
+        if longest > self.memory.num_tokens:
+            raise RequestError(
+                f"prompt: {len(prompt):,} tokens and max_new_tokens={params.max_new_tokens:,} can never fit a cache of "
+                f"{self.memory.num_tokens:,} tokens; give the engine more cache_bytes"
+            )

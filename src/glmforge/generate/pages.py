@@ -1,0 +1,75 @@
+"""The pages of the key/value cache: who holds which, and what is free.
+
+A page has room for `page_size` tokens of one sequence in every layer. Sequences that begin alike share pages, and the
+prefix tree holds on to pages that nobody uses at present, so a page has a number of holders; it is free when it has
+none. What lies in a page is the runner's business.
+"""
+
+
+class OutOfPagesError(Exception):
+    """There is no free page. The scheduler makes room, or refuses the request beforehand: users never see this."""
+
+
+class PagePool:
+    """Numbers of pages, 0 to `num_pages` - 1, and how many hold each.
+
+    Attributes:
+        num_idle: pages that are only kept, and could be freed.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.num_idle = 0
+        self._holders = [0] * num_pages
+        self._kept = [False] * num_pages
+        self._free = list(range(num_pages))[::-1]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def take(self) -> int:
+        """A free page, held once. Raises `OutOfPagesError`."""
+        if not self._free:
+            raise OutOfPagesError
+        page = self._free.pop()
+        self._holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """One more holder of a page that has one."""
+        assert self._holders[page] > 0, f"page {page} is free"
+        self.num_idle -= self._holders[page] == 1 and self._kept[page]
+        self._holders[page] += 1
+
+    def release(self, page: int) -> None:
+        """One holder less; the last one frees the page."""
+        assert self._holders[page] > 0, f"page {page} is free"
+        self._holders[page] -= 1
+        if self._holders[page] == 0:
+            self._free.append(page)
+        elif self._holders[page] == 1 and self._kept[page]:
+            self.num_idle += 1
+
+    def keep(self, page: int) -> None:
+        """One more holder, who keeps it for those who may come, until `let_go`."""
+        self.hold(page)
+        self._kept[page] = True
+
+    def let_go(self, page: int) -> None:
+        """The end of `keep`."""
+        assert self._kept[page], f"page {page} is not kept"
+        self._kept[page] = False
+        self.num_idle -= self._holders[page] == 1
+        self.release(page)
+
+    def check(self, holders: dict[int, int]) -> None:
+        """Raise `AssertionError` unless the pages are held as often as `holders` says, and all others are free."""
+        for page, number in enumerate(self._holders):
+            assert number == holders.get(page, 0), f"page {page}: held {number} times, not {holders.get(page, 0)}"
+        idle = [page for page, number in enumerate(self._holders) if number == 1 and self._kept[page]]
+        assert self.num_idle == len(idle)
+        assert sorted(self._free) == [page for page, number in enumerate(self._holders) if number == 0]

@@ -1,0 +1,96 @@
+"""Who runs the model on the tokens of a step, and holds the cache that they fill.
+
+Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, D hidden_size, N pages, G key/value heads, C tokens
+of a page, P head_dim.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from glmforge.config.model import ModelConfig
+from glmforge.generate.step import StepTokens
+from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
+from glmforge.model.attention import Attention
+from glmforge.model.inputs import ModelInputs, Rows
+from glmforge.model.transformer import GlmMoe
+
+
+class Runner(Protocol):
+    """Runs steps; between them keys and values stay in their pages."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def page_bytes(self, page_size: int) -> int:
+        """Memory of one page on this rank, in bytes."""
+        ...
+
+    def allocate(self, num_pages: int, page_size: int) -> None:
+        """Make room for so many pages."""
+        ...
+
+    def run(self, tokens: StepTokens) -> Tensor:
+        """logits_LV of the wanted tokens, fp32 or better."""
+        ...
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy what lies in a page to another one."""
+        ...
+
+
+class PagedCache:
+    """Keys and values of some layers in pages."""
+
+    def __init__(
+        self, layers: list[int], shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.keys = {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in layers}
+        self.values = {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in layers}
+
+    def copy_page(self, source: int, target: int) -> None:
+        for tensor in (*self.keys.values(), *self.values.values()):
+            tensor[target] = tensor[source]
+
+
+class PagedAttend:
+    """An `Attend` of the tokens of a step: writes their keys and values, and attends to the pages."""
+
+    def __init__(self, cache: PagedCache, tokens: PagedTokens) -> None:
+        self.cache, self.tokens = cache, tokens
+
+    def __call__(self, module: Attention, q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
+        keys_NGCP, values_NGCP = self.cache.keys[module.layer], self.cache.values[module.layer]
+        write_pages(k_TGP, v_TGP, keys_NGCP, values_NGCP, self.tokens)
+        return paged_attention(q_THP, keys_NGCP, values_NGCP, self.tokens)
+
+
+class WholeModel:
+    """A model on one device."""
+
+    def __init__(self, model: GlmMoe) -> None:
+        self.model, self.config = model, model.config
+        self.device = next(model.parameters()).device
+
+    def page_bytes(self, page_size: int) -> int:
+        config = self.config
+        width = config.num_key_value_heads * config.head_dim
+        return 2 * config.num_hidden_layers * page_size * width * self.model.compute_dtype.itemsize
+
+    def allocate(self, num_pages: int, page_size: int) -> None:
+        config = self.config
+        shape = (num_pages, config.num_key_value_heads, page_size, config.head_dim)
+        self.cache = PagedCache(list(range(config.num_hidden_layers)), shape, self.model.compute_dtype, self.device)
+
+    @torch.no_grad()
+    def run(self, tokens: StepTokens) -> Tensor:
+        model, ids_T = self.model, tokens.ids_T
+        rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
+        attend = PagedAttend(self.cache, tokens.paged)
+        inputs = ModelInputs(ids_T, ids_T.new_empty(0, len(ids_T)), tokens.positions_T, rows, attend)
+        output = model(inputs, head=lambda h_TD, heads, depth: heads.lm(h_TD[tokens.wanted_L]), with_mtp=False)
+        return output.main if output.main.dtype == torch.float64 else output.main.float()
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.cache.copy_page(source, target)

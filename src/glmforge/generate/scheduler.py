@@ -1,0 +1,139 @@
+"""Which tokens the next step computes.
+
+A step has room for `max_step_tokens` tokens. Sequences that decode come first, one token each, so that no prompt holds
+them up; what room is left goes to prompts in the order of arrival, a piece at a time (chunked prefill: Agrawal et al.,
+2023, arXiv 2308.16369). A sequence that waits is admitted when there are pages for all that it has to compute.
+
+When pages run out, the sequence that came last gives its pages back and waits for its turn again; its tokens stay, and
+what the prefix tree does not keep of them is computed again. So the one that came first always gets on: it fits alone,
+or it would have been refused.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from glmforge.generate.memory import CacheMemory
+from glmforge.generate.sequence import Reason, Sequence
+
+
+class Work(NamedTuple):
+    """The next `num_tokens` of a sequence that are not in the cache."""
+
+    sequence: Sequence
+    num_tokens: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether the next token can be chosen after it."""
+        return self.num_tokens == self.sequence.num_pending
+
+    @property
+    def num_wanted(self) -> int:
+        """Of so many tokens, the last ones, the logits are wanted."""
+        return int(self.completes)
+
+
+class Scheduler:
+    """Sequences that wait and those that have pages.
+
+    Attributes:
+        waiting, running: in the order of arrival.
+        num_preempted: how often one had to give its pages back.
+    """
+
+    def __init__(self, memory: CacheMemory, max_sequences: int, max_step_tokens: int) -> None:
+        self.memory, self.max_sequences, self.max_step_tokens = memory, max_sequences, max_step_tokens
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preempted = 0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self.running, *self.waiting]
+
+    def add(self, sequence: Sequence) -> None:
+        """Let it wait for its turn."""
+        insort(self.waiting, sequence, key=lambda other: other.order)
+
+    def join(self, sequence: Sequence) -> bool:
+        """Let one that has its pages run at once; whether there is room for one more."""
+        if len(self.running) == self.max_sequences:
+            return False
+        insort(self.running, sequence, key=lambda other: other.order)
+        return True
+
+    def finish(self, sequence: Sequence, reason: Reason) -> None:
+        """It is done; its pages are free for others."""
+        sequence.finished = reason
+        self.memory.end(sequence)
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+
+    def start_over(self) -> None:
+        """Let all compute again what they have computed, as under other weights."""
+        for sequence in list(self.running):
+            self._put_back(sequence)
+
+    def next_step(self) -> list[Work]:
+        """What to compute next, no sequence twice; nothing if nobody is here."""
+        chosen: dict[Sequence, int] = {}
+        room = self.max_step_tokens
+        for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
+            if not sequence.pages:  # they were given to another one
+                continue
+            num_tokens = min(sequence.num_pending, room)
+            if num_tokens == 0:
+                break
+            freed = self._make_room(sequence, sequence.num_cached + num_tokens)
+            room += sum(chosen.pop(other, 0) for other in freed)
+            if sequence not in freed:
+                chosen[sequence] = num_tokens
+                room -= num_tokens
+        while room > 0 and (admitted := self._admit()) is not None:
+            chosen[admitted] = min(admitted.num_pending, room)
+            room -= chosen[admitted]
+        return [Work(sequence, num_tokens) for sequence, num_tokens in chosen.items()]
+
+    def advance(self, steps: Iterable[Work]) -> None:
+        """The keys and values of these tokens are in the cache now."""
+        for sequence, num_tokens in steps:
+            sequence.num_cached += num_tokens
+            self.memory.learn(sequence)
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every page is accounted for."""
+        self.memory.check(self.running)
+        assert not any(sequence.pages for sequence in self.waiting), "one that waits has pages"
+        assert len(self.running) <= self.max_sequences
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> list[Sequence]:
+        """Give it pages for its first `num_tokens` tokens; those whose pages this took, the last to come first.
+
+        If it is among them, it has none now.
+        """
+        put_back: list[Sequence] = []
+        while sequence not in put_back and not self.memory.grow(sequence, num_tokens):
+            put_back.append(self.running[-1])
+            self._put_back(self.running[-1])
+            self.num_preempted += 1
+        return put_back
+
+    def _put_back(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.memory.end(sequence)
+        self.add(sequence)
+
+    def _admit(self) -> Sequence | None:
+        """The one that waits longest, with pages for all that it has to compute; None if there are too few."""
+        if not self.waiting or len(self.running) == self.max_sequences:
+            return None
+        sequence = self.waiting[0]
+        self.memory.begin(sequence)
+        num_missing = self.memory.num_needed(len(sequence.tokens)) - len(sequence.pages)
+        if num_missing > self.memory.num_available:
+            self.memory.end(sequence)
+            return None
+        del self.waiting[0]
+        self.join(sequence)
+        self.memory.grow(sequence, len(sequence.tokens))
+        return sequence

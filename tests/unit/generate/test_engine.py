@@ -1,0 +1,114 @@
+"""Tokens are those of one full forward for each, whatever else the engine does at the time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.params import RequestError, SamplingParams
+from glmforge.generate.runner import WholeModel
+from glmforge.model import GlmMoe
+
+PROMPTS = [[5, 6, 7], [1], list(range(100, 160)), [5, 6, 7, 8], list(range(100, 148))]
+NUM_NEW = 12
+
+
+def engine_of(model: GlmMoe, num_pages: int = 64, **options: object) -> Engine:
+    runner = WholeModel(model)
+    config = EngineConfig(**({"page_size": 4} | options))
+    return Engine(runner, replace(config, cache_bytes=num_pages * runner.page_bytes(config.page_size)))
+
+
+def one_after_another(model: GlmMoe, prompt: list[int], number: int) -> list[int]:
+    """The likeliest tokens by a whole forward pass for each."""
+    ids = list(prompt)
+    for _ in range(number):
+        ids.append(int(model.logits(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_step_tokens": 8},
+        {"num_pages": 19},
+        {"share_prefixes": False},
+        {"max_sequences": 2, "page_size": 16},
+        {"page_size": 1, "num_pages": 100, "max_step_tokens": 3},
+    ],
+    ids=str,
+)
+def test_greedy_tokens(model: GlmMoe, options: dict[str, int]) -> None:
+    engine = engine_of(model, **options)
+    expected = [one_after_another(model, prompt, NUM_NEW) for prompt in PROMPTS]
+    for prompt in PROMPTS:
+        engine.add(prompt, SamplingParams(max_new_tokens=NUM_NEW))
+    found: dict[int, list[int]] = {number: [] for number in range(len(PROMPTS))}
+    while not engine.is_idle:
+        for update in engine.step():
+            found[update.request].append(update.token)
+        engine.check()
+    assert list(found.values()) == expected
+    if options == {"num_pages": 19}:
+        assert engine.scheduler.num_preempted > 0
+
+
+def test_what_was_computed_is_found_again(model: GlmMoe) -> None:
+    engine = engine_of(model)
+    params = SamplingParams(max_new_tokens=4)
+    first = engine.generate([PROMPTS[2]], params)
+    engine.add(PROMPTS[2], params)
+    engine.scheduler.next_step()
+    (sequence,) = engine.scheduler.running
+    assert sequence.num_cached == 56  # 14 pages; the last token is to be computed
+    engine.cancel(1)
+    assert engine.generate([PROMPTS[2]], params) == first
+
+
+def test_samples_share_the_prompt(model: GlmMoe) -> None:
+    engine = engine_of(model)
+    params = SamplingParams(max_new_tokens=NUM_NEW, temperature=1.0, seed=7, num_samples=6)
+    (samples,) = engine.generate([PROMPTS[3]], params)
+    assert len({tuple(sample.tokens) for sample in samples}) > 1
+    alone = engine_of(model, share_prefixes=False, num_pages=8, max_step_tokens=2)
+    assert alone.generate([PROMPTS[3]], params) == [samples]
+
+
+def test_other_weights_in_between(model: GlmMoe) -> None:
+    """With `recompute`, tokens after the change are those of the new weights alone."""
+    engine = engine_of(model)
+    engine.add(PROMPTS[0], SamplingParams(max_new_tokens=8))
+    tokens = [engine.step()[0].token for _ in range(4)]
+    kept = model.model.norm.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            model.model.norm.weight.copy_(kept.flip(0) + 1)
+        engine.weights_changed()
+        engine.check()
+        tokens += [engine.step()[0].token for _ in range(4)]
+        assert tokens[4:] == one_after_another(model, PROMPTS[0] + tokens[:4], 4)
+    finally:
+        with torch.no_grad():
+            model.model.norm.weight.copy_(kept)
+    assert tokens[:4] == one_after_another(model, PROMPTS[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        ([], {}, "is empty"),
+        ([1, 512], {}, "token 512 lies outside the vocabulary of 512"),
+        ([-1], {}, "token -1 lies outside"),
+        ([1] * 250, {"max_new_tokens": 7}, "need 257 positions, the model has 256"),
+        ([1] * 30, {"max_new_tokens": 7}, "can never fit a cache of 36 tokens"),
+    ],
+)
+def test_a_request_that_can_never_be_served(
+    model: GlmMoe, prompt: list[int], params: dict[str, int], words: str
+) -> None:
+    engine = engine_of(model, num_pages=9)
+    with pytest.raises(RequestError, match=words):
+        engine.add(prompt, SamplingParams(**params))
+    assert engine.generate([[1]], SamplingParams(max_new_tokens=1))[0][0].finished == "length"
