@@ -91,9 +91,12 @@ class Engine:
                 self.scheduler.finish(sequence, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave. Nothing if nobody waits."""
+        """Compute one step; the tokens that it gave. Nothing if nobody waits.
+
+        Ranks that share a model call this together, those without requests too (see `generate.sharded`).
+        """
         steps = self.scheduler.next_step()
-        if not steps:
+        if not steps and not self.runner.is_collective:
             return []
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
@@ -111,7 +114,7 @@ class Engine:
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         numbers = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         found: dict[tuple[int, int], Sample] = defaultdict(Sample)
-        while not self.is_idle:
+        while self.runner.anyone(not self.is_idle):
             for update in self.step():
                 sample = found[update.request, update.sample]
                 if update.token is not None:
@@ -124,6 +127,7 @@ class Engine:
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
             self.scheduler.start_over()
