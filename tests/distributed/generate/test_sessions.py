@@ -75,6 +75,7 @@ def rank_trains(config: RunConfig, generates: bool) -> tuple[Any, dict[str, Tens
             if generates:
                 with runner.session():
                     engine_of(runner).generate([[1, 2, 3, world.data_rank]], PARAMS)
+                assert all(part.training for part in training.model.parts)
         state = whole_state(training.model.state_dict() | training.backend.optimizer.state_dict())
         return (training.losses, torch.rand(1).item()), state if world.is_main else {}
 
@@ -133,17 +134,37 @@ def test_requests_go_on_under_other_weights(num_ranks: int, parallel: dict[str, 
     run_ranks(rank_goes_on, num_ranks, Case(parallel, num_ranks).config(single=False))
 
 
-def rank_measures(config: RunConfig) -> tuple[int, int, int]:
-    """Bytes of weights that a session says that it keeps; that are there besides the masters; that it leaves."""
+class Gathered:
+    """Counts the bytes of weights that are there besides the masters."""
+
+    def __init__(self, model: ParallelModel) -> None:
+        self.model = model
+        self.masters = list(model.parameters())
+        self.known = {id(master) for master in self.masters}
+
+    def num_bytes(self) -> int:
+        return sum(local_chunk(new)[0].nbytes for new in self.model.parameters() if id(new) not in self.known)
+
+    def num_bytes_after_a_pass(self) -> int:
+        (part,) = self.model.parts
+        with torch.no_grad():
+            part(torch.ones(2, 8, dtype=torch.int64))
+        return self.num_bytes()
+
+
+def rank_measures(config: RunConfig) -> tuple[int, int]:
+    """Bytes of weights that a session says that it keeps, and that there are; none is left, and training frees again
+    what it gathers."""
     with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
         model = build_model(config, world)
-        runner = ShardedModel(model)
-        before = [id(parameter) for parameter in model.parameters()]
+        gathered, runner = Gathered(model), ShardedModel(model)
+        in_training = gathered.num_bytes_after_a_pass()
         with runner.session():
             engine_of(runner).generate([[1, 2, 3]], PARAMS)
-            made = sum(local_chunk(new)[0].nbytes for new in model.parameters() if id(new) not in before)
-        left = sum(id(parameter) not in before for parameter in model.parameters())
-        return runner.weight_bytes.kept, made, left
+            made = gathered.num_bytes()
+        assert gathered.num_bytes() == 0
+        assert gathered.num_bytes_after_a_pass() == in_training
+        return runner.weight_bytes.kept, made
 
 
 @pytest.mark.parametrize(
@@ -154,6 +175,5 @@ def test_memory_is_what_is_stated(num_ranks: int, parallel: dict[str, Any]) -> N
     """In bf16, where also what FSDP leaves alone is kept in another dtype than the masters'."""
     config = Case(parallel, num_ranks).config(single=False)
     config = config.model_copy(update={"precision": config.precision.model_copy(update={"compute": "bf16"})})
-    for stated, made, left in run_ranks(rank_measures, num_ranks, config):
+    for stated, made in run_ranks(rank_measures, num_ranks, config):
         assert stated == made > 0
-        assert left == 0
