@@ -68,10 +68,10 @@ class SampleWriter:
         ]
 
     def _cache_bytes(self, runner: ShardedModel, mine: Iterable[int]) -> int:
-        """Room for all of these prompts' answers at once, as far as it may be had."""
+        """Room for all of these prompts' answers at once, as far as it may be had; a page where there is none."""
         lengths = [len(self.prompts[index]) + self.config.max_new_tokens for index in mine]
         num_pages = self.config.num_samples * sum(-(-length // PAGE_SIZE) for length in lengths)
-        return min(num_pages * runner.page_bytes(PAGE_SIZE), self.config.cache_bytes)
+        return min(max(num_pages, 1) * runner.page_bytes(PAGE_SIZE), self.config.cache_bytes)
 
     def _params(self, index: int) -> SamplingParams:
         config = self.config
