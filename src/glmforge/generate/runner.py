@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glmforge.config.model import ModelConfig
+from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
@@ -82,13 +83,17 @@ class PagedAttend:
 
 
 class WholeModel:
-    """A model on one device."""
+    """A model on one device, by native kernels where they compute what it is, else module by module.
+
+    With `native` False it is always run module by module.
+    """
 
     is_collective = False
 
-    def __init__(self, model: GlmMoe) -> None:
+    def __init__(self, model: GlmMoe, *, native: bool = True) -> None:
         self.model, self.config = model, model.config
         self.device = next(model.parameters()).device
+        self.is_native = native and fits(model)
 
     def anyone(self, busy: bool) -> bool:
         return busy
@@ -105,9 +110,15 @@ class WholeModel:
         config = self.config
         shape = (num_pages, config.num_key_value_heads, page_size, config.head_dim)
         self.cache = PagedCache(list(range(config.num_hidden_layers)), shape, self.model.compute_dtype, self.device)
+        self._native = NativeModel(self.model, self.cache.keys, self.cache.values) if self.is_native else None
 
     @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
+        if self._native is not None:
+            return self._native.run(tokens)[0]
+        return self._run_modules(tokens)
+
+    def _run_modules(self, tokens: StepTokens) -> Tensor:
         model, ids_T = self.model, tokens.ids_T
         rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
         attend = PagedAttend(self.cache, tokens.paged)

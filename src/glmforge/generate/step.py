@@ -53,5 +53,7 @@ def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> 
 
     counts = tuple(num_tokens for _, num_tokens in steps)
     int32 = torch.int32
-    paged = PagedTokens(tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts)
+    paged = PagedTokens(
+        tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts, tuple(lengths)
+    )
     return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted))
