@@ -4,21 +4,30 @@ Each step computes what the scheduler chose (`scheduler.py`), on the pages that 
 chooses a token for every sequence that is computed to its end (`sampler.py`). Requests come and go between steps.
 """
 
-from collections import abc, defaultdict
-from collections.abc import Iterable
+from collections import abc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Self
 
+import torch
 from torch import Tensor
 
+from glmforge.checkpoint.pretrained import load_with_tokenizer
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.memory import CacheMemory
+from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
-from glmforge.generate.runner import Runner
+from glmforge.generate.prompts import Prompt, encode_prompt
+from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import choose_tokens
 from glmforge.generate.scheduler import Scheduler
 from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Request, Sequence
 from glmforge.generate.speculate.drafter import Computed, computed_by
 from glmforge.generate.speculate.speculation import DrafterName, Speculation, make_drafter
 from glmforge.generate.step import logits_rows, step_tokens
+from glmforge.model import GlmMoe
 
 
 @dataclass(frozen=True)
@@ -60,49 +69,74 @@ class Update:
 
 @dataclass
 class Sample:
-    """An answer: its tokens, why it ended, and how many of them were drafted."""
+    """An answer: its tokens, their text if the engine has a tokenizer, why it ended, and how much of it was drafted."""
 
     tokens: list[int] = field(default_factory=list)
+    text: str = ""
     finished: Reason | None = None
     drafts: DraftCounts = NO_DRAFTS
 
 
 class Engine:
-    """Generates from what `runner` runs."""
+    """Generates from a model on one device, or from what a runner runs.
 
-    def __init__(self, runner: Runner, config: EngineConfig = EngineConfig()) -> None:
-        self.runner, self.config = runner, config
-        num_pages = config.cache_bytes // runner.page_bytes(config.page_size)
+    Args:
+        tokenizer: for prompts and answers that are text; see `encode_prompt` for what else it decides.
+    """
+
+    def __init__(
+        self, model: GlmMoe | Runner, config: EngineConfig = EngineConfig(), *, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.runner: Runner = (
+            WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
+        )
+        self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
+        num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
         self.speculation: Speculation | None = None
         if config.drafter is not None:
-            drafter = make_drafter(config.drafter, runner, config.page_size)
+            drafter = make_drafter(config.drafter, self.runner, config.page_size)
             self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
-        self.draft_counts = NO_DRAFTS
-        """Of all requests."""
         self.runner.allocate(num_pages, config.page_size)
         self._num_requests = 0
         self._siblings: dict[int, list[Sequence]] = {}
         """By request, samples that begin when the prompt is computed."""
 
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        config: EngineConfig = EngineConfig(),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        tokenizer: Path | None = None,
+    ) -> Self:
+        """Of a run, a checkpoint or an export, with its tokenizer; of a preset, which has none.
+
+        Args:
+            dtype, device: as `load_pretrained` takes them.
+            tokenizer: a directory with another tokenizer than the model's own.
+
+        Raises:
+            CheckpointError, DataError: nothing loadable there, or the tokenizer is another model's.
+        """
+        model, words = load_with_tokenizer(source, tokenizer, dtype=dtype, device=device)
+        return cls(model, config, tokenizer=words)
+
     @property
     def is_idle(self) -> bool:
         return not self.scheduler.sequences
 
-    def add(self, prompt: abc.Sequence[int], params: SamplingParams = GREEDY) -> int:
+    def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
-        self._check(prompt, params)
-        request = Request(self._num_requests, tuple(prompt), params)
-        self._num_requests += 1
-        samples = [Sequence(request, sample, list(prompt)) for sample in range(params.num_samples)]
-        self._siblings[request.number] = samples[1:]
-        self.scheduler.add(samples[0])
-        return request.number
+        return self._queue(*self._checked(prompt, params))
 
     def cancel(self, number: int) -> None:
         """End a request, if it has not ended; its pages are free at once."""
         self._siblings.pop(number, None)
+        self.metrics.cancelled(number)
         for sequence in self.scheduler.sequences:
             if sequence.request.number == number:
                 self.scheduler.finish(sequence, "cancelled")
@@ -112,6 +146,7 @@ class Engine:
         steps = self.scheduler.next_step()
         if not steps:
             return []
+        self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
         computed, rows = computed_by(steps), logits_rows(steps)
@@ -120,28 +155,58 @@ class Engine:
         updates = self._choose(logits_LV, rows)
         if self.speculation is not None:
             self.speculation.draft(computed)
+        self.metrics.end_step([update.request for update in updates])
         return updates
 
     def generate(
         self,
-        prompts: Iterable[abc.Sequence[int]],
+        prompts: Iterable[Prompt],
         params: SamplingParams | abc.Sequence[SamplingParams] = GREEDY,
+        *,
+        on_update: Callable[[Update], None] | None = None,
     ) -> list[list[Sample]]:
-        """Answers to all prompts, the samples of each."""
+        """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
+
+        Raises `RequestError` for a prompt that can never be served; then nothing is generated.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        numbers = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
-        found: dict[tuple[int, int], Sample] = defaultdict(Sample)
-        while not self.is_idle:
-            for update in self.step():
-                sample = found[update.request, update.sample]
-                if update.token is not None:
-                    sample.tokens.append(update.token)
-                sample.finished, sample.drafts = update.finished, update.drafts
-        return [
-            [found[number, sample] for sample in range(one.num_samples)]
+        checked = []
+        for place, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
+            try:
+                checked.append(self._checked(prompt, one))
+            except RequestError as error:
+                raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
+        numbers = [self._queue(ids, one) for ids, one in checked]
+        found = {
+            (number, sample): Sample()
             for number, one in zip(numbers, each, strict=True)
-        ]
+            for sample in range(one.num_samples)
+        }
+        num_open = len(found)
+        try:
+            while num_open and not self.is_idle:
+                for update in self.step():
+                    if on_update is not None:
+                        on_update(update)
+                    if (sample := found.get((update.request, update.sample))) is not None:
+                        self.record(update, sample)
+                        num_open -= sample.finished is not None
+        finally:
+            for number in numbers:
+                self.cancel(number)
+        answers = iter(found.values())
+        return [list(islice(answers, one.num_samples)) for one in each]
+
+    def record(self, update: Update, sample: Sample) -> None:
+        """Add to a sample what a step gave to it."""
+        if update.token is not None:
+            sample.tokens.append(update.token)
+        sample.finished, sample.drafts = update.finished, update.drafts
+        if update.finished is not None and self.tokenizer is not None:
+            sample.text = self.tokenizer.decode(sample.tokens[:-1] if update.finished == "stop" else sample.tokens)
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
@@ -152,6 +217,20 @@ class Engine:
     def check(self) -> None:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
+
+    def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        ids, params = encode_prompt(prompt, params, self.tokenizer)
+        self._check(ids, params)
+        return ids, params
+
+    def _queue(self, ids: list[int], params: SamplingParams) -> int:
+        request = Request(self._num_requests, tuple(ids), params)
+        self._num_requests += 1
+        samples = [Sequence(request, sample, list(ids)) for sample in range(params.num_samples)]
+        self._siblings[request.number] = samples[1:]
+        self.scheduler.add(samples[0])
+        self.metrics.asked(request.number)
+        return request.number
 
     def _begin_samples(self, computed: list[Computed], rows: dict[Sequence, int]) -> None:
         """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
@@ -167,8 +246,6 @@ class Engine:
 
         `rows` has the row of logits after the last token of each sequence; those after its drafts follow.
         """
-        num_drafted, num_accepted = self.draft_counts
-        num_drafted += sum(len(sequence.drafts) for sequence in rows)
         updates = []
         while rows:
             all_rows = list(rows.values()) == list(range(len(logits_LV)))
@@ -176,12 +253,11 @@ class Engine:
             confirmed: dict[Sequence, int] = {}
             for (sequence, row), token in zip(rows.items(), chosen, strict=True):
                 was_drafted = sequence.append(token)
-                num_accepted += was_drafted
+                self.metrics.num_accepted += was_drafted
                 updates.append(self._update(sequence, token))
                 if was_drafted and sequence.finished is None:
                     confirmed[sequence] = row + 1
             rows = confirmed
-        self.draft_counts = DraftCounts(num_drafted, num_accepted)
         return updates
 
     def _update(self, sequence: Sequence, token: int) -> Update:

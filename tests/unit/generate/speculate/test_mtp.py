@@ -48,7 +48,7 @@ def drafts_of(model: GlmMoe, tokens: list[int], drafts: list[int]) -> list[tuple
     return said
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 7, "page_size": 2}, {"num_drafts": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 12, "page_size": 2}, {"num_drafts": 1}], ids=str)
 @pytest.mark.parametrize("num_samples", [1, 3])
 def test_drafts_of_the_whole_text(model: GlmMoe, options: dict[str, int], num_samples: int) -> None:
     """The drafts of a random model are wrong: what they left in the pages is written over."""
@@ -68,7 +68,7 @@ def test_drafts_of_the_whole_text(model: GlmMoe, options: dict[str, int], num_sa
                 assert any(torch.allclose(heard, logits_V, rtol=0, atol=1e-5) for heard in same)
                 num_compared += 1
         runner.heard.clear()
-    assert num_compared >= 8 * num_samples
+    assert num_compared >= 8
 
 
 def test_runner_without_room_for_it(model: GlmMoe) -> None:

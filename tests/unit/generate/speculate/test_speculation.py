@@ -105,10 +105,10 @@ def test_drafts_change_no_token(model: GlmMoe, drafter: str, errors: float, opti
         key: replace(one, drafts=(0, 0)) for key, one in expected.items()
     }
     counts = [sum(each) for each in zip(*(one.drafts for one in found.values()), strict=True)]
-    assert engine.draft_counts.num_accepted == counts[1]
-    assert engine.draft_counts.num_drafted >= counts[0]  # those behind a stop token are not looked at
+    assert engine.metrics.num_accepted == counts[1]
+    assert engine.metrics.num_drafted >= counts[0]  # those behind a stop token are not looked at
     if drafter == "oracle":
-        assert engine.draft_counts.acceptance == 1 if errors == 0 else 0.3 < engine.draft_counts.acceptance < 1
+        assert engine.metrics.acceptance == 1 if errors == 0 else 0.3 < engine.metrics.acceptance < 1
 
 
 def test_distribution_of_drafted_tokens() -> None:
@@ -121,7 +121,7 @@ def test_distribution_of_drafted_tokens() -> None:
     engine = engine_of(model, 512, drafter="mtp", num_drafts=2, max_draft_tokens=512, max_sequences=128)
     params = SamplingParams(max_new_tokens=4, temperature=0.9, seed=5, num_samples=number)
     (samples,) = engine.generate([prompt], params)
-    assert 0.1 < engine.draft_counts.acceptance < 0.9
+    assert 0.1 < engine.metrics.acceptance < 0.9
     found = Counter(tuple(sample.tokens[:3]) for sample in samples)
     answers = list(itertools.product(range(vocab_size), repeat=3))
     logits_BSV = model.logits(torch.tensor([[*prompt, *answer] for answer in answers])).double()
@@ -174,7 +174,7 @@ def test_pages_of_wrong_drafts_are_taken_back(model: GlmMoe) -> None:
     assert len(sequence.pages) == len(sequence.tokens) + 4
     engine.speculation.num_drafts = 1
     engine.step()
-    assert engine.draft_counts == (4, 0)
+    assert (engine.metrics.num_drafted, engine.metrics.num_accepted) == (4, 0)
     assert len(sequence.pages) == len(sequence.tokens) + 1
 
 
