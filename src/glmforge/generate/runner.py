@@ -12,6 +12,7 @@ from torch import Tensor
 
 from glmforge.config.model import ModelConfig
 from glmforge.errors import GlmforgeError
+from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
@@ -71,9 +72,12 @@ class PagedAttend:
 
 
 class WholeModel:
-    """A model on one device; `with_mtp` keeps room for the first MTP layer, to draft with."""
+    """A model on one device, by native kernels where they compute what it is, else module by module.
 
-    def __init__(self, model: GlmMoe, *, with_mtp: bool = False) -> None:
+    With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
+    """
+
+    def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:
             raise GlmforgeError(
                 "drafter: 'mtp' needs an MTP layer, which the model lacks (num_nextn_predict_layers is 0); 'ngram' "
@@ -82,6 +86,7 @@ class WholeModel:
         self.model, self.config, self.has_mtp = model, model.config, with_mtp
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
+        self.is_native = native and fits(model)
 
     def page_bytes(self, page_size: int) -> int:
         width = self.config.num_key_value_heads * self.config.head_dim
@@ -90,16 +95,22 @@ class WholeModel:
     def allocate(self, num_pages: int, page_size: int) -> None:
         shape = (num_pages, self.config.num_key_value_heads, page_size, self.config.head_dim)
         self.cache = PagedCache(self.layers, shape, self.model.compute_dtype, self.device)
+        self._native = NativeModel(self.model, self.cache.keys, self.cache.values) if self.is_native else None
 
     @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
+        if self._native is not None:
+            return self._native.run(tokens)[0]
+        return self._run_modules(tokens)
+
+    def _run_modules(self, tokens: StepTokens) -> Tensor:
         model, ids_T = self.model, tokens.ids_T
         rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
         attend = PagedAttend(self.cache, tokens.paged)
         inputs = ModelInputs(ids_T, ids_T.new_empty(0, len(ids_T)), tokens.positions_T, rows, attend)
 
         def head(h_TD: Tensor, heads: Heads, depth: int) -> Tensor:
-            self._states_TD = h_TD if self.has_mtp else None
+            self._states_TD = h_TD
             return heads.lm(h_TD[tokens.wanted_L])
 
         return _fp32_or_better(model(inputs, head=head, with_mtp=False).main)
@@ -107,9 +118,10 @@ class WholeModel:
     @torch.no_grad()
     def draft(self, tokens: StepTokens, rows: Sequence[int]) -> Tensor:
         """See `speculate.mtp.MtpRunner`."""
-        assert self._states_TD is not None, "the runner was made without MTP"
+        if self._native is not None:
+            return self._native.draft(tokens, rows)
         model = self.model
-        assert model.lm_head is not None
+        assert model.lm_head is not None, "a whole model"
         layer_tokens = LayerTokens(model.rope(tokens.positions_T), PagedAttend(self.cache, tokens.paged))
         states_TD = self._states_TD[torch.tensor(rows, device=self.device)]
         (output,) = model.mtp_layers[0](states_TD, model.embed(tokens.ids_T), tokens=[layer_tokens])

@@ -69,7 +69,9 @@ def span_tokens(spans: abc.Sequence[Span], page_size: int, device: torch.device)
 
     counts = tuple(len(span.ids) for span in spans)
     int32 = torch.int32
-    paged = PagedTokens(tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts)
+    paged = PagedTokens(
+        tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts, tuple(lengths)
+    )
     return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted))
 
 
