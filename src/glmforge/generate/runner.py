@@ -23,10 +23,25 @@ from glmforge.model.transformer import GlmMoe
 
 
 class Runner(Protocol):
-    """Runs steps; between them keys and values stay in their pages."""
+    """Runs steps; between them keys and values stay in their pages.
+
+    Attributes:
+        is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+    """
 
     config: ModelConfig
     device: torch.device
+
+    @property
+    def is_collective(self) -> bool: ...
+
+    def anyone(self, busy: bool) -> bool:
+        """Whether any of the ranks that run steps together is busy."""
+        ...
+
+    def weights_changed(self) -> None:
+        """The model's weights are others than in the last step."""
+        ...
 
     def page_bytes(self, page_size: int) -> int:
         """Memory of one page on this rank, in bytes."""
@@ -77,6 +92,8 @@ class WholeModel:
     With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
     """
 
+    is_collective = False
+
     def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:
             raise GlmforgeError(
@@ -87,6 +104,12 @@ class WholeModel:
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
         self.is_native = native and fits(model)
+
+    def anyone(self, busy: bool) -> bool:
+        return busy
+
+    def weights_changed(self) -> None:
+        """Nothing is kept of them."""
 
     def page_bytes(self, page_size: int) -> int:
         width = self.config.num_key_value_heads * self.config.head_dim

@@ -61,7 +61,7 @@ def span_tokens(spans: abc.Sequence[Span], page_size: int, device: torch.device)
         starts.append(len(ids))
         wanted += range(len(ids) - span.num_wanted, len(ids))
         lengths.append(stop)
-    most = max(len(span.pages) for span in spans)
+    most = max((len(span.pages) for span in spans), default=0)
     pages = [[*span.pages, *[0] * (most - len(span.pages))] for span in spans]
 
     def tensor(values: abc.Sequence[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
