@@ -125,9 +125,12 @@ class Engine:
                 self.scheduler.finish(sequence, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave. Nothing if nobody waits."""
+        """Compute one step; the tokens that it gave. Nothing if nobody waits.
+
+        Ranks that share a model call this together, those without requests too (see `generate.sharded`).
+        """
         steps = self.scheduler.next_step()
-        if not steps:
+        if not steps and not self.runner.is_collective:
             return []
         self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
@@ -167,7 +170,7 @@ class Engine:
         }
         num_open = len(found)
         try:
-            while num_open and not self.is_idle:
+            while self.runner.anyone(num_open > 0 and not self.is_idle):
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
@@ -190,6 +193,7 @@ class Engine:
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
             self.scheduler.start_over()

@@ -19,10 +19,25 @@ from glmforge.model.transformer import GlmMoe
 
 
 class Runner(Protocol):
-    """Runs steps; between them keys and values stay in their pages."""
+    """Runs steps; between them keys and values stay in their pages.
+
+    Attributes:
+        is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+    """
 
     config: ModelConfig
     device: torch.device
+
+    @property
+    def is_collective(self) -> bool: ...
+
+    def anyone(self, busy: bool) -> bool:
+        """Whether any of the ranks that run steps together is busy."""
+        ...
+
+    def weights_changed(self) -> None:
+        """The model's weights are others than in the last step."""
+        ...
 
     def page_bytes(self, page_size: int) -> int:
         """Memory of one page on this rank, in bytes."""
@@ -73,10 +88,18 @@ class WholeModel:
     With `native` False it is always run module by module.
     """
 
+    is_collective = False
+
     def __init__(self, model: GlmMoe, *, native: bool = True) -> None:
         self.model, self.config = model, model.config
         self.device = next(model.parameters()).device
         self.is_native = native and fits(model)
+
+    def anyone(self, busy: bool) -> bool:
+        return busy
+
+    def weights_changed(self) -> None:
+        """Nothing is kept of them."""
 
     def page_bytes(self, page_size: int) -> int:
         config = self.config

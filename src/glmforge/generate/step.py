@@ -45,7 +45,7 @@ def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> 
         starts.append(len(ids))
         wanted += range(len(ids) - work.num_wanted, len(ids))
         lengths.append(stop)
-    most = max(len(sequence.pages) for sequence, _ in steps)
+    most = max((len(sequence.pages) for sequence, _ in steps), default=0)
     pages = [sequence.pages + [0] * (most - len(sequence.pages)) for sequence, _ in steps]
 
     def tensor(values: Sequence[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
