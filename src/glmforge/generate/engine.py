@@ -23,8 +23,10 @@ from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import choose_tokens
 from glmforge.generate.scheduler import Scheduler
-from glmforge.generate.sequence import Reason, Request, Sequence
-from glmforge.generate.step import step_tokens
+from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Request, Sequence
+from glmforge.generate.speculate.drafter import Computed, computed_by
+from glmforge.generate.speculate.speculation import DrafterName, Speculation, make_drafter
+from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.model import GlmMoe
 
 
@@ -38,6 +40,10 @@ class EngineConfig:
         max_sequences: so many run at the same time.
         max_step_tokens: so many tokens are computed in a step; long prompts take several.
         share_prefixes: whether requests that begin alike share pages.
+        drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
+            followed the last tokens before; None for nobody. No token depends on it, but how many a step gives.
+        num_drafts: at most so many tokens are drafted for a sequence in a step.
+        max_draft_tokens: at most so many for all sequences together: each has fewer where many decode.
     """
 
     cache_bytes: int = 1 << 28
@@ -45,25 +51,30 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     share_prefixes: bool = True
+    drafter: DrafterName | None = None
+    num_drafts: int = 2
+    max_draft_tokens: int = 16
 
 
 @dataclass(frozen=True)
 class Update:
-    """A token that a step gave to a sample of a request, or its end."""
+    """A token that a step gave to a sample of a request, or its end; `drafts` counts those of the sample so far."""
 
     request: int
     sample: int
     token: int | None
     finished: Reason | None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 @dataclass
 class Sample:
-    """An answer: its tokens, their text if the engine has a tokenizer, and why it ended."""
+    """An answer: its tokens, their text if the engine has a tokenizer, why it ended, and how much of it was drafted."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finished: Reason | None = None
+    drafts: DraftCounts = NO_DRAFTS
 
 
 class Engine:
@@ -76,11 +87,17 @@ class Engine:
     def __init__(
         self, model: GlmMoe | Runner, config: EngineConfig = EngineConfig(), *, tokenizer: Tokenizer | None = None
     ) -> None:
-        self.runner: Runner = WholeModel(model) if isinstance(model, GlmMoe) else model
+        self.runner: Runner = (
+            WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
+        )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
         num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
+        self.speculation: Speculation | None = None
+        if config.drafter is not None:
+            drafter = make_drafter(config.drafter, self.runner, config.page_size)
+            self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
         self.runner.allocate(num_pages, config.page_size)
         self._num_requests = 0
         self._siblings: dict[int, list[Sequence]] = {}
@@ -135,9 +152,12 @@ class Engine:
         self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
-        complete = [work.sequence for work in steps if work.completes]
+        computed, rows = computed_by(steps), logits_rows(steps)
         self.scheduler.advance(steps)
-        updates = self._choose(logits_LV, complete) if complete else []
+        self._begin_samples(computed, rows)
+        updates = self._choose(logits_LV, rows)
+        if self.speculation is not None:
+            self.speculation.draft(computed)
         self.metrics.end_step([update.request for update in updates])
         return updates
 
@@ -187,7 +207,7 @@ class Engine:
         """Add to a sample what a step gave to it."""
         if update.token is not None:
             sample.tokens.append(update.token)
-        sample.finished = update.finished
+        sample.finished, sample.drafts = update.finished, update.drafts
         if update.finished is not None and self.tokenizer is not None:
             sample.text = self.tokenizer.decode(sample.tokens[:-1] if update.finished == "stop" else sample.tokens)
 
@@ -216,21 +236,36 @@ class Engine:
         self.metrics.asked(request.number)
         return request.number
 
-    def _choose(self, logits_LV: Tensor, complete: list[Sequence]) -> list[Update]:
-        """The next token of each sequence, and the first one of samples that begin behind the same prompt."""
-        rows: list[int] = []
-        sequences: list[Sequence] = []
-        for row, first in enumerate(complete):
-            siblings = self._siblings.pop(first.request.number, [])
-            for sibling in siblings:
+    def _begin_samples(self, computed: list[Computed], rows: dict[Sequence, int]) -> None:
+        """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
+        for first, start, place in list(computed):
+            for sibling in self._siblings.pop(first.request.number, []) if first in rows else ():
                 self._fork(first, sibling)
-            rows += [row] * (1 + len(siblings))
-            sequences += [first, *siblings]
-        chosen = choose_tokens(logits_LV[rows] if len(rows) > len(complete) else logits_LV, sequences)
-        return [self._append(sequence, token) for sequence, token in zip(sequences, chosen, strict=True)]
+                rows[sibling] = rows[first]
+                begin = max(start, (first.num_cached - 1) // self.config.page_size * self.config.page_size)
+                computed.append(Computed(sibling, begin, place + begin - start))
 
-    def _append(self, sequence: Sequence, token: int) -> Update:
-        sequence.tokens.append(token)
+    def _choose(self, logits_LV: Tensor, rows: dict[Sequence, int]) -> list[Update]:
+        """The next token of each sequence, and the one behind it as long as it was drafted.
+
+        `rows` has the row of logits after the last token of each sequence; those after its drafts follow.
+        """
+        updates = []
+        while rows:
+            all_rows = list(rows.values()) == list(range(len(logits_LV)))
+            chosen = choose_tokens(logits_LV if all_rows else logits_LV[list(rows.values())], list(rows))
+            confirmed: dict[Sequence, int] = {}
+            for (sequence, row), token in zip(rows.items(), chosen, strict=True):
+                was_drafted = sequence.append(token)
+                self.metrics.num_accepted += was_drafted
+                updates.append(self._update(sequence, token))
+                if was_drafted and sequence.finished is None:
+                    confirmed[sequence] = row + 1
+            rows = confirmed
+        return updates
+
+    def _update(self, sequence: Sequence, token: int) -> Update:
+        """What is to be told of its last token; the sequence ends if that is the last of all."""
         params, number = sequence.request.params, len(sequence.answer)
         reason: Reason | None = None
         if token in params.stop_ids and number >= params.min_new_tokens:
@@ -239,7 +274,7 @@ class Engine:
             reason = "length"
         if reason is not None:
             self.scheduler.finish(sequence, reason)
-        return Update(sequence.request.number, sequence.sample, token, reason)
+        return Update(sequence.request.number, sequence.sample, token, reason, sequence.draft_counts)
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""

@@ -18,7 +18,7 @@ from glmforge.generate.sequence import Reason, Sequence
 
 
 class Work(NamedTuple):
-    """The next `num_tokens` of a sequence that are not in the cache."""
+    """The next `num_tokens` of a sequence that are not in the cache, drafts behind the last token among them."""
 
     sequence: Sequence
     num_tokens: int
@@ -26,12 +26,12 @@ class Work(NamedTuple):
     @property
     def completes(self) -> bool:
         """Whether the next token can be chosen after it."""
-        return self.num_tokens == self.sequence.num_pending
+        return self.num_tokens >= self.sequence.num_pending
 
     @property
     def num_wanted(self) -> int:
-        """Of so many tokens, the last ones, the logits are wanted."""
-        return int(self.completes)
+        """Of so many tokens, the last ones, the logits are wanted: of the last one and of the drafts."""
+        return max(0, 1 + self.num_tokens - self.sequence.num_pending)
 
 
 class Scheduler:
@@ -79,7 +79,7 @@ class Scheduler:
         steps: list[Work] = []
         room = self.max_step_tokens
         for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
-            num_tokens = min(sequence.num_pending, room)
+            num_tokens = min(sequence.num_pending + len(sequence.drafts), room)
             # One without pages has just given them to another.
             if num_tokens and sequence.pages and self._make_room(sequence, sequence.num_cached + num_tokens):
                 steps.append(Work(sequence, num_tokens))
@@ -90,9 +90,9 @@ class Scheduler:
         return steps
 
     def advance(self, steps: Iterable[Work]) -> None:
-        """The keys and values of these tokens are in the cache now."""
+        """The keys and values of these tokens are in the cache now. Drafts count when they are confirmed."""
         for sequence, num_tokens in steps:
-            sequence.num_cached += num_tokens
+            sequence.num_cached += min(num_tokens, sequence.num_pending)
             self.memory.learn(sequence)
 
     def check(self) -> None:
@@ -118,6 +118,7 @@ class Scheduler:
     def _put_back(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.memory.end(sequence)
+        sequence.drafts.clear()
         self.add(sequence)
 
     def _admit(self) -> Sequence | None:

@@ -5,7 +5,7 @@ again after the pages were given to others: a sequence that waits and one that d
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prefix import PrefixNode
@@ -22,6 +22,21 @@ class Request:
     params: SamplingParams
 
 
+class DraftCounts(NamedTuple):
+    """How many tokens were drafted, and how many of them the model confirmed."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    @property
+    def acceptance(self) -> float:
+        """The share that was confirmed, 0 if none was drafted."""
+        return self.num_accepted / max(1, self.num_drafted)
+
+
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sample of a request.
@@ -33,6 +48,7 @@ class Sequence:
         shared: the end of the path of whole pages that the prefix tree has of this sequence; None if it is not to
             learn more of them.
         finished: why, if it is.
+        drafts: guesses at the tokens to come, which the next step checks.
     """
 
     request: Request
@@ -43,6 +59,8 @@ class Sequence:
     shared: PrefixNode | None = None
     num_shared: int = 0
     finished: Reason | None = None
+    drafts: list[int] = field(default_factory=list)
+    draft_counts: DraftCounts = NO_DRAFTS
 
     @property
     def order(self) -> tuple[int, int]:
@@ -57,3 +75,26 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that are to be computed before the next one can be chosen; at least one."""
         return len(self.tokens) - self.num_cached
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be generated."""
+        return len(self.request.prompt) + self.request.params.max_new_tokens - len(self.tokens)
+
+    def append(self, token: int) -> bool:
+        """Add the next token; whether it was drafted, so that the one behind it can be chosen as well.
+
+        What was computed of a confirmed draft is in the cache already; one wrong draft ends all behind it.
+        """
+        self.tokens.append(token)
+        if not self.drafts:
+            return False
+        drafted, accepted = self.draft_counts
+        if self.drafts[0] != token:
+            self.draft_counts = DraftCounts(drafted + len(self.drafts), accepted)
+            self.drafts.clear()
+            return False
+        self.draft_counts = DraftCounts(drafted + 1, accepted + 1)
+        del self.drafts[0]
+        self.num_cached += 1
+        return True
