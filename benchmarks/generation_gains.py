@@ -34,7 +34,6 @@ from glmforge.checkpoint.pretrained import load_pretrained
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.generate.engine import Engine, EngineConfig
 from glmforge.generate.params import SamplingParams
-from glmforge.generate.runner import WholeModel
 from glmforge.generate.speculate.speculation import DrafterName
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.model.transformer import GlmMoe
@@ -101,7 +100,7 @@ def taker(tokens: list[int], turn: int) -> Take:
 def prefix_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
     def way(take: Take, *, share: bool, num_samples: int) -> Figures:
         params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0, seed=0, num_samples=num_samples)
-        engine = Engine(WholeModel(model), EngineConfig(cache_bytes=CACHE_BYTES, share_prefixes=share))
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, share_prefixes=share))
         start, most_pages = time.perf_counter(), 0
         for prompt in take(NUM_PROMPTS, PROMPT_TOKENS):
             for _ in range(NUM_SAMPLES // num_samples):
@@ -120,7 +119,7 @@ def prefix_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
 
 def prefill_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
     def way(take: Take, step_tokens: int) -> Figures:
-        engine = Engine(WholeModel(model), EngineConfig(cache_bytes=CACHE_BYTES, max_step_tokens=step_tokens))
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, max_step_tokens=step_tokens))
         longest = SamplingParams(max_new_tokens=256)
         running = [engine.add(prompt, longest) for prompt in take(NUM_RUNNING, SHORT_TOKENS)]
         for _ in range(NUM_RUNNING):
@@ -150,7 +149,7 @@ def prefill_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
 
 def draft_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
     def way(take: Take, number: int, drafter: DrafterName | None) -> Figures:
-        engine = Engine(WholeModel(model), EngineConfig(cache_bytes=CACHE_BYTES, drafter=drafter))
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, drafter=drafter))
         start = time.perf_counter()
         for prompt in take(number, DRAFT_PROMPT_TOKENS):
             engine.add(prompt, SamplingParams(max_new_tokens=DRAFT_NEW_TOKENS))
