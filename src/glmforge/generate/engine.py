@@ -6,17 +6,25 @@ chooses a token for every sequence that is computed to its end (`sampler.py`). R
 
 from collections import abc, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.generate.answer import Details, Sample, Update
+from glmforge.generate.grammar import Grammars
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
+from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner
-from glmforge.generate.sampler import choose_tokens
+from glmforge.generate.sampler import Chosen, choose_tokens
 from glmforge.generate.scheduler import Scheduler
-from glmforge.generate.sequence import Reason, Request, Sequence
+from glmforge.generate.sequence import Place, Request, Sequence
 from glmforge.generate.step import step_tokens
+from glmforge.generate.text import TextStream
+from glmforge.kernels.random import fold
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class EngineConfig:
         max_sequences: so many run at the same time.
         max_step_tokens: so many tokens are computed in a step; long prompts take several.
         share_prefixes: whether requests that begin alike share pages.
+        seed: of the requests that have none.
     """
 
     cache_bytes: int = 1 << 28
@@ -36,31 +45,17 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     share_prefixes: bool = True
-
-
-@dataclass(frozen=True)
-class Update:
-    """A token that a step gave to a sample of a request, or its end."""
-
-    request: int
-    sample: int
-    token: int | None
-    finished: Reason | None
-
-
-@dataclass
-class Sample:
-    """An answer: its tokens, and why it ended."""
-
-    tokens: list[int] = field(default_factory=list)
-    finished: Reason | None = None
+    seed: int = 0
 
 
 class Engine:
-    """Generates from what `runner` runs."""
+    """Generates from what `runner` runs; with a tokenizer it gives text too, and knows stop strings and grammars."""
 
-    def __init__(self, runner: Runner, config: EngineConfig = EngineConfig()) -> None:
-        self.runner, self.config = runner, config
+    def __init__(
+        self, runner: Runner, config: EngineConfig = EngineConfig(), tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.runner, self.config, self.tokenizer = runner, config, tokenizer
+        self._grammars = None if tokenizer is None else Grammars(tokenizer)
         num_pages = config.cache_bytes // runner.page_bytes(config.page_size)
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
@@ -76,12 +71,15 @@ class Engine:
     def add(self, prompt: abc.Sequence[int], params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
         self._check(prompt, params)
-        request = Request(self._num_requests, tuple(prompt), params)
+        if params.has_grammar and not params.stop_ids and self.tokenizer is not None:
+            params = replace(params, stop_ids=self.tokenizer.stop_ids)
+        number = self._num_requests
+        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
+        samples = self._sequences(Request(number, tuple(prompt), params, seed))
         self._num_requests += 1
-        samples = [Sequence(request, sample, list(prompt)) for sample in range(params.num_samples)]
-        self._siblings[request.number] = samples[1:]
+        self._siblings[number] = samples[1:]
         self.scheduler.add(samples[0])
-        return request.number
+        return number
 
     def cancel(self, number: int) -> None:
         """End a request, if it has not ended; its pages are free at once."""
@@ -96,8 +94,13 @@ class Engine:
         if not steps:
             return []
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
+        ends = accumulate(work.num_wanted for work in steps)
+        complete = [(end - 1, work.sequence) for work, end in zip(steps, ends, strict=True) if work.completes]
         logits_LV = self.runner.run(tokens)
-        complete = [work.sequence for work in steps if work.completes]
+        score_prompts(steps, logits_LV)
+        if tokens.wants_experts:
+            assert self.runner.experts_TMK is not None, "the runner was asked to record them"
+            record_experts(steps, self.runner.experts_TMK)
         self.scheduler.advance(steps)
         return self._choose(logits_LV, complete) if complete else []
 
@@ -113,10 +116,7 @@ class Engine:
         found: dict[tuple[int, int], Sample] = defaultdict(Sample)
         while not self.is_idle:
             for update in self.step():
-                sample = found[update.request, update.sample]
-                if update.token is not None:
-                    sample.tokens.append(update.token)
-                sample.finished = update.finished
+                found[update.request, update.sample].add(update)
         return [
             [found[number, sample] for sample in range(one.num_samples)]
             for number, one in zip(numbers, each, strict=True)
@@ -126,39 +126,61 @@ class Engine:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
+            for sequence in self.scheduler.sequences:
+                sequence.forget_record()
             self.scheduler.start_over()
 
     def check(self) -> None:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
 
-    def _choose(self, logits_LV: Tensor, complete: list[Sequence]) -> list[Update]:
-        """The next token of each sequence, and the first one of samples that begin behind the same prompt."""
+    def _sequences(self, request: Request) -> list[Sequence]:
+        """All samples of a request."""
+        params = request.params
+        samples = [Sequence(request, sample, list(request.prompt)) for sample in range(params.num_samples)]
+        if self.tokenizer is not None:
+            for sequence in samples:
+                sequence.text = TextStream(self.tokenizer, params.stop)
+        if params.has_grammar and self._grammars is not None:
+            matcher = self._grammars.matcher(params)
+            for sequence in samples:
+                sequence.grammar = matcher.copy()
+        return samples
+
+    def _choose(self, logits_LV: Tensor, complete: list[tuple[int, Sequence]]) -> list[Update]:
+        """The next token of each sequence, and the first one of samples that begin behind the same prompt.
+
+        Each sequence comes with the row of its logits.
+        """
         rows: list[int] = []
         sequences: list[Sequence] = []
-        for row, first in enumerate(complete):
+        for row, first in complete:
             siblings = self._siblings.pop(first.request.number, [])
             for sibling in siblings:
                 self._fork(first, sibling)
             rows += [row] * (1 + len(siblings))
             sequences += [first, *siblings]
-        chosen = choose_tokens(logits_LV[rows] if len(rows) > len(complete) else logits_LV, sequences)
-        return [self._append(sequence, token) for sequence, token in zip(sequences, chosen, strict=True)]
+        logits_LV = logits_LV if rows == list(range(len(logits_LV))) else logits_LV[rows]
+        chosen = choose_tokens(logits_LV, [Place(sequence) for sequence in sequences])
+        return [self._append(sequence, one) for sequence, one in zip(sequences, chosen, strict=True)]
 
-    def _append(self, sequence: Sequence, token: int) -> Update:
-        sequence.tokens.append(token)
-        params, number = sequence.request.params, len(sequence.answer)
-        reason: Reason | None = None
-        if token in params.stop_ids and number >= params.min_new_tokens:
-            reason = "stop"
-        elif number == params.max_new_tokens:
-            reason = "length"
+    def _append(self, sequence: Sequence, chosen: Chosen) -> Update:
+        text, reason = sequence.append(chosen.token)
+        details = None
         if reason is not None:
+            details = self._details(sequence)
             self.scheduler.finish(sequence, reason)
-        return Update(sequence.request.number, sequence.sample, token, reason)
+        return Update(sequence.request.number, sequence.sample, chosen.token, reason, text, chosen.logprob, details)
+
+    def _details(self, sequence: Sequence) -> Details | None:
+        params = sequence.request.params
+        if not (params.prompt_logprobs or params.experts):
+            return None
+        return Details(tuple(sequence.prompt_logprobs), sequence.known_experts)
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
+        sequence.take_record(first)
         if self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence):
             return
         self.memory.end(sequence)
@@ -171,6 +193,12 @@ class Engine:
         worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
         if not 0 <= worst < vocab_size:
             raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
+        params.check_vocabulary(vocab_size)
+        if self.tokenizer is None and (params.stop or params.has_grammar):
+            raise RequestError(
+                f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "
+                "tokenizer"
+            )
         longest = len(prompt) + params.max_new_tokens
         if longest > limit:
             raise RequestError(

@@ -1,7 +1,7 @@
 """Who runs the model on the tokens of a step, and holds the cache that they fill.
 
 Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, D hidden_size, N pages, G key/value heads, C tokens
-of a page, P head_dim.
+of a page, P head_dim, M MoE layers, K experts of a token.
 """
 
 from typing import Protocol
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glmforge.config.model import ModelConfig
+from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
@@ -22,6 +23,8 @@ class Runner(Protocol):
 
     config: ModelConfig
     device: torch.device
+    experts_TMK: Tensor | None
+    """Of the last step, if it wanted them: the experts of each token in the M MoE layers of the trunk."""
 
     def page_bytes(self, page_size: int) -> int:
         """Memory of one page on this rank, in bytes."""
@@ -71,6 +74,7 @@ class WholeModel:
 
     def __init__(self, model: GlmMoe) -> None:
         self.model, self.config = model, model.config
+        self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device
 
     def page_bytes(self, page_size: int) -> int:
@@ -83,8 +87,16 @@ class WholeModel:
         shape = (num_pages, config.num_key_value_heads, page_size, config.head_dim)
         self.cache = PagedCache(list(range(config.num_hidden_layers)), shape, self.model.compute_dtype, self.device)
 
-    @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
+        if not tokens.wants_experts:
+            return self._run(tokens)
+        with recorded_experts(self.model) as experts:
+            logits_LV = self._run(tokens)
+        self.experts_TMK = torch.stack(experts, dim=1)
+        return logits_LV
+
+    @torch.no_grad()
+    def _run(self, tokens: StepTokens) -> Tensor:
         model, ids_T = self.model, tokens.ids_T
         rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
         attend = PagedAttend(self.cache, tokens.paged)

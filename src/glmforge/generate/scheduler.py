@@ -30,8 +30,13 @@ class Work(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Of so many tokens, the last ones, the logits are wanted."""
-        return int(self.completes)
+        """Of so many tokens, the last ones, the logits are wanted: of one to choose from, or of a prompt to score.
+
+        Asked before the sequence advances.
+        """
+        stop = self.sequence.num_cached + self.num_tokens
+        unscored = stop - max(self.sequence.num_cached, self.sequence.num_scored) if self.sequence.scores_prompt else 0
+        return max(int(self.completes), unscored)
 
 
 class Scheduler:

@@ -21,12 +21,14 @@ class StepTokens:
         ids_T, positions_T: int64.
         paged: where they belong.
         wanted_L: int64, the tokens whose logits are wanted, in ascending order.
+        wants_experts: whether the experts that they choose are.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     paged: PagedTokens
     wanted_L: Tensor
+    wants_experts: bool = False
 
 
 def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> StepTokens:
@@ -54,4 +56,5 @@ def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> 
     counts = tuple(num_tokens for _, num_tokens in steps)
     int32 = torch.int32
     paged = PagedTokens(tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts)
-    return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted))
+    wants_experts = any(work.sequence.request.params.experts for work in steps)
+    return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted), wants_experts)

@@ -1,0 +1,56 @@
+"""What an engine gives: updates while an answer is made, and whole answers."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from glmforge.generate.logprobs import TokenLogprob
+from glmforge.generate.sequence import Reason
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """Of a sample that has ended: log-probabilities of the prompt's tokens from the second on, and experts int16
+    [tokens of prompt and answer but the last, MoE layers, experts of a token]; empty and None if nobody asked."""
+
+    prompt_logprobs: tuple[TokenLogprob, ...]
+    experts_TMK: Tensor | None
+
+
+@dataclass(frozen=True)
+class Update:
+    """A token that a step gave to a sample of a request, or its end.
+
+    Attributes:
+        text: what can be said of the answer's text since the last update, if the engine has a tokenizer.
+        logprob: of the token, if the request asks for it.
+        details: what else it asks for, with the last token.
+    """
+
+    request: int
+    sample: int
+    token: int | None
+    finished: Reason | None
+    text: str = ""
+    logprob: TokenLogprob | None = None
+    details: Details | None = None
+
+
+@dataclass
+class Sample:
+    """An answer: its tokens, its text if the engine has a tokenizer, why it ended, and what the request asked for."""
+
+    tokens: list[int] = field(default_factory=list)
+    finished: Reason | None = None
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    details: Details | None = None
+
+    def add(self, update: Update) -> None:
+        """Take up what an update of this sample says."""
+        if update.token is not None:
+            self.tokens.append(update.token)
+        if update.logprob is not None:
+            self.logprobs.append(update.logprob)
+        self.text += update.text
+        self.finished, self.details = update.finished, update.details
