@@ -3,8 +3,10 @@
     with Ranks(4) as ranks:
         results = ranks.run(function, argument)  # what function(argument) returned on each rank, rank 0 first
 
-The processes are forked from a server that has imported torch and the trainer once, and stay for many tasks, so that
-what torch does on first use is done once. While they wait they take no processor time.
+The processes are forked from a server that has imported torch and the trainer once, and stay for some tasks, so that
+what torch does on first use is seldom done. While they wait they take no processor time. After `TASKS_OF_A_PROCESS` new
+ones take their place: gloo keeps the threads of groups that have been given up, and after a hundred layouts a rank
+had 280 of them, and took twice as long for everything.
 """
 
 import multiprocessing
@@ -20,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 TIME_LIMIT_S = 300
+TASKS_OF_A_PROCESS = 4
 
 
 class Ranks:
@@ -29,11 +32,19 @@ class Ranks:
         self.size = size
 
     def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["glmforge.backend.native", "glmforge.dryrun.observe"])
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._ends: list[Connection] = []
         self._processes = []
+        self._num_tasks = 0
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_rank_main, args=(rank, self.size, self._folder.name, theirs), daemon=True)
@@ -41,9 +52,8 @@ class Ranks:
             theirs.close()
             self._ends.append(ours)
             self._processes.append(process)
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def _stop(self) -> None:
         for process in self._processes:
             if process.pid is not None:
                 with suppress(ProcessLookupError):
@@ -53,6 +63,10 @@ class Ranks:
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call a module's function on all ranks at once. Raises RuntimeError with the first traceback, or when late."""
+        if self._num_tasks == TASKS_OF_A_PROCESS:
+            self._stop()
+            self._start()
+        self._num_tasks += 1
         for end in self._ends:
             end.send((function, args))
         results: dict[int, Any] = {}

@@ -53,9 +53,9 @@ class PrefixTree:
             if child is None:
                 break
             node = child
-        for used in node.path():
-            self.pool.hold(used.page)
-            self._use(used)
+        for held in node.path():
+            self.pool.hold(held.page)
+        self._use_path(node)
         return node
 
     def extend(self, end: PrefixNode, tokens: tuple[int, ...], page: int) -> PrefixNode:
@@ -71,8 +71,7 @@ class PrefixTree:
         elif child.page != page:
             self.pool.hold(child.page)
             self.pool.release(page)
-        for used in child.path():
-            self._use(used)
+        self._use_path(child)
         return child
 
     def reclaim(self) -> bool:
@@ -81,7 +80,7 @@ class PrefixTree:
             if self.pool.holders(node.page) == 1:
                 self._forget(node)
                 return True
-            self._use(node)  # it is in use, though nobody asked the tree for it
+            self._use_path(node)  # it is in use, though nobody asked the tree for it
         return False
 
     def clear(self) -> None:
@@ -91,9 +90,10 @@ class PrefixTree:
         self._by_age.clear()
         self.root = PrefixNode(-1, None, ())
 
-    def _use(self, node: PrefixNode) -> None:
-        self._by_age.pop(node.page, None)
-        self._by_age[node.page] = node
+    def _use_path(self, end: PrefixNode) -> None:
+        for node in end.path():
+            self._by_age.pop(node.page, None)
+            self._by_age[node.page] = node
 
     def _forget(self, node: PrefixNode) -> None:
         assert not node.children, "what follows a page is older than the page"
