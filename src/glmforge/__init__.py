@@ -4,10 +4,9 @@
 
     config = glmforge.load_config("configs/demo.yaml", ["optim.lr=1e-3"])
     glmforge.train(config)
-    model = glmforge.load_pretrained("runs/my_demo")
-    tokenizer = glmforge.load_tokenizer("runs/my_demo")
-    (ids,) = model.generate([tokenizer.encode("def main():")], max_new_tokens=16)
-    print(tokenizer.decode(ids))
+    engine = glmforge.Engine.load("runs/my_demo")
+    ((answer,),) = engine.generate(["def main():"], glmforge.SamplingParams(max_new_tokens=16))
+    print(answer.text)
 
 This is the whole stable interface. Nothing heavy is imported before it is used.
 """
@@ -18,12 +17,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
     from glmforge.config import load_config
+    from glmforge.generate.asynchronous import AsyncEngine
+    from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.generate.params import RequestError, SamplingParams
     from glmforge.recipes.pretrain import train
 
 __version__ = "0.1.0"
-__all__ = ["load_config", "load_pretrained", "load_tokenizer", "train"]
+__all__ = [
+    "AsyncEngine",
+    "Engine",
+    "EngineConfig",
+    "RequestError",
+    "SamplingParams",
+    "load_config",
+    "load_pretrained",
+    "load_tokenizer",
+    "train",
+]
 
 _HOMES = {
+    "AsyncEngine": "glmforge.generate.asynchronous",
+    "Engine": "glmforge.generate.engine",
+    "EngineConfig": "glmforge.generate.engine",
+    "RequestError": "glmforge.generate.params",
+    "SamplingParams": "glmforge.generate.params",
     "load_config": "glmforge.config",
     "load_pretrained": "glmforge.checkpoint.pretrained",
     "load_tokenizer": "glmforge.checkpoint.pretrained",

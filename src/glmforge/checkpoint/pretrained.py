@@ -62,7 +62,7 @@ def open_checkpoint(path: Path) -> StoredModel:
 def load_pretrained(
     source: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> GlmMoe:
-    """A model ready for `logits` and `generate`.
+    """A model ready for `logits`, for an `Engine` or for training of your own.
 
     Args:
         source: a preset's name (random weights of seed 0), a run directory (its newest whole checkpoint), one
@@ -107,6 +107,31 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if (path / "config.json").is_file():
         raise CheckpointError(f"{path}: has a model but no {TOKENIZER_FILE}; put the tokenizer's files beside it")
     return Tokenizer.load(tokenizer_directory(open_checkpoint(path)))
+
+
+def load_with_tokenizer(
+    source: str | Path,
+    tokenizer_dir: Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[GlmMoe, Tokenizer | None]:
+    """As `load_pretrained`, and its tokenizer or the one in `tokenizer_dir`; a preset has none.
+
+    Raises `CheckpointError`, also where the tokenizer has more tokens than the model, and `DataError`.
+    """
+    tokenizer = None
+    if tokenizer_dir is not None:
+        tokenizer = Tokenizer.load(tokenizer_dir)
+    elif str(source) not in preset_names("model"):
+        tokenizer = load_tokenizer(source)
+    model = load_pretrained(source, dtype=dtype, device=device)
+    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
+        raise CheckpointError(
+            f"{tokenizer_dir or source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
+            f"{model.config.vocab_size:,}; give the tokenizer it was trained with (--tokenizer)"
+        )
+    return model, tokenizer
 
 
 def tokenizer_directory(stored: StoredModel) -> Path:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.generate.sequence import Reason
+from glmforge.generate.sequence import Reason, Sequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,8 +13,16 @@ class Details:
     """Of a sample that has ended: log-probabilities of the prompt's tokens from the second on, and experts int16
     [tokens of prompt and answer but the last, MoE layers, experts of a token]; empty and None if nobody asked."""
 
-    prompt_logprobs: tuple[TokenLogprob, ...]
+    prompt_logprobs: list[TokenLogprob]
     experts_TMK: Tensor | None
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "Details | None":
+        """None if the request asks for none of them."""
+        params = sequence.request.params
+        if not (params.prompt_logprobs or params.experts):
+            return None
+        return cls(sequence.prompt_logprobs, sequence.known_experts)
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,33 @@ Each step computes what the scheduler chose (`scheduler.py`), on the pages that 
 chooses a token for every sequence that is computed to its end (`sampler.py`). Requests come and go between steps.
 """
 
-from collections import abc, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections import abc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.grammar import Grammars
 from glmforge.generate.memory import CacheMemory
+from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
+from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.record import record_experts, score_prompts
-from glmforge.generate.runner import Runner
+from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import Chosen, choose_tokens
 from glmforge.generate.scheduler import Scheduler
 from glmforge.generate.sequence import Place, Request, Sequence
 from glmforge.generate.step import step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
+from glmforge.model import GlmMoe
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,20 @@ class EngineConfig:
 
 
 class Engine:
-    """Generates from what `runner` runs; with a tokenizer it gives text too, and knows stop strings and grammars."""
+    """Generates from a model on one device, or from what a runner runs.
+
+    Args:
+        tokenizer: for prompts and answers that are text, stop strings and grammars; see `encode_prompt` for what else
+            it decides.
+    """
 
     def __init__(
-        self, runner: Runner, config: EngineConfig = EngineConfig(), tokenizer: Tokenizer | None = None
+        self, model: GlmMoe | Runner, config: EngineConfig = EngineConfig(), *, tokenizer: Tokenizer | None = None
     ) -> None:
-        self.runner, self.config, self.tokenizer = runner, config, tokenizer
+        self.runner: Runner = WholeModel(model) if isinstance(model, GlmMoe) else model
+        self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
         self._grammars = None if tokenizer is None else Grammars(tokenizer)
-        num_pages = config.cache_bytes // runner.page_bytes(config.page_size)
+        num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
         self.runner.allocate(num_pages, config.page_size)
@@ -64,26 +76,40 @@ class Engine:
         self._siblings: dict[int, list[Sequence]] = {}
         """By request, samples that begin when the prompt is computed."""
 
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        config: EngineConfig = EngineConfig(),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        tokenizer: Path | None = None,
+    ) -> Self:
+        """Of a run, a checkpoint or an export, with its tokenizer; of a preset, which has none.
+
+        Args:
+            dtype, device: as `load_pretrained` takes them.
+            tokenizer: a directory with another tokenizer than the model's own.
+
+        Raises:
+            CheckpointError, DataError: nothing loadable there, or the tokenizer is another model's.
+        """
+        model, words = load_with_tokenizer(source, tokenizer, dtype=dtype, device=device)
+        return cls(model, config, tokenizer=words)
+
     @property
     def is_idle(self) -> bool:
         return not self.scheduler.sequences
 
-    def add(self, prompt: abc.Sequence[int], params: SamplingParams = GREEDY) -> int:
+    def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
-        self._check(prompt, params)
-        if params.has_grammar and not params.stop_ids and self.tokenizer is not None:
-            params = replace(params, stop_ids=self.tokenizer.stop_ids)
-        number = self._num_requests
-        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
-        samples = self._sequences(Request(number, tuple(prompt), params, seed))
-        self._num_requests += 1
-        self._siblings[number] = samples[1:]
-        self.scheduler.add(samples[0])
-        return number
+        return self._queue(*self._checked(prompt, params))
 
     def cancel(self, number: int) -> None:
         """End a request, if it has not ended; its pages are free at once."""
         self._siblings.pop(number, None)
+        self.metrics.cancelled(number)
         for sequence in self.scheduler.sequences:
             if sequence.request.number == number:
                 self.scheduler.finish(sequence, "cancelled")
@@ -93,6 +119,7 @@ class Engine:
         steps = self.scheduler.next_step()
         if not steps:
             return []
+        self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         ends = accumulate(work.num_wanted for work in steps)
         complete = [(end - 1, work.sequence) for work, end in zip(steps, ends, strict=True) if work.completes]
@@ -102,25 +129,51 @@ class Engine:
             assert self.runner.experts_TMK is not None, "the runner was asked to record them"
             record_experts(steps, self.runner.experts_TMK)
         self.scheduler.advance(steps)
-        return self._choose(logits_LV, complete) if complete else []
+        updates = self._choose(logits_LV, complete) if complete else []
+        self.metrics.end_step([update.request for update in updates])
+        return updates
 
     def generate(
         self,
-        prompts: Iterable[abc.Sequence[int]],
+        prompts: Iterable[Prompt],
         params: SamplingParams | abc.Sequence[SamplingParams] = GREEDY,
+        *,
+        on_update: Callable[[Update], None] | None = None,
     ) -> list[list[Sample]]:
-        """Answers to all prompts, the samples of each."""
+        """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
+
+        Raises `RequestError` for a prompt that can never be served; then nothing is generated.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        numbers = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
-        found: dict[tuple[int, int], Sample] = defaultdict(Sample)
-        while not self.is_idle:
-            for update in self.step():
-                found[update.request, update.sample].add(update)
-        return [
-            [found[number, sample] for sample in range(one.num_samples)]
+        checked = []
+        for place, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
+            try:
+                checked.append(self._checked(prompt, one))
+            except RequestError as error:
+                raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
+        numbers = [self._queue(ids, one) for ids, one in checked]
+        found = {
+            (number, sample): Sample()
             for number, one in zip(numbers, each, strict=True)
-        ]
+            for sample in range(one.num_samples)
+        }
+        num_open = len(found)
+        try:
+            while num_open and not self.is_idle:
+                for update in self.step():
+                    if on_update is not None:
+                        on_update(update)
+                    if (sample := found.get((update.request, update.sample))) is not None:
+                        sample.add(update)
+                        num_open -= sample.finished is not None
+        finally:
+            for number in numbers:
+                self.cancel(number)
+        answers = iter(found.values())
+        return [list(islice(answers, one.num_samples)) for one in each]
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
@@ -133,6 +186,21 @@ class Engine:
     def check(self) -> None:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
+
+    def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        ids, params = encode_prompt(prompt, params, self.tokenizer)
+        self._check(ids, params)
+        return ids, params
+
+    def _queue(self, ids: list[int], params: SamplingParams) -> int:
+        number = self._num_requests
+        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
+        samples = self._sequences(Request(number, tuple(ids), params, seed))
+        self._num_requests += 1
+        self._siblings[number] = samples[1:]
+        self.scheduler.add(samples[0])
+        self.metrics.asked(number)
+        return number
 
     def _sequences(self, request: Request) -> list[Sequence]:
         """All samples of a request."""
@@ -168,15 +236,9 @@ class Engine:
         text, reason = sequence.append(chosen.token)
         details = None
         if reason is not None:
-            details = self._details(sequence)
+            details = Details.of(sequence)
             self.scheduler.finish(sequence, reason)
         return Update(sequence.request.number, sequence.sample, chosen.token, reason, text, chosen.logprob, details)
-
-    def _details(self, sequence: Sequence) -> Details | None:
-        params = sequence.request.params
-        if not (params.prompt_logprobs or params.experts):
-            return None
-        return Details(tuple(sequence.prompt_logprobs), sequence.known_experts)
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""

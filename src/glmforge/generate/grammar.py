@@ -18,7 +18,8 @@ from glmforge.extras import needed_for
 from glmforge.generate.params import RequestError, SamplingParams
 
 if TYPE_CHECKING:
-    from llguidance import JsonCompileOptions, LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
 _JSON: "JsonCompileOptions" = {"whitespace_pattern": "\\n?[ ]{0,32}"}
 """Spaces and line breaks as people write them: a model that is unsure would go on with them for ever."""

@@ -31,6 +31,11 @@ class CacheMemory:
         return self.pool.num_pages - self.pool.num_free
 
     @property
+    def share_held(self) -> float:
+        """Of all pages, the share that sequences hold."""
+        return (self.num_used - self.pool.num_idle) / self.pool.num_pages
+
+    @property
     def num_available(self) -> int:
         """Pages that are free or could be at once."""
         return self.pool.num_free + self.pool.num_idle

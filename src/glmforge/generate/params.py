@@ -44,7 +44,7 @@ class SamplingParams:
         seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch.
             None takes a seed from that of the engine and the number of the request.
         num_samples: answers to the same prompt, which is computed once.
-        stop_ids: a token that ends an answer, and is its last. A grammar without any takes the tokenizer's.
+        stop_ids: a token that ends an answer, and is its last; without any, those of the engine's tokenizer.
         stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. Needs a
             tokenizer.
         logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under

@@ -20,7 +20,7 @@ def engine_of(model: GlmMoe, num_pages: int = 64, tokenizer: Tokenizer | None = 
     runner = WholeModel(model)
     config = EngineConfig(**({"page_size": 4} | options))
     config = replace(config, cache_bytes=num_pages * runner.page_bytes(config.page_size))
-    return Engine(runner, config, tokenizer)
+    return Engine(runner, config, tokenizer=tokenizer)
 
 
 def one_after_another(model: GlmMoe, prompt: list[int], number: int) -> list[int]:
@@ -126,7 +126,7 @@ def tokenizer(tiny_data: TinyData) -> Tokenizer:
 
 def test_an_answer_ends_at_a_stop_string(model: GlmMoe, tokenizer: Tokenizer) -> None:
     """The text before it; an earlier one passes while the answer has too few tokens."""
-    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=1)
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=1, banned_tokens=tokenizer.stop_ids)
     engine = engine_of(model, tokenizer=tokenizer)
     ((free,),) = engine.generate([PROMPTS[0]], params)
     assert free.text == tokenizer.decode(free.tokens)

@@ -1,0 +1,232 @@
+"""A file of prompts answered into a file of answers: `glmforge generate`. Both hold a JSON object per line.
+
+A prompt's line has `prompt` (text, or token ids) or `messages` (a conversation, for the chat template) and, if wanted,
+an `id` and settings of its own by the names of `SamplingParams`. Its answer has the number of its `line`, its `id`, and
+`samples`, or an `error` where it cannot be served; the others go on.
+
+Answers are kept in `ANSWERS.unfinished` as they come, so that the same command, given again, goes on where it was
+stopped. When all are there, they are put in the order of their prompts, and only then is there a file ANSWERS.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from glmforge.config.explain import suggest
+from glmforge.data.files import disk_errors, partial_path, publish, refuse_unwritable
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError, GlmforgeError
+from glmforge.files import kind_of, parse_json, shown
+from glmforge.generate.answer import Sample
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import RequestError, SamplingParams
+from glmforge.generate.prompts import Prompt
+
+_log = logging.getLogger(__name__)
+
+_SETTINGS = [field.name for field in fields(SamplingParams)]
+_KEYS = ["id", "prompt", "messages", *_SETTINGS]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What became of the lines: how many have an answer, and the numbers of those with an error."""
+
+    num_answered: int
+    failed: list[int]
+
+
+@dataclass
+class _Request:
+    """A request in the engine: the line that asked for it, and its samples as they grow."""
+
+    line: int
+    label: object
+    samples: list[Sample]
+
+    @property
+    def is_done(self) -> bool:
+        return all(sample.finished for sample in self.samples)
+
+
+def answer_file(
+    engine: Engine,
+    prompts: Path,
+    out: Path,
+    params: SamplingParams,
+    *,
+    source: str,
+    overwrite: bool = False,
+    on_answer: Callable[[int], None] | None = None,
+) -> Answered:
+    """Answer every line of `prompts`, with `params` where the line says nothing else.
+
+    Args:
+        source: what the engine's model was loaded from; answers of another one are not gone on with.
+        overwrite: replace what is at `out`, finished or not.
+        on_answer: called with the number of lines done.
+
+    Raises:
+        GlmforgeError: a file cannot be read or written, or unfinished answers are those of another command.
+    """
+    if kind_of(prompts, error=DataError) != "file":
+        raise DataError(f"{shown(prompts)}: no such file; give a file with a JSON object per line")
+    refuse_unwritable(out, overwrite)
+    unfinished = out.with_name(out.name + ".unfinished")
+    if overwrite:
+        unfinished.unlink(missing_ok=True)
+    done = _begin(unfinished, {"prompts": _checksum(prompts), "model": source, "params": asdict(params)})
+    with disk_errors(out), unfinished.open("ab", buffering=0) as file:
+        try:
+            for number in _answer(engine, prompts, params, done, file):
+                done.add(number)
+                if on_answer is not None:
+                    on_answer(len(done))
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"{len(done):,} prompts are answered; the same command goes on with the others"
+            ) from None
+    with disk_errors(out):
+        return _finish(unfinished, out)
+
+
+def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int], file: BinaryIO) -> Iterator[int]:
+    """Answer what is not `done`, and give the number of each line when it is written."""
+    requests: dict[int, _Request] = {}
+    lines = _lines(prompts, done)
+    while True:
+        # As many as run at once wait beside them, so that none of the engine's places is ever empty.
+        while len(requests) < 2 * engine.config.max_sequences and (line := next(lines, None)) is not None:
+            number, content = line
+            place = f"{prompts}:{number}"
+            try:
+                label, prompt, own = read_line(content, place, params, engine.tokenizer)
+                requests[engine.add(prompt, own)] = _Request(number, label, [Sample() for _ in range(own.num_samples)])
+            except GlmforgeError as error:
+                words = str(error) if str(error).startswith(place) else f"{place}: {error}"
+                _log.warning(words)
+                _write(file, {"line": number, "error": words})
+                yield number
+        if not requests:
+            return
+        for update in engine.step():
+            request = requests[update.request]
+            request.samples[update.sample].add(update)
+            if request.is_done:
+                del requests[update.request]
+                answer = {"line": request.line} | ({} if request.label is None else {"id": request.label})
+                _write(file, answer | {"samples": [_plain(sample) for sample in request.samples]})
+                yield request.line
+
+
+def read_line(
+    content: bytes, place: str, params: SamplingParams, tokenizer: Tokenizer | None
+) -> tuple[object, Prompt, SamplingParams]:
+    """The id, the prompt and the settings of a line; `place` is its name. Raises `GlmforgeError`."""
+    try:
+        line = parse_json(content.strip().decode(), dict, source=place, error=RequestError)
+    except UnicodeDecodeError as failure:
+        raise RequestError(f"{place}: not UTF-8 text (byte {failure.start:,})") from None
+    for key in line:
+        if key not in _KEYS:
+            raise RequestError(f"{shown(key)}: unknown key; {suggest(str(key), _KEYS)}")
+    if ("prompt" in line) == ("messages" in line):
+        raise RequestError('prompt: give either "prompt" (text or token ids) or "messages" (a conversation)')
+    own: dict[str, Any] = {name: line[name] for name in _SETTINGS if name in line}
+    if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than strings
+        own["logit_bias"] = {_token(key): bias for key, bias in own["logit_bias"].items()}
+    settings = replace(params, **own)
+    if "prompt" in line:
+        return line.get("id"), line["prompt"], settings
+    if tokenizer is None:
+        raise RequestError('messages: the model has no tokenizer; give token ids as "prompt"')
+    ids = tokenizer.apply_chat_template(line["messages"], add_generation_prompt=True, thinking=False)
+    return line.get("id"), ids, settings
+
+
+def _token(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise RequestError(f"logit_bias: {shown(key)} is not a token id") from None
+
+
+def _plain(sample: Sample) -> dict[str, object]:
+    content: dict[str, object] = {"tokens": sample.tokens, "text": sample.text, "finished": sample.finished}
+    if sample.logprobs:
+        content["logprobs"] = [one._asdict() for one in sample.logprobs]
+    if sample.details is not None and sample.details.prompt_logprobs:
+        content["prompt_logprobs"] = [one._asdict() for one in sample.details.prompt_logprobs]
+    if sample.details is not None and sample.details.experts_TMK is not None:
+        content["experts"] = sample.details.experts_TMK.tolist()
+    return content
+
+
+def _lines(prompts: Path, done: set[int]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty and not done, with their numbers from 1."""
+    with prompts.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if number not in done and line.strip():
+                yield number, line
+
+
+def _begin(unfinished: Path, command: dict[str, object]) -> set[int]:
+    """The numbers of the lines that an earlier start of the same command has answered."""
+    expected = json.loads(json.dumps(command))
+    done: set[int] = set()
+    with disk_errors(unfinished):
+        if not unfinished.exists():
+            with unfinished.open("wb", buffering=0) as file:
+                _write(file, expected)
+            return done
+        with unfinished.open("rb+") as file:
+            first = file.readline()
+            end = len(first)
+            if not first.endswith(b"\n") or json.loads(first) != expected:
+                raise DataError(
+                    f"{unfinished}: has answers to other prompts, of another model or under other settings; "
+                    "give the command that began it, remove it, or replace it with --force"
+                )
+            for line in file:
+                if line.endswith(b"\n"):
+                    done.add(json.loads(line)["line"])
+                    end += len(line)
+            file.truncate(end)  # a line that was not written whole, as when a machine stops
+    return done
+
+
+def _finish(unfinished: Path, out: Path) -> Answered:
+    """Put the answers in the order of their lines."""
+    places: dict[int, int] = {}
+    failed: list[int] = []
+    with unfinished.open("rb") as file:
+        file.readline()
+        start = file.tell()
+        for line in file:
+            answer = json.loads(line)
+            places[answer["line"]] = start
+            failed += [answer["line"]] if "error" in answer else []
+            start += len(line)
+        with partial_path(out).open("wb") as ordered:
+            for _, place in sorted(places.items()):
+                file.seek(place)
+                ordered.write(file.readline())
+            ordered.flush()
+            os.fsync(ordered.fileno())
+    publish(out)
+    unfinished.unlink()
+    return Answered(len(places) - len(failed), sorted(failed))
+
+
+def _write(file: BinaryIO, line: dict[str, object]) -> None:
+    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

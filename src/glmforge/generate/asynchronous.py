@@ -1,0 +1,71 @@
+"""An engine for many tasks of an event loop: each reads its own answer while the steps serve all of them.
+
+Steps run one after another in a thread, so the loop stays free; requests come and go between two steps. There are steps
+as long as anybody waits for tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+
+from glmforge.generate.answer import Update
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import GREEDY, SamplingParams
+from glmforge.generate.prompts import Prompt
+
+
+class AsyncEngine:
+    """Streams of `engine`, which nobody else may step meanwhile. For one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._between_steps = asyncio.Lock()
+        self._readers: dict[int, asyncio.Queue[Update | Exception]] = {}
+        self._left: list[int] = []
+        self._thread = ThreadPoolExecutor(1, "engine")  # always the same one: torch has a pool of workers for each
+        self._steps: asyncio.Task[None] | None = None
+
+    async def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> AsyncGenerator[Update, None]:
+        """What each step gives to this request, up to its end. Who stops reading cancels it.
+
+        Raises:
+            RequestError: it can never be served.
+        """
+        async with self._between_steps:
+            number = self.engine.add(prompt, params)
+            reader = self._readers[number] = asyncio.Queue()
+        if self._steps is None or self._steps.done():
+            self._steps = asyncio.create_task(self._run())
+        num_open = params.num_samples
+        try:
+            while num_open:
+                update = await reader.get()
+                if isinstance(update, Exception):
+                    raise update
+                num_open -= update.finished is not None
+                yield update
+        finally:
+            del self._readers[number]
+            if num_open:
+                self._left.append(number)
+
+    async def _run(self) -> None:
+        """Step while there is something to do."""
+        loop = asyncio.get_running_loop()
+        while self._left or not self.engine.is_idle:
+            async with self._between_steps:
+                while self._left:
+                    self.engine.cancel(self._left.pop())
+                try:
+                    updates = await loop.run_in_executor(self._thread, self.engine.step)
+                except Exception as error:  # noqa: BLE001 - whoever waits for tokens is told
+                    self._fail(error)
+                    return
+            for update in updates:
+                if update.request in self._readers:
+                    self._readers[update.request].put_nowait(update)
+
+    def _fail(self, error: Exception) -> None:
+        for number, reader in self._readers.items():
+            self.engine.cancel(number)
+            reader.put_nowait(error)

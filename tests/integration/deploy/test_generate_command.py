@@ -1,0 +1,58 @@
+"""`glmforge generate` on a run: a file of prompts, one prompt, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from glmforge.cli.app import app
+from glmforge.errors import GlmforgeError
+from glmforge.recipes.pretrain import train
+from helpers.tiny_data import TinyData
+
+
+@pytest.fixture(scope="module")
+def run(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("generate") / "run"
+    train(tiny_data.run_config(directory, phases=[{"name": "main", "steps": 2, "seq_len": 32, "batch_size": 2}]))
+    return directory
+
+
+def generate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def test_a_file(run: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"prompt": "import"}\nno\n{"prompt": "def", "seed": 3}\n')
+    options = ["--max-new-tokens", 5, "--temperature", 0.9, "-n", 2, "--stop-ids", 500, "--logit-bias", "7=-1.5"]
+    result = generate(run, prompts, "--out", out, *options)
+    assert isinstance(result.exception, GlmforgeError)
+    assert "no answer to 1 lines (2)" in str(result.exception)
+    assert "2 answers in" in result.stdout
+    first, bad, last = (json.loads(line) for line in out.read_text().splitlines())
+    assert "error" in bad
+    assert [len(one["samples"]) for one in (first, last)] == [2, 2]
+    assert all(sample["finished"] in ("length", "stop") for sample in first["samples"])
+
+
+def test_one_prompt(run: Path) -> None:
+    result = generate(run, "--prompt", "import", "--max-new-tokens", 5)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("import")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "give a file of prompts, or one with --prompt"),
+        (["in.jsonl"], "--out"),
+        (["--prompt", "x", "--out", "out.jsonl"], "--out"),
+        (["--prompt", "x", "--logit-bias", "7"], "'7' is not TOKEN=NUMBER"),
+    ],
+)
+def test_wrong_options(run: Path, options: list[str], words: str) -> None:
+    result = generate(run, *options)
+    assert result.exit_code == 2
+    assert words in result.stderr

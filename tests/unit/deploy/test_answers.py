@@ -1,0 +1,119 @@
+"""A file of prompts answered, bad lines among them, stopped and gone on with."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.answers import Answered, answer_file
+from glmforge.errors import GlmforgeError
+from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.params import SamplingParams
+from glmforge.model import GlmMoe
+from helpers.models import randomize_, tiny_config
+from helpers.tiny_data import TinyData
+
+PARAMS = SamplingParams(max_new_tokens=4)
+LINES = [
+    {"prompt": "import sys"},
+    {"id": "second", "prompt": [5, 6, 7], "max_new_tokens": 2, "num_samples": 2},
+    {"messages": [{"role": "user", "content": "hi"}], "temperature": 1.0, "seed": 1, "logit_bias": {"7": 1.5}},
+    {"prompt": "def main():"},
+]
+
+
+@pytest.fixture(scope="module")
+def engine_of(tiny_data: TinyData) -> Callable[[], Engine]:
+    model = GlmMoe(tiny_config())
+    randomize_(model)
+    tokenizer = Tokenizer.load(tiny_data.tokenizer)
+    return lambda: Engine(model.eval(), EngineConfig(cache_bytes=1 << 22, max_sequences=2), tokenizer=tokenizer)
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def answers_in(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answer(engine: Engine, folder: Path, **options: Any) -> Answered:
+    return answer_file(engine, folder / "in.jsonl", folder / "out.jsonl", PARAMS, **({"source": "m"} | options))
+
+
+def test_every_line_has_its_answer(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [*LINES[:2], "\n", *LINES[2:]])
+    engine = engine_of()
+    assert answer(engine, tmp_path) == Answered(4, [])
+    found = answers_in(tmp_path / "out.jsonl")
+    assert [(one["line"], one.get("id")) for one in found] == [(1, None), (2, "second"), (4, None), (5, None)]
+    assert [len(sample["tokens"]) for sample in found[1]["samples"]] == [2, 2]
+    (expected,) = engine_of().generate(["import sys"], PARAMS)[0]
+    assert found[0]["samples"][0]["tokens"] == expected.tokens
+    assert found[0]["samples"][0]["text"] == expected.text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{\n", "in.jsonl:2:1: not valid JSON"),
+        ("[1]\n", "in.jsonl:2: must hold one JSON object"),
+        ({"prompt": ""}, "in.jsonl:2: prompt: is empty"),
+        ({"prompt": [1, 512]}, "in.jsonl:2: prompt: token 512 lies outside"),
+        ({"prompt": 7}, "must be text or a list of token ids"),
+        ({"prompt": "x", "top_q": 1}, "top_q: unknown key; did you mean 'top_p'?"),
+        ({"prompt": "x", "messages": []}, 'give either "prompt"'),
+        ({"messages": [7]}, "is not a list of messages"),
+        ({"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias: x is not a token id"),
+        ({"prompt": [1] * 300}, "the model has 256"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_others_go_on(
+    engine_of: Callable[[], Engine], tmp_path: Path, line: Any, words: str
+) -> None:
+    write(tmp_path / "in.jsonl", [LINES[0], line, LINES[3]])
+    assert answer(engine_of(), tmp_path) == Answered(2, [2])
+    first, bad, last = answers_in(tmp_path / "out.jsonl")
+    assert words in bad["error"]
+    assert len(first["samples"]) == len(last["samples"]) == 1
+
+
+def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", LINES)
+
+    def interrupt(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="2 prompts are answered"):
+        answer(engine_of(), tmp_path, on_answer=interrupt)
+    assert not (tmp_path / "out.jsonl").exists()
+    unfinished = tmp_path / "out.jsonl.unfinished"
+    unfinished.write_bytes(unfinished.read_bytes() + b'{"line": 4, "sam')  # and the machine stopped
+    with pytest.raises(GlmforgeError, match="of another model"):
+        answer(engine_of(), tmp_path, source="another")
+
+    engine = engine_of()
+    assert answer(engine, tmp_path) == Answered(4, [])
+    assert engine.metrics.num_requests == 2
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    write(whole / "in.jsonl", LINES)
+    answer(engine_of(), whole)
+    assert (whole / "out.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_answers_are_not_overwritten(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", LINES[:1])
+    write(tmp_path / "out.jsonl", ["precious"])
+    with pytest.raises(GlmforgeError, match="exists already"):
+        answer(engine_of(), tmp_path)
+    assert answer(engine_of(), tmp_path, overwrite=True) == Answered(1, [])
+    with pytest.raises(GlmforgeError, match="no such file"):
+        answer_file(engine_of(), tmp_path / "none", tmp_path / "out", PARAMS, source="m")
