@@ -1,8 +1,8 @@
 """`observe`: what a run reports, how often, and what it does about it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from glmforge.config.model import Strict
 
@@ -23,6 +23,21 @@ class EarlyStoppingConfig(Strict):
     source: str | None = Field(default=None, description="name in data.held_out; None takes the mean over all")
     patience: PositiveInt = Field(default=3, description="evaluations without improvement after which the run stops")
     min_delta: NonNegativeFloat = Field(default=0.0, description="an improvement is at least this much")
+
+
+class SamplesConfig(Strict):
+    """Texts that the model writes at every evaluation."""
+
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, description="what the texts begin with")
+    num_samples: PositiveInt = Field(default=1, description="texts to each prompt")
+    max_new_tokens: PositiveInt = Field(default=64, description="length of each, unless it ends before")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0 takes the likeliest token")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="draw from the likeliest tokens of this probability")
+    seed: NonNegativeInt = Field(default=0, description="the same at every evaluation")
+    cache_bytes: PositiveInt = Field(default=1 << 28, description="memory for keys and values on each rank, at most")
+    weight_bytes: NonNegativeInt | None = Field(
+        default=None, description="memory for gathered weights on each rank, at most; None gathers nothing twice"
+    )
 
 
 class DebugConfig(Strict):
@@ -50,5 +65,6 @@ class ObserveConfig(Strict):
     evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
     early_stopping: EarlyStoppingConfig | None = None
+    samples: SamplesConfig | None = Field(default=None, description="None writes no texts at evaluations")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
     debug: DebugConfig = DebugConfig()

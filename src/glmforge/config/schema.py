@@ -123,6 +123,8 @@ class RunConfig(Strict):
             refuse("observe.evaluate_every", "needs a token shard in data.held_out to evaluate on")
         if stopping is not None and self.observe.evaluate_every is None:
             refuse("observe.early_stopping", "needs evaluations: set observe.evaluate_every")
+        if self.observe.samples is not None and self.observe.evaluate_every is None:
+            refuse("observe.samples", "are written at evaluations: set observe.evaluate_every")
         if stopping is not None and stopping.source is not None and stopping.source not in names:
             refuse("observe.early_stopping.source", f"'{stopping.source}' is not in data.held_out: {', '.join(names)}")
         return self

@@ -115,9 +115,12 @@ class Engine:
                 self.scheduler.finish(sequence, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave. Nothing if nobody waits."""
+        """Compute one step; the tokens that it gave. Nothing if nobody waits.
+
+        Ranks that share a model call this together, those without requests too (see `generate.sharded`).
+        """
         steps = self.scheduler.next_step()
-        if not steps:
+        if not steps and not self.runner.is_collective:
             return []
         self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
@@ -162,7 +165,7 @@ class Engine:
         }
         num_open = len(found)
         try:
-            while num_open and not self.is_idle:
+            while self.runner.anyone(num_open > 0 and not self.is_idle):
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
@@ -177,6 +180,7 @@ class Engine:
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
             for sequence in self.scheduler.sequences:
@@ -256,6 +260,10 @@ class Engine:
         if not 0 <= worst < vocab_size:
             raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
         params.check_vocabulary(vocab_size)
+        if params.experts and not self.runner.knows_experts:
+            raise RequestError(
+                "experts: are not known under tp and pp, whose ranks have a part of them each; leave it out"
+            )
         if self.tokenizer is None and (params.stop or params.has_grammar):
             raise RequestError(
                 f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "

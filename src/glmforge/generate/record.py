@@ -3,7 +3,7 @@
 Shapes: T tokens of a step, L tokens whose logits are wanted, V vocab_size, M MoE layers, K experts of a token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -61,14 +61,15 @@ def record_experts(steps: Sequence[Work], experts_TMK: Tensor) -> None:
 
 
 @contextmanager
-def recorded_experts(model: GlmMoe) -> Iterator[list[Tensor]]:
-    """Experts [T, K] that the tokens choose in each MoE layer of the trunk while the model runs, layer after layer."""
+def recorded_experts(sections: Iterable[GlmMoe]) -> Iterator[list[Tensor]]:
+    """Experts [T, K] that the tokens choose in each MoE layer of the trunk while these run, layer after layer."""
     chosen: list[Tensor] = []
 
     def note(module: nn.Module, arguments: object, routes: Routes) -> None:
         chosen.append(routes.experts_TK)
 
-    routers = [layer.mlp.gate for layer in model.trunk_layers if isinstance(layer.mlp, MoE)]
+    layers = [layer for section in sections for layer in section.trunk_layers]
+    routers = [layer.mlp.gate for layer in layers if isinstance(layer.mlp, MoE)]
     handles = [router.register_forward_hook(note) for router in routers]
     try:
         yield chosen

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glmforge.config.model import ModelConfig
+from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
@@ -19,12 +20,31 @@ from glmforge.model.transformer import GlmMoe
 
 
 class Runner(Protocol):
-    """Runs steps; between them keys and values stay in their pages."""
+    """Runs steps; between them keys and values stay in their pages.
+
+    Attributes:
+        is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+        knows_experts: whether it can tell the experts that tokens choose.
+        experts_TMK: those of the last step's tokens in the M MoE layers of the trunk, if the step wanted them.
+    """
 
     config: ModelConfig
     device: torch.device
     experts_TMK: Tensor | None
-    """Of the last step, if it wanted them: the experts of each token in the M MoE layers of the trunk."""
+
+    @property
+    def is_collective(self) -> bool: ...
+
+    @property
+    def knows_experts(self) -> bool: ...
+
+    def anyone(self, busy: bool) -> bool:
+        """Whether any of the ranks that run steps together is busy."""
+        ...
+
+    def weights_changed(self) -> None:
+        """The model's weights are others than in the last step."""
+        ...
 
     def page_bytes(self, page_size: int) -> int:
         """Memory of one page on this rank, in bytes."""
@@ -70,12 +90,24 @@ class PagedAttend:
 
 
 class WholeModel:
-    """A model on one device."""
+    """A model on one device, by native kernels where they compute what it is, else module by module.
 
-    def __init__(self, model: GlmMoe) -> None:
+    With `native` False it is always run module by module.
+    """
+
+    is_collective, knows_experts = False, True
+
+    def __init__(self, model: GlmMoe, *, native: bool = True) -> None:
         self.model, self.config = model, model.config
         self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device
+        self.is_native = native and fits(model)
+
+    def anyone(self, busy: bool) -> bool:
+        return busy
+
+    def weights_changed(self) -> None:
+        """Nothing is kept of them."""
 
     def page_bytes(self, page_size: int) -> int:
         config = self.config
@@ -86,17 +118,22 @@ class WholeModel:
         config = self.config
         shape = (num_pages, config.num_key_value_heads, page_size, config.head_dim)
         self.cache = PagedCache(list(range(config.num_hidden_layers)), shape, self.model.compute_dtype, self.device)
+        self._native = NativeModel(self.model, self.cache.keys, self.cache.values) if self.is_native else None
 
+    @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
+        if self._native is not None:
+            logits_LV, experts_STK = self._native.run(tokens)
+            self.experts_TMK = experts_STK[self.config.first_k_dense_replace :].transpose(0, 1)
+            return logits_LV
         if not tokens.wants_experts:
-            return self._run(tokens)
-        with recorded_experts(self.model) as experts:
-            logits_LV = self._run(tokens)
+            return self._run_modules(tokens)
+        with recorded_experts([self.model]) as experts:
+            logits_LV = self._run_modules(tokens)
         self.experts_TMK = torch.stack(experts, dim=1)
         return logits_LV
 
-    @torch.no_grad()
-    def _run(self, tokens: StepTokens) -> Tensor:
+    def _run_modules(self, tokens: StepTokens) -> Tensor:
         model, ids_T = self.model, tokens.ids_T
         rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
         attend = PagedAttend(self.cache, tokens.paged)

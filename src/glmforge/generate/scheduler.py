@@ -81,23 +81,18 @@ class Scheduler:
 
     def next_step(self) -> list[Work]:
         """What to compute next, no sequence twice; nothing if nobody is here."""
-        chosen: dict[Sequence, int] = {}
+        steps: list[Work] = []
         room = self.max_step_tokens
         for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
-            if not sequence.pages:  # they were given to another one
-                continue
             num_tokens = min(sequence.num_pending, room)
-            if num_tokens == 0:
-                break
-            freed = self._make_room(sequence, sequence.num_cached + num_tokens)
-            room += sum(chosen.pop(other, 0) for other in freed)
-            if sequence not in freed:
-                chosen[sequence] = num_tokens
+            # One without pages has just given them to another.
+            if num_tokens and sequence.pages and self._make_room(sequence, sequence.num_cached + num_tokens):
+                steps.append(Work(sequence, num_tokens))
                 room -= num_tokens
         while room > 0 and (admitted := self._admit()) is not None:
-            chosen[admitted] = min(admitted.num_pending, room)
-            room -= chosen[admitted]
-        return [Work(sequence, num_tokens) for sequence, num_tokens in chosen.items()]
+            steps.append(Work(admitted, min(admitted.num_pending, room)))
+            room -= steps[-1].num_tokens
+        return steps
 
     def advance(self, steps: Iterable[Work]) -> None:
         """The keys and values of these tokens are in the cache now."""
@@ -111,17 +106,19 @@ class Scheduler:
         assert not any(sequence.pages for sequence in self.waiting), "one that waits has pages"
         assert len(self.running) <= self.max_sequences
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> list[Sequence]:
-        """Give it pages for its first `num_tokens` tokens; those whose pages this took, the last to come first.
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Take pages from those that came last until it has enough; False if it came last itself.
 
-        If it is among them, it has none now.
+        Nobody loses pages who has a place in the step: prompts have got theirs when they were admitted, and those that
+        decode are served in the order of arrival.
         """
-        put_back: list[Sequence] = []
-        while sequence not in put_back and not self.memory.grow(sequence, num_tokens):
-            put_back.append(self.running[-1])
-            self._put_back(self.running[-1])
+        while not self.memory.grow(sequence, num_tokens):
+            last = self.running[-1]
+            self._put_back(last)
             self.num_preempted += 1
-        return put_back
+            if last is sequence:
+                return False
+        return True
 
     def _put_back(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -47,7 +47,7 @@ def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> 
         starts.append(len(ids))
         wanted += range(len(ids) - work.num_wanted, len(ids))
         lengths.append(stop)
-    most = max(len(sequence.pages) for sequence, _ in steps)
+    most = max((len(sequence.pages) for sequence, _ in steps), default=0)
     pages = [sequence.pages + [0] * (most - len(sequence.pages)) for sequence, _ in steps]
 
     def tensor(values: Sequence[int] | list[list[int]], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -55,6 +55,8 @@ def step_tokens(steps: Sequence[Work], page_size: int, device: torch.device) -> 
 
     counts = tuple(num_tokens for _, num_tokens in steps)
     int32 = torch.int32
-    paged = PagedTokens(tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts)
+    paged = PagedTokens(
+        tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts, tuple(lengths)
+    )
     wants_experts = any(work.sequence.request.params.experts for work in steps)
     return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted), wants_experts)

@@ -12,6 +12,10 @@ The CPU's bfloat16 matmuls are compiled for each shape they meet, some 0.3 ms ea
 rows per expert: in a training step that took as long as the matmuls themselves. So `sliced` rounds the rows up to a
 multiple of 32, and few shapes remain. See `_slices` for why nothing is copied for it.
 
+Where no gradient is wanted and rows are few, as in generation, reading the weights is what takes time: `sliced` then
+leaves the work to the native kernels (`glmforge.kernels.native`), which share all experts' weights among the threads
+and compile nothing for a shape.
+
 Shapes: N rows, E experts, J input and O output features.
 """
 
@@ -22,9 +26,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from glmforge.kernels.native import calls as native
 from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 
 BF16_ROW_MULTIPLE = 32
+FEW_ROWS = 1024
+"""Of all experts together, at most so many rows are left to the native kernels."""
 
 
 def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, implementation: str = "auto") -> Tensor:
@@ -41,7 +48,22 @@ def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, impleme
         implementation = automatic("experts", kernel_device(x_NJ.device), x_NJ.dtype)
     if implementation not in IMPLEMENTATIONS:
         raise unknown_implementation("experts", implementation, IMPLEMENTATIONS)
+    if implementation == "sliced" and _suits_native(x_NJ, weight_EOJ):
+        return native.expert_linear(x_NJ, weight_EOJ, counts_E)
     return IMPLEMENTATIONS[implementation](x_NJ, weight_EOJ.to(x_NJ.dtype), counts_E)
+
+
+def _suits_native(x_NJ: Tensor, weight_EOJ: Tensor) -> bool:
+    return (
+        not torch.is_grad_enabled()
+        and 0 < len(x_NJ) <= FEW_ROWS
+        and not torch.compiler.is_compiling()
+        and type(x_NJ) is Tensor  # has memory, as a fake one has not
+        and x_NJ.device.type == "cpu"
+        and (x_NJ.dtype == weight_EOJ.dtype or weight_EOJ.dtype == torch.float32)
+        and weight_EOJ.is_contiguous()
+        and native.is_available(x_NJ.dtype, weight_EOJ.dtype)
+    )
 
 
 def _loop_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:

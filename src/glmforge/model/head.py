@@ -55,6 +55,12 @@ class LMHead(ChoosesKernels, nn.Module):
     def forward(self, h_tD: Tensor) -> Tensor:
         return self._logits(self.region.enter(h_tD))
 
+    @torch.no_grad()
+    def whole_logits(self, h_tD: Tensor, rows_L: Tensor) -> Tensor:
+        """Logits [L, V] over the whole vocabulary of some of the T tokens, on every rank that shares them."""
+        h_TD = self.region.enter(h_tD)
+        return self.vocabulary.whole(self._logits(h_TD[rows_L]))
+
     def cross_entropy_sum(
         self,
         h_tD: Tensor,

@@ -55,6 +55,10 @@ class Vocabulary:
         """Those of the device's own tokens, of values for all tokens that all devices have alike; differentiable."""
         return values_T
 
+    def whole(self, logits_LV: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, given those of the local rows."""
+        return logits_LV
+
     def likeliest(self, logits_T: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
         """The token id with the largest logit, given the largest logit of the local rows and its row."""
         return rows_T

@@ -22,6 +22,8 @@ class Kind(StrEnum):
     """The numbers of a logging step."""
     EVALUATION = "evaluation"
     """One source of held-out data, with step and tokens."""
+    SAMPLE = "sample"
+    """A text that the model wrote at an evaluation, with step and tokens."""
     EVENT = "event"
     """What happened to the run: `time`, `step`, `event`, `detail`."""
     ANOMALY = "anomaly"

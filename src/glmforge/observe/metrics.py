@@ -197,6 +197,15 @@ _ROWS = (
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),
     Metric("mtp_acceptance", "fraction", "evaluation", "how often the MTP head's greedy token is the trunk's"),
     Metric("mtp_acceptance_by_depth", "fraction [depths]", "evaluation", "the same of each MTP depth, if several"),
+    Metric("prompt", "text", "samples", "what a text begins with"),
+    Metric("sample", "1", "samples", "number of the text among those to its prompt"),
+    Metric("completion", "text", "samples", "what the model wrote behind the prompt"),
+    Metric("finished", "text", "samples", "why it ended: stop or length"),
+    Metric("new_tokens", "tokens", "samples", "tokens of the completion"),
+    Metric("sampling_seconds", "s", "samples", "what all texts of the evaluation took, on all ranks together"),
+    Metric("sampling_cache_bytes", "bytes", "samples", "keys and values that a rank had room for meanwhile"),
+    Metric("sampling_weight_bytes", "bytes", "samples", "gathered or cast weights that the rank that writes kept"),
+    Metric("sampling_regathered_bytes", "bytes", "samples", "weights that it gathered or cast in every step"),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _ROWS}

@@ -5,6 +5,7 @@
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
     evaluation.jsonl   one record per evaluation and source
+    samples.jsonl      texts that the model wrote at evaluations
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are left out since a loss spike
@@ -26,7 +27,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ class RunDirectory:
         return self.root / "evaluation.jsonl"
 
     @property
+    def samples(self) -> Path:
+        return self.root / "samples.jsonl"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -106,7 +111,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class RunLog:
-    """All that a run has recorded: at least one record of metrics; evaluations and events may be empty."""
+    """All that a run has recorded: at least one record of metrics; the others may be empty."""
 
     directory: RunDirectory
     info: dict[str, Any]
@@ -115,6 +120,7 @@ class RunLog:
     metrics: list[Record]
     evaluations: list[Record]
     events: list[Record]
+    samples: list[Record] = field(default_factory=list)
 
 
 def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
@@ -186,6 +192,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
         metrics=metrics,
         evaluations=read_jsonl(directory.evaluation) if directory.evaluation.exists() else [],
         events=read_jsonl(directory.events) if directory.events.exists() else [],
+        samples=read_jsonl(directory.samples) if directory.samples.exists() else [],
     )
 
 

@@ -21,7 +21,7 @@ def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
-    sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates)]
+    sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates, samples=observe.samples is not None)]
     if observe.tensorboard:
         sinks.append(TensorBoard(directory.tensorboard, evaluates=evaluates))
     if observe.progress:
@@ -32,14 +32,16 @@ def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
 class RunFiles:
     """The JSONL files of a run directory.
 
-    Metrics and evaluations tell one story: those of steps that are trained again go. Events and anomalies tell what
-    happened, and stay.
+    Metrics, evaluations and samples tell one story: those of steps that are trained again go. Events and anomalies tell
+    what happened, and stay.
     """
 
-    def __init__(self, directory: RunDirectory, *, evaluates: bool) -> None:
+    def __init__(self, directory: RunDirectory, *, evaluates: bool, samples: bool = False) -> None:
         self._paths = {Kind.METRICS: directory.metrics}
         if evaluates:
             self._paths[Kind.EVALUATION] = directory.evaluation
+        if samples:
+            self._paths[Kind.SAMPLE] = directory.samples
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
         self._open: dict[Kind, JsonlFile] = {}
 

@@ -50,7 +50,7 @@ def apply_fsdp(
             module.set_gradient_divide_factor(1.0)
             # NCCL's PREMUL_SUM would do this too, but gloo lacks it; a plain sum needs neither.
             module.set_force_sum_reduction_for_comms(True)
-    _prefetch(model, parallel.prefetch_layers)
+    prefetch(model, parallel.prefetch_layers)
 
 
 def data_mesh(world: World, view: str, shard_axis: str) -> DeviceMesh:
@@ -89,9 +89,12 @@ def _offload_policy(parallel: ParallelConfig, device: torch.device) -> OffloadPo
     return CPUOffloadPolicy(pin_memory=device.type == "cuda") if parallel.cpu_offload else OffloadPolicy()
 
 
-def _prefetch(model: GlmMoe, num_layers: int) -> None:
-    """Let each layer gather the weights of the next ones, experts included, before it computes."""
-    layers = model.layers
+def prefetch(model: GlmMoe, num_layers: int, *, with_mtp: bool = True) -> None:
+    """Let each layer gather the weights of the next ones, experts included, before it computes.
+
+    Without `with_mtp` the last layer of the trunk gathers no MTP layers, as where none are run.
+    """
+    layers = model.layers if with_mtp else model.trunk_layers
     for index, layer in enumerate(layers):
         following = layers[index + 1 : index + 1 + num_layers]
         preceding = layers[max(0, index - num_layers) : index][::-1]

@@ -2,8 +2,8 @@
 
 Each rank has V / tp rows of either matrix. A token's embedding is looked up where its row lies and summed over ranks,
 zeros coming from all others. The cross-entropy needs three numbers per token from all ranks (largest logit, sum of
-exponentials, the label's logit), so logits are never gathered: at 151,552 entries those of one 4,096-token sequence
-would take 2.3 GiB in fp32.
+exponentials, the label's logit), so training never gathers logits: at 151,552 entries those of one 4,096-token sequence
+would take 2.3 GiB in fp32. Generation gathers those of the few tokens whose successors it chooses.
 
 Shapes: T tokens, V rows on this rank.
 """
@@ -43,6 +43,10 @@ class ShardedVocabulary(Vocabulary):
 
     def own(self, values_T: Tensor) -> Tensor:
         return collectives.split(values_T, self.group)
+
+    def whole(self, logits_LV: Tensor) -> Tensor:
+        # By rows of the vocabulary, which is the dim that a gather puts together.
+        return collectives.all_gather(logits_LV.T, self.group).T.contiguous()
 
     def likeliest(self, logits_T: Tensor, rows_T: Tensor, num_rows: int) -> Tensor:
         logits_T = logits_T.float()

@@ -6,6 +6,7 @@ from functools import partial
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.evaluate.bits_per_byte import evaluate_held_out
+from glmforge.evaluate.samples import SampleWriter
 from glmforge.recipes.run_data import RunData
 from glmforge.training import hooks
 from glmforge.training.profiling import Profiling
@@ -54,5 +55,7 @@ def _evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         max_tokens=observe.evaluate_tokens,
     )
     yield hooks.EvaluationHook(observe.evaluate_every, evaluate)
+    if observe.samples is not None:
+        yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer))
     if observe.early_stopping is not None:
         yield hooks.EarlyStoppingHook(observe.early_stopping)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from glmforge.extras import needed_for
-from glmforge.observe.run import read_run, write_text
+from glmforge.observe.run import RunLog, read_run, write_text
 from glmforge.report.page import page_template
 from glmforge.report.summary import summarize
 
@@ -54,8 +54,17 @@ def write_report(
         from glmforge.report.figures import draw_figures
     page = page_template("report.html").render(
         figures=draw_figures(run),
-        samples=extra.get("samples", []),
+        samples=[*extra.get("samples", []), *_last_samples(run)],
         summary=summarize(run, report_dir=path.parent, facts=extra.get("facts", {})),
     )
     write_text(path, page)
     return path
+
+
+def _last_samples(run: RunLog) -> list[Sample]:
+    """What the model wrote at the last evaluation that had it write."""
+    return [
+        Sample(prompt=record["prompt"], completion=record["completion"])
+        for record in run.samples
+        if record["step"] == run.samples[-1]["step"]
+    ]

@@ -23,6 +23,7 @@ _FILES = {
     "run.json": "code revision, library versions and machine of the first start",
     "metrics.jsonl": "one record per logging step",
     "evaluation.jsonl": "one record per evaluation and source",
+    "samples.jsonl": "texts that the model wrote at evaluations",
     "events.jsonl": "starts, resumes and what else happened",
     "checkpoints": "checkpoints, one directory per step",
     "tensorboard": "the metrics for TensorBoard",

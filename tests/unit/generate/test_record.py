@@ -27,7 +27,7 @@ def engine_of(model: GlmMoe, num_pages: int = 64, **options: object) -> Engine:
 
 def whole_forward(model: GlmMoe, tokens: list[int], temperature: float) -> tuple[Tensor, Tensor]:
     """logprobs_SV after each token, and the experts of each [S, M, K] in ascending order."""
-    with recorded_experts(model) as experts:
+    with recorded_experts([model]) as experts:
         logits_SV = model.logits(torch.tensor([tokens]))[0]
     return (logits_SV / temperature).log_softmax(dim=-1), torch.stack(experts, dim=1).sort(dim=-1).values
 
@@ -64,7 +64,7 @@ def test_of_prompt_and_answer(model: GlmMoe, options: dict[str, int]) -> None:
         num_top = 3 if sample is not scored else 0
         assert sample.details is not None
         check_logprobs(logprobs_SV[len(PROMPT) - 1 : -1], sample.tokens, sample.logprobs, num_top)
-        check_logprobs(logprobs_SV[: len(PROMPT) - 1], PROMPT[1:], list(sample.details.prompt_logprobs), num_top)
+        check_logprobs(logprobs_SV[: len(PROMPT) - 1], PROMPT[1:], sample.details.prompt_logprobs, num_top)
     for sample in [*samples, recorded]:
         _, experts_SMK = whole_forward(model, PROMPT + sample.tokens[:-1], 1.0)
         assert sample.details is not None
@@ -86,13 +86,15 @@ def test_in_fp32(model: GlmMoe) -> None:
     single = GlmMoe(model.config)
     single.load_state_dict(model.state_dict())
     single.float().eval()
-    params = SamplingParams(max_new_tokens=10, temperature=1.0, seed=1, logprobs=0, prompt_logprobs=True)
+    params = SamplingParams(max_new_tokens=10, temperature=1.0, seed=1, logprobs=0, prompt_logprobs=True, experts=True)
     samples = list(itertools.chain(*engine_of(single).generate([PROMPT, PROMPT[:7]], params)))
     for prompt, sample in zip([PROMPT, PROMPT[:7]], samples, strict=True):
-        logprobs_SV, _ = whole_forward(model, prompt + sample.tokens, 1.0)
+        logprobs_SV, experts_SMK = whole_forward(model, prompt + sample.tokens, 1.0)
         assert sample.details is not None
         check_logprobs(logprobs_SV[len(prompt) - 1 : -1], sample.tokens, sample.logprobs, 0)
-        check_logprobs(logprobs_SV[: len(prompt) - 1], prompt[1:], list(sample.details.prompt_logprobs), 0)
+        check_logprobs(logprobs_SV[: len(prompt) - 1], prompt[1:], sample.details.prompt_logprobs, 0)
+        assert sample.details.experts_TMK is not None
+        assert torch.equal(sample.details.experts_TMK.sort(dim=-1).values.long(), experts_SMK[:-1])
 
 
 def test_other_weights_before_the_prompt_is_through(model: GlmMoe) -> None:
@@ -111,7 +113,7 @@ def test_other_weights_before_the_prompt_is_through(model: GlmMoe) -> None:
         details = updates[-1].details
         assert details is not None
         logprobs_SV, experts_SMK = whole_forward(model, [*PROMPT, updates[0].token], 1.0)
-        check_logprobs(logprobs_SV[: len(PROMPT) - 1], PROMPT[1:], list(details.prompt_logprobs), 0)
+        check_logprobs(logprobs_SV[: len(PROMPT) - 1], PROMPT[1:], details.prompt_logprobs, 0)
         assert details.experts_TMK is not None
         assert torch.equal(details.experts_TMK.sort(dim=-1).values.long(), experts_SMK)
     finally:

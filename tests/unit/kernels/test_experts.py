@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from glmforge.kernels import experts as kernels
 from glmforge.kernels.experts import expert_linear
+from glmforge.kernels.native.calls import is_available
 
 # D > 2I > I: each of the two weight gradients is the outer product of a wide and a narrow factor, one either way.
 D, I = 32, 8  # noqa: E741 - the shape legend's letter
@@ -149,3 +150,26 @@ def test_unknown_implementation_is_an_error():
     x, gate_up, down = random_inputs([2], torch.float32, torch.float32)
     with pytest.raises(ValueError, match="unknown implementation 'fused'; choose one of loop, grouped, sliced"):
         expert_mlp(x, torch.tensor([2]), gate_up, down, implementation="fused")
+
+
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "weight_dtype", "tolerance"),
+    [
+        (torch.float32, torch.float32, 1e-6),
+        (torch.bfloat16, torch.bfloat16, 2**-8),  # only y is rounded; inputs are given as they are
+        (torch.bfloat16, torch.float32, 2**-8),
+    ],
+    ids=str,
+)
+def test_few_rows_without_a_gradient(counts, dtype, weight_dtype, tolerance, monkeypatch):
+    x_ND, weight_EOD, _ = random_inputs(counts, dtype, weight_dtype)
+    counts_E = torch.tensor(counts)
+    expert_N = torch.arange(len(counts)).repeat_interleave(counts_E)
+    expected = torch.einsum("nd,nod->no", x_ND.double(), weight_EOD.double()[expert_N])
+    monkeypatch.setattr(kernels, "_sliced_mm", None)  # not called
+    with torch.no_grad():
+        y_NO = expert_linear(x_ND, weight_EOD, counts_E)
+    assert y_NO.dtype == dtype
+    assert (y_NO.double() - expected).abs().max() < tolerance * expected.abs().max()

@@ -12,6 +12,7 @@ from glmforge.training.hooks.preemption import PreemptionHook
 from glmforge.training.hooks.profile import ProfileHook
 from glmforge.training.hooks.routers import RoutersHook
 from glmforge.training.hooks.run_lock import RunLockHook
+from glmforge.training.hooks.samples import SamplesHook
 from glmforge.training.hooks.sources import SourcesHook
 from glmforge.training.hooks.speed import SpeedHook
 from glmforge.training.hooks.spikes import SpikeHook
@@ -31,6 +32,7 @@ __all__ = [
     "ProfileHook",
     "RoutersHook",
     "RunLockHook",
+    "SamplesHook",
     "SourcesHook",
     "SpeedHook",
     "SpikeHook",

@@ -1,0 +1,160 @@
+"""Weights that are gathered once and kept while text is generated, instead of anew for every step.
+
+In training a rank has a shard of the weights. FSDP gathers those of a unit (a layer, its router, its experts; embedding
+and head) in the compute dtype when the unit runs and frees them behind it; matrices that FSDP leaves alone are fp32
+masters and cast where they are used. A step of generation computes a few tokens, and would do little else. So units
+stay gathered, and matrices stay cast, as many as a budget allows; the rest is gathered or cast in each step as in
+training, a unit at a time. The masters are only read.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+from glmforge.model.head import LinearHead
+from glmforge.model.router import Router
+from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.fsdp import prefetch
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.placement import local_chunk
+
+_FSDP_AXES = {"fsdp", "efsdp"}
+_MATRIX_DIMS = 2
+
+
+class WeightBytes(NamedTuple):
+    """Memory that weights take on this rank besides its shards: `kept` until they change; `passing` is made in every
+    step and freed again, a unit at a time."""
+
+    kept: int
+    passing: int
+
+
+class _Unit(NamedTuple):
+    """An FSDP unit; `num_bytes` are those of the weights that it gathers, on this rank."""
+
+    module: FSDPModule
+    is_root: bool
+    num_bytes: int
+
+
+class _Cast(NamedTuple):
+    """A matrix in whose place there is a copy in the compute dtype."""
+
+    module: nn.Module
+    name: str
+    master: nn.Parameter
+    copy: nn.Parameter
+
+
+class KeptWeights:
+    """At most `max_bytes` of the weights of `model` on each rank, from `begin` to `end`; None: all that it runs.
+
+    What a rank keeps follows from the order and the sizes of its units, which ranks that gather a unit together have
+    in common: they keep the same ones.
+    """
+
+    def __init__(self, model: ParallelModel, max_bytes: int | None) -> None:
+        self.model, self.max_bytes = model, max_bytes
+        self._units: list[_Unit] = []
+        self._casts: list[_Cast] = []
+
+    def begin(self) -> WeightBytes:
+        """Have the next forward pass keep what it gathers; cast what it does not gather."""
+        self._kept = self._passing = 0
+        self._units = list(_units(self.model))
+        self._prefetch(with_mtp=False)
+        for unit in self._units:
+            unit.module.set_reshard_after_forward(not self._count(unit.num_bytes), recurse=False)
+        for part in self.model.parts:
+            for module, name, master in list(_matrices_to_cast(part)):
+                if self._count(local_chunk(master)[0].numel() * part.compute_dtype.itemsize):
+                    copy = nn.Parameter(master.detach().to(part.compute_dtype), requires_grad=False)
+                    setattr(module, name, copy)
+                    self._casts.append(_Cast(module, name, master, copy))
+        return WeightBytes(self._kept, self._passing)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Keep what the masters are now."""
+        for unit in self._units:
+            unit.module.reshard()
+        for cast in self._casts:
+            cast.copy.copy_(cast.master)
+
+    def end(self) -> None:
+        """Free what was kept; the model is as it was before `begin`."""
+        for unit in self._units:
+            unit.module.reshard()
+            reshards = self.model.parallel.reshards_after_forward and not unit.is_root
+            unit.module.set_reshard_after_forward(reshards, recurse=False)
+        for cast in self._casts:
+            setattr(cast.module, cast.name, cast.master)
+        self._prefetch(with_mtp=True)
+        self._units, self._casts = [], []
+
+    def _prefetch(self, *, with_mtp: bool) -> None:
+        for part in self.model.parts if self._units else ():
+            prefetch(part, self.model.parallel.prefetch_layers, with_mtp=with_mtp)
+
+    def _count(self, num_bytes: int) -> bool:
+        """Whether this much more may be kept."""
+        fits = self.max_bytes is None or self._kept + num_bytes <= self.max_bytes
+        if fits:
+            self._kept += num_bytes
+        else:
+            self._passing += num_bytes
+        return fits
+
+
+def _units(model: ParallelModel) -> Iterator[_Unit]:
+    """The FSDP units of this rank's parts but the MTP layers', which are not run; none of them gathered."""
+    roots = model.parts if model.pipeline is None else model.pipeline.stages
+    for root, part in zip(roots, model.parts, strict=True):
+        not_run = {module for layer in part.mtp_layers for module in layer.modules()}
+        for module in root.modules():
+            if isinstance(module, FSDPModule) and module not in not_run:
+                module.reshard()  # an evaluation may have left the root's weights gathered
+                dtype = torch.float32 if isinstance(module, Router) else part.compute_dtype
+                num_bytes = sum(map(_gathered_numel, _parameters_of_unit(module))) * dtype.itemsize
+                yield _Unit(module, module is root, num_bytes)
+
+
+def _parameters_of_unit(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The sharded parameters below `module` that do not belong to a unit inside it."""
+    yield from filter(_is_sharded, module.parameters(recurse=False))
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _parameters_of_unit(child)
+
+
+def _is_sharded(parameter: nn.Parameter) -> bool:
+    """Whether FSDP gathers it; what only tp or ep cuts is used as it lies."""
+    return isinstance(parameter, DTensor) and not _FSDP_AXES.isdisjoint(parameter.device_mesh.mesh_dim_names or ())
+
+
+def _gathered_numel(parameter: nn.Parameter) -> int:
+    """Elements of a sharded parameter on this rank when it is gathered: it stays cut over tp and ep."""
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    numel = parameter.numel()
+    for dim, (axis, placement) in enumerate(zip(mesh.mesh_dim_names or (), parameter.placements, strict=True)):
+        if axis not in _FSDP_AXES and isinstance(placement, Shard):
+            numel //= mesh.size(dim)
+    return numel
+
+
+def _matrices_to_cast(part: GlmMoe) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Those that each use would cast: not routers and linear heads, which compute in fp32, and MTP layers, not run."""
+    not_run = {module for layer in part.mtp_layers for module in layer.modules()}
+    for module in part.modules():
+        if isinstance(module, Router | LinearHead) or module in not_run:
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            is_matrix = parameter.dim() >= _MATRIX_DIMS and parameter.dtype != part.compute_dtype
+            if is_matrix and not _is_sharded(parameter):
+                yield module, name, parameter

@@ -1,0 +1,118 @@
+"""A step of a whole model by the native kernels: no module of it is called, their weights are read where they lie.
+
+Only for a model as it is written (`fits`): one with adapters, quantised maps, experts on other ranks or limited groups
+of experts goes module by module.
+
+Shapes: T tokens, L wanted tokens, V vocab_size, K experts of a token.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from glmforge.generate.step import StepTokens
+from glmforge.kernels.native.calls import TYPES, Tokens, is_available
+from glmforge.kernels.native.layers import Layer, Types, run_head, run_layers
+from glmforge.model.block import DecoderLayer
+from glmforge.model.dispatch import LocalDispatcher
+from glmforge.model.layers import Linear, SwiGLU, matmul
+from glmforge.model.moe import Experts, MoE
+from glmforge.model.placement import ONE_DEVICE
+from glmforge.model.rope import Rope
+from glmforge.model.transformer import GlmMoe
+
+
+def fits(model: GlmMoe) -> bool:
+    """Whether the kernels compute what the modules of `model` do, and can be had here."""
+    dtypes = {weight.dtype for weight in model.parameters()}
+    config = model.config
+    return (
+        all(weight.device.type == "cpu" and type(weight) is nn.Parameter for weight in model.parameters())
+        and len(dtypes) == 1
+        and config.n_group == config.topk_group
+        and all(_is_as_written(module) for module in model.modules())
+        and (model.compute_dtype, *dtypes) in {(dtype, dtype) for dtype in TYPES} | {(torch.bfloat16, torch.float32)}
+        and is_available()
+    )
+
+
+def _is_as_written(module: nn.Module) -> bool:
+    if getattr(module, "region", ONE_DEVICE) is not ONE_DEVICE:
+        return False
+    if isinstance(module, Linear):
+        return module.matmul is matmul
+    if isinstance(module, Experts):
+        own = module.gate_up_matmul == module.matmul and module.down_matmul == module.matmul
+        return own and isinstance(module.dispatcher, LocalDispatcher) and module.capacity_factor is None
+    return True
+
+
+class NativeModel:
+    """`model`, of which `fits` holds, with the keys and values of its layers."""
+
+    def __init__(self, model: GlmMoe, keys: dict[int, Tensor], values: dict[int, Tensor]) -> None:
+        self.model, self.keys, self.values = model, keys, values
+        self.weights = list(model.parameters())
+        self.types = Types(model.compute_dtype, self.weights[0].dtype)
+        self._addresses: list[int] = []
+        self._layers: list[Layer] = []
+
+    def run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
+        """logits_LV of the wanted tokens, float32, and experts_STK of the S trunk layers, -1 in dense ones."""
+        model, paged = self.model, tokens.paged
+        rope = Rope.at(tokens.positions_T, model.config.rotary_dim, model.rope_theta, torch.float32)
+        h_TD = model.embed(tokens.ids_T).float()
+        places = Tokens.of(
+            paged.starts_R1, paged.lengths_R, paged.pages_RM, paged.slots_T, next(iter(self.keys.values())).shape[2]
+        )
+        experts_STK = run_layers(self._current_layers(), self.types, h_TD, rope.cos_T1R, rope.sin_T1R, places)
+        norm, head = model.model.norm, model.lm_head
+        assert norm is not None and head is not None, "a whole model"  # noqa: PT018
+        return run_head(norm.weight, norm.eps, head.weight, self.types, h_TD, tokens.wanted_L), experts_STK
+
+    def _current_layers(self) -> list[Layer]:
+        addresses = [weight.data_ptr() for weight in self.weights]
+        if addresses != self._addresses:
+            self._layers = [self._layer(layer) for layer in self.model.trunk_layers]
+            self._addresses = addresses
+        return self._layers
+
+    def _layer(self, layer: DecoderLayer) -> Layer:
+        config, attention, mlp = self.model.config, layer.self_attn, layer.mlp
+        dense = mlp if isinstance(mlp, SwiGLU) else mlp.shared_experts
+        weights: dict[str, Tensor | None] = {
+            "input_norm": layer.input_layernorm.weight,
+            "post_norm": layer.post_attention_layernorm.weight,
+            "q_norm": None if attention.q_norm is None else attention.q_norm.weight,
+            "k_norm": None if attention.k_norm is None else attention.k_norm.weight,
+            "o": attention.o_proj.weight,
+            "keys": self.keys[attention.layer],
+            "values": self.values[attention.layer],
+        }
+        for name in "qkv":
+            projection = getattr(attention, f"{name}_proj")
+            weights |= {name: projection.weight, f"{name}_bias": projection.bias}
+        for name in ("gate", "up", "down"):
+            weights[name] = getattr(dense, f"{name}_proj").weight
+        sizes = {}
+        if isinstance(mlp, MoE):
+            weights |= {
+                "router": mlp.gate.weight,
+                "router_bias": mlp.gate.e_score_correction_bias,
+                "expert_gate_up": mlp.experts.gate_up_proj,
+                "expert_down": mlp.experts.down_proj,
+            }
+            sizes = {"num_experts": config.n_routed_experts, "num_choices": config.num_experts_per_tok}
+        return Layer(
+            hidden=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.rotary_dim,
+            width=dense.gate_proj.out_features,
+            expert_width=config.moe_intermediate_size,
+            eps=config.rms_norm_eps,
+            routed_scale=config.routed_scaling_factor,
+            normalise=config.norm_topk_prob,
+            **sizes,
+            **{name: weight.data_ptr() for name, weight in weights.items() if weight is not None},
+        )

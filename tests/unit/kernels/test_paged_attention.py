@@ -1,0 +1,119 @@
+"""Attention over pages against each sequence alone in float64, and by kernels that must not depend on the batch."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from glmforge.kernels.native.calls import is_available
+from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
+from helpers.devices import on, relative_error
+from helpers.pages import paged_step, random_attention
+
+# float32 sums in another order; bfloat16 rounds inputs and outputs (the native kernel nothing in between), a GPU's
+# kernels probabilities too.
+FP32, BF16 = (torch.float32, 2e-6), (torch.bfloat16, 8e-3)
+BACKENDS = [
+    on("cpu", "plain", torch.float64, 1e-12),
+    on("cpu", "native", *FP32),
+    on("cpu", "native", *BF16),
+    on("cuda", "plain", torch.float32, 1e-5),
+    on("cuda", "varlen", torch.bfloat16, 2e-2),
+]
+STEPS = {
+    "single tokens": ([0, 5, 31, 300], [1, 1, 1, 1]),
+    "a piece among single tokens": ([9, 0, 40], [1, 37, 1]),
+    "a long piece": ([270], [130]),
+    "one long sequence": ([1300], [1]),
+}
+HEADS = {"grouped": (8, 2, 64), "whole": (3, 3, 20), "many for one": (24, 1, 16), "as 4.6": (12, 1, 128)}
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def reference(q_THP: Tensor, keys_NGCP: Tensor, values_NGCP: Tensor, tokens: PagedTokens) -> Tensor:
+    """Token after token, over keys that are found one by one in their pages."""
+    page_size, group = keys_NGCP.shape[2], q_THP.shape[1] // keys_NGCP.shape[1]
+    outputs = []
+    for row, (count, length) in enumerate(zip(tokens.counts, tokens.lengths, strict=True)):
+        places = [(int(tokens.pages_RM[row, at // page_size]), at % page_size) for at in range(length)]
+        k_KGP, v_KGP = (torch.stack([x[page, :, at] for page, at in places]) for x in (keys_NGCP, values_NGCP))
+        k_KHP, v_KHP = (x.repeat_interleave(group, dim=1) for x in (k_KGP, v_KGP))
+        for end in range(length - count + 1, length + 1):
+            q_HP = q_THP[len(outputs)]
+            scores_HK = torch.einsum("hp,khp->hk", q_HP, k_KHP[:end]) * q_HP.shape[-1] ** -0.5
+            outputs.append(torch.einsum("hk,khp->hp", scores_HK.softmax(dim=-1), v_KHP[:end]))
+    return torch.stack(outputs)
+
+
+def to_device(tokens: PagedTokens, device: str) -> PagedTokens:
+    tensors = (tokens.starts_R1, tokens.lengths_R, tokens.pages_RM, tokens.slots_T)
+    return PagedTokens(*(x.to(device) for x in tensors), tokens.counts, tokens.lengths)
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(("device", "backend", "dtype", "tolerance"), BACKENDS)
+def test_against_single_tokens(
+    device: str,
+    backend: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    step: tuple[list[int], list[int]],
+    heads: tuple[int, int, int],
+) -> None:
+    tokens, num_pages = paged_step(*step, page_size=16)
+    # Rounded before, so that only what the kernel does is measured.
+    inputs = [x.to(dtype) for x in random_attention(tokens, num_pages, 16, heads)]
+    expected = reference(*(x.double() for x in inputs), tokens)
+    found = paged_attention(*(x.to(device) for x in inputs), to_device(tokens, device), implementation=backend)
+    assert found.dtype == dtype
+    assert relative_error(found, expected) < tolerance
+
+
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_native_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
+    """The last token of a long sequence: alone on one thread and on two (in chunks side by side), and as the end of a
+    piece in a batch."""
+    heads, page_size = (8, 2, 64), 16
+    tokens, num_pages = paged_step([30, 700, 3], [1, 30, 1], page_size)
+    q_THP, *pages = (x.to(dtype) for x in random_attention(tokens, num_pages, page_size, heads))
+    in_batch = paged_attention(q_THP, *pages, tokens, implementation="native")[30]
+    rows = slice(1, 2)
+    alone = PagedTokens(
+        torch.tensor([0, 1], dtype=torch.int32),
+        tokens.lengths_R[rows].contiguous(),
+        tokens.pages_RM[rows].contiguous(),
+        tokens.slots_T[30:31].contiguous(),
+        (1,),
+        tokens.lengths[rows],
+    )
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        assert paged_attention(q_THP[30:31], *pages, alone, implementation="native")[0].equal(in_batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_written_pages(dtype: torch.dtype) -> None:
+    tokens, num_pages = paged_step([5, 0], [1, 9], page_size=4)
+    k_TGP, v_TGP = torch.randn(2, 10, 3, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    keys, values = torch.zeros(2, num_pages, 3, 4, 7, dtype=dtype)
+    write_pages(k_TGP, v_TGP, keys, values, tokens)
+    for cache, new in ((keys, k_TGP), (values, v_TGP)):
+        by_slot = cache.transpose(1, 2).flatten(0, 1)
+        assert by_slot[tokens.slots_T].equal(new)
+        assert by_slot.count_nonzero() == new.count_nonzero()
+
+
+def test_an_unknown_name_is_refused() -> None:
+    tokens, num_pages = paged_step([0], [1], 16)
+    with pytest.raises(ValueError, match="unknown implementation 'fast'; choose one of plain, native"):
+        paged_attention(*random_attention(tokens, num_pages, 16, (2, 1, 8)), tokens, implementation="fast")
