@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from glmforge.generate.params import SamplingParams
 
 
+class Drafter(StrEnum):
+    """Who guesses at the coming tokens, for the model to check several at once."""
+
+    mtp = "mtp"
+    ngram = "ngram"
+
+
 class Dtype(StrEnum):
     """Types that a model can compute in."""
 
@@ -54,6 +61,8 @@ class Options:
     cache_gib: Annotated[float, typer.Option(min=0.0, help="Memory for keys and values, in GiB.")] = 0.25
     max_sequences: Annotated[int, typer.Option(min=1, help="So many answers grow at the same time.")] = 64
     max_step_tokens: Annotated[int, typer.Option(min=1, help="So many tokens are computed in a step.")] = 512
+    drafter: Annotated[Drafter | None, typer.Option(help="Who drafts tokens; the answers stay the same.")] = None
+    num_drafts: Annotated[int, typer.Option(min=1, help="So many tokens are drafted at a time.")] = 2
     tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
     force: Annotated[bool, typer.Option(help="Replace an earlier file of answers.")] = False
 
@@ -116,6 +125,8 @@ def _engine(options: Options) -> "Engine":
             cache_bytes=int(options.cache_gib * 2**30),
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
+            drafter=None if options.drafter is None else options.drafter.value,
+            num_drafts=options.num_drafts,
         ),
         dtype=None if options.dtype is None else dtypes[options.dtype],
         device=options.device,

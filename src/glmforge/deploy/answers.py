@@ -158,6 +158,8 @@ def _token(key: str) -> int:
 
 def _plain(sample: Sample) -> dict[str, object]:
     content: dict[str, object] = {"tokens": sample.tokens, "text": sample.text, "finished": sample.finished}
+    if sample.drafts.num_drafted:
+        content["drafts"] = sample.drafts._asdict()
     if sample.logprobs:
         content["logprobs"] = [one._asdict() for one in sample.logprobs]
     if sample.details is not None and sample.details.prompt_logprobs:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.generate.sequence import Reason, Sequence
+from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Sequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Update:
     Attributes:
         text: what can be said of the answer's text since the last update, if the engine has a tokenizer.
         logprob: of the token, if the request asks for it.
+        drafts: counts those of the sample so far.
         details: what else it asks for, with the last token.
     """
 
@@ -41,17 +42,20 @@ class Update:
     finished: Reason | None
     text: str = ""
     logprob: TokenLogprob | None = None
+    drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
 
 
 @dataclass
 class Sample:
-    """An answer: its tokens, its text if the engine has a tokenizer, why it ended, and what the request asked for."""
+    """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
+    much of it was drafted."""
 
     tokens: list[int] = field(default_factory=list)
     finished: Reason | None = None
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
 
     def add(self, update: Update) -> None:
@@ -61,4 +65,4 @@ class Sample:
         if update.logprob is not None:
             self.logprobs.append(update.logprob)
         self.text += update.text
-        self.finished, self.details = update.finished, update.details
+        self.finished, self.drafts, self.details = update.finished, update.drafts, update.details

@@ -7,7 +7,7 @@ chooses a token for every sequence that is computed to its end (`sampler.py`). R
 from collections import abc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +27,9 @@ from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import Chosen, choose_tokens
 from glmforge.generate.scheduler import Scheduler
 from glmforge.generate.sequence import Place, Request, Sequence
-from glmforge.generate.step import step_tokens
+from glmforge.generate.speculate.drafter import Computed, computed_by
+from glmforge.generate.speculate.speculation import DrafterName, Speculation, make_drafter
+from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
@@ -44,6 +46,10 @@ class EngineConfig:
         max_step_tokens: so many tokens are computed in a step; long prompts take several.
         share_prefixes: whether requests that begin alike share pages.
         seed: of the requests that have none.
+        drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
+            followed the last tokens before; None for nobody. No token depends on it, but how many a step gives.
+        num_drafts: at most so many tokens are drafted for a sequence in a step.
+        max_draft_tokens: at most so many for all sequences together: each has fewer where many decode.
     """
 
     cache_bytes: int = 1 << 28
@@ -52,6 +58,9 @@ class EngineConfig:
     max_step_tokens: int = 512
     share_prefixes: bool = True
     seed: int = 0
+    drafter: DrafterName | None = None
+    num_drafts: int = 2
+    max_draft_tokens: int = 16
 
 
 class Engine:
@@ -65,12 +74,18 @@ class Engine:
     def __init__(
         self, model: GlmMoe | Runner, config: EngineConfig = EngineConfig(), *, tokenizer: Tokenizer | None = None
     ) -> None:
-        self.runner: Runner = WholeModel(model) if isinstance(model, GlmMoe) else model
+        self.runner: Runner = (
+            WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
+        )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
         self._grammars = None if tokenizer is None else Grammars(tokenizer)
         num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
+        self.speculation: Speculation | None = None
+        if config.drafter is not None:
+            drafter = make_drafter(config.drafter, self.runner, config.page_size)
+            self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
         self.runner.allocate(num_pages, config.page_size)
         self._num_requests = 0
         self._siblings: dict[int, list[Sequence]] = {}
@@ -124,15 +139,17 @@ class Engine:
             return []
         self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
-        ends = accumulate(work.num_wanted for work in steps)
-        complete = [(end - 1, work.sequence) for work, end in zip(steps, ends, strict=True) if work.completes]
         logits_LV = self.runner.run(tokens)
+        computed, rows = computed_by(steps), logits_rows(steps)
         score_prompts(steps, logits_LV)
         if tokens.wants_experts:
             assert self.runner.experts_TMK is not None, "the runner was asked to record them"
             record_experts(steps, self.runner.experts_TMK)
         self.scheduler.advance(steps)
-        updates = self._choose(logits_LV, complete) if complete else []
+        self._begin_samples(computed, rows)
+        updates = self._choose(logits_LV, rows)
+        if self.speculation is not None:
+            self.speculation.draft(computed)
         self.metrics.end_step([update.request for update in updates])
         return updates
 
@@ -219,30 +236,50 @@ class Engine:
                 sequence.grammar = matcher.copy()
         return samples
 
-    def _choose(self, logits_LV: Tensor, complete: list[tuple[int, Sequence]]) -> list[Update]:
-        """The next token of each sequence, and the first one of samples that begin behind the same prompt.
-
-        Each sequence comes with the row of its logits.
-        """
-        rows: list[int] = []
-        sequences: list[Sequence] = []
-        for row, first in complete:
-            siblings = self._siblings.pop(first.request.number, [])
-            for sibling in siblings:
+    def _begin_samples(self, computed: list[Computed], rows: dict[Sequence, int]) -> None:
+        """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
+        for first, start, place in list(computed):
+            for sibling in self._siblings.pop(first.request.number, []) if first in rows else ():
                 self._fork(first, sibling)
-            rows += [row] * (1 + len(siblings))
-            sequences += [first, *siblings]
-        logits_LV = logits_LV if rows == list(range(len(logits_LV))) else logits_LV[rows]
-        chosen = choose_tokens(logits_LV, [Place(sequence) for sequence in sequences])
-        return [self._append(sequence, one) for sequence, one in zip(sequences, chosen, strict=True)]
+                rows[sibling] = rows[first]
+                begin = max(start, (first.num_cached - 1) // self.config.page_size * self.config.page_size)
+                computed.append(Computed(sibling, begin, place + begin - start))
 
-    def _append(self, sequence: Sequence, chosen: Chosen) -> Update:
-        text, reason = sequence.append(chosen.token)
-        details = None
+    def _choose(self, logits_LV: Tensor, rows: dict[Sequence, int]) -> list[Update]:
+        """The next token of each sequence, and the one behind it as long as it was drafted.
+
+        `rows` has the row of logits after the last token of each sequence; those after its drafts follow.
+        """
+        updates = []
+        while rows:
+            all_rows = list(rows.values()) == list(range(len(logits_LV)))
+            places = [Place(sequence) for sequence in rows]
+            all_chosen = choose_tokens(logits_LV if all_rows else logits_LV[list(rows.values())], places)
+            confirmed: dict[Sequence, int] = {}
+            for (sequence, row), chosen in zip(rows.items(), all_chosen, strict=True):
+                was_drafted = sequence.append(chosen.token)
+                self.metrics.num_accepted += was_drafted
+                updates.append(self._update(sequence, chosen))
+                if was_drafted and sequence.finished is None:
+                    confirmed[sequence] = row + 1
+            rows = confirmed
+        return updates
+
+    def _update(self, sequence: Sequence, chosen: Chosen) -> Update:
+        """What is to be told of its last token; the sequence ends if that is the last of all."""
+        text, reason = sequence.read_last()
         if reason is not None:
-            details = Details.of(sequence)
             self.scheduler.finish(sequence, reason)
-        return Update(sequence.request.number, sequence.sample, chosen.token, reason, text, chosen.logprob, details)
+        return Update(
+            sequence.request.number,
+            sequence.sample,
+            chosen.token,
+            reason,
+            text,
+            chosen.logprob,
+            sequence.draft_counts,
+            None if reason is None else Details.of(sequence),
+        )
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""

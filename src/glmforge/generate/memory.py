@@ -70,6 +70,11 @@ class CacheMemory:
             sequence.pages.append(self.pool.take())
         return True
 
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the pages behind its last token and drafts."""
+        while len(sequence.pages) > self.num_needed(len(sequence.tokens) + len(sequence.drafts)):
+            self.pool.release(sequence.pages.pop())
+
     def learn(self, sequence: Sequence) -> None:
         """Let others find the pages that have been filled since."""
         if sequence.shared is None:

@@ -40,6 +40,7 @@ class Metrics:
         num_in_steps: sequences of each step, summed over the steps.
         num_prompt, num_found: tokens of the prompts that began, and how many of them lay in the cache already.
         num_preempted: how often a sequence gave its pages to another one.
+        num_drafted, num_accepted: tokens that a drafter guessed, and those that were right.
         peak_cache_use: the largest share of the pages that sequences held in a step.
         queue_times: seconds from the arrival of a request to the step that began with it.
         first_token_times: seconds from its arrival to its first token.
@@ -48,7 +49,7 @@ class Metrics:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.num_requests = self.num_steps = self.num_computed = self.num_new = self.num_in_steps = 0
-        self.num_prompt = self.num_found = self.num_preempted = 0
+        self.num_prompt = self.num_found = self.num_preempted = self.num_drafted = self.num_accepted = 0
         self.step_seconds = self.peak_cache_use = 0.0
         self.queue_times: deque[float] = deque(maxlen=MAX_TIMES)
         self.first_token_times: deque[float] = deque(maxlen=MAX_TIMES)
@@ -71,11 +72,17 @@ class Metrics:
         """Share of the prompts' tokens that did not have to be computed when their requests began."""
         return self.num_found / self.num_prompt if self.num_prompt else 0.0
 
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafted tokens that were right."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
     def values(self) -> dict[str, float]:
         """Everything by name, as for a file of metrics; times in seconds."""
         times = {"queue": Waiting.of(self.queue_times), "first_token": Waiting.of(self.first_token_times)}
-        counts = ("num_requests", "num_steps", "num_computed", "num_new", "num_prompt", "num_found", "num_preempted")
-        rates = ("step_seconds", "tokens_per_second", "mean_batch", "hit_rate", "peak_cache_use")
+        steps = ("num_requests", "num_steps", "num_computed", "num_new")
+        counts = (*steps, "num_prompt", "num_found", "num_preempted", "num_drafted", "num_accepted")
+        rates = ("step_seconds", "tokens_per_second", "mean_batch", "hit_rate", "acceptance", "peak_cache_use")
         return {name: getattr(self, name) for name in (*counts, *rates)} | {
             f"{name}_{what}_seconds": value
             for name, waiting in times.items()
@@ -85,10 +92,11 @@ class Metrics:
     def summary(self) -> str:
         """What matters most, in one line."""
         queue, first = Waiting.of(self.queue_times), Waiting.of(self.first_token_times)
+        drafts = f"{self.acceptance:.0%} of {self.num_drafted:,} drafted tokens accepted; " if self.num_drafted else ""
         return (
             f"{self.num_new:,} tokens in {self.step_seconds:.1f} s: {self.tokens_per_second:,.0f} tokens/s, "
             f"{self.mean_batch:.1f} sequences per step; {self.hit_rate:.0%} of the prompts' tokens were there already, "
-            f"{self.peak_cache_use:.0%} of the cache was held at most, {self.num_preempted:,} preemptions; "
+            f"{self.peak_cache_use:.0%} of the cache was held at most, {self.num_preempted:,} preemptions; {drafts}"
             f"median of waiting {queue.median:.2f} s, first token after {first.median:.2f} s"
         )
 
@@ -107,6 +115,7 @@ class Metrics:
         self._step_began = self._clock()
         self.num_in_steps += len(work)
         self.num_computed += sum(num_tokens for _, num_tokens in work)
+        self.num_drafted += sum(len(sequence.drafts) for sequence, _ in work)
         self.num_preempted = scheduler.num_preempted
         self.peak_cache_use = max(self.peak_cache_use, scheduler.memory.share_held)
         for sequence, _ in work:

@@ -6,6 +6,8 @@ of experts goes module by module.
 Shapes: T tokens, L wanted tokens, V vocab_size, K experts of a token.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,7 @@ from glmforge.kernels.native.calls import TYPES, Tokens, is_available
 from glmforge.kernels.native.layers import Layer, Types, run_head, run_layers
 from glmforge.model.block import DecoderLayer
 from glmforge.model.dispatch import LocalDispatcher
-from glmforge.model.layers import Linear, SwiGLU, matmul
+from glmforge.model.layers import Linear, RMSNorm, SwiGLU, matmul
 from glmforge.model.moe import Experts, MoE
 from glmforge.model.placement import ONE_DEVICE
 from glmforge.model.rope import Rope
@@ -55,24 +57,48 @@ class NativeModel:
         self.types = Types(model.compute_dtype, self.weights[0].dtype)
         self._addresses: list[int] = []
         self._layers: list[Layer] = []
+        self._read: tuple[Tensor, RMSNorm]
+        """The states that were computed last, and the norm that belongs behind them."""
 
     def run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
         """logits_LV of the wanted tokens, float32, and experts_STK of the S trunk layers, -1 in dense ones."""
-        model, paged = self.model, tokens.paged
+        model = self.model
         rope = Rope.at(tokens.positions_T, model.config.rotary_dim, model.rope_theta, torch.float32)
         h_TD = model.embed(tokens.ids_T).float()
-        places = Tokens.of(
-            paged.starts_R1, paged.lengths_R, paged.pages_RM, paged.slots_T, next(iter(self.keys.values())).shape[2]
-        )
-        experts_STK = run_layers(self._current_layers(), self.types, h_TD, rope.cos_T1R, rope.sin_T1R, places)
-        norm, head = model.model.norm, model.lm_head
-        assert norm is not None and head is not None, "a whole model"  # noqa: PT018
-        return run_head(norm.weight, norm.eps, head.weight, self.types, h_TD, tokens.wanted_L), experts_STK
+        layers = self._current_layers()[: model.config.num_hidden_layers]
+        experts_STK = run_layers(layers, self.types, h_TD, rope.cos_T1R, rope.sin_T1R, self._places(tokens))
+        assert model.model.norm is not None, "a whole model"
+        self._read = h_TD, model.model.norm
+        return self._logits(tokens.wanted_L), experts_STK
+
+    def draft(self, tokens: StepTokens, rows: Sequence[int]) -> Tensor:
+        """See `speculate.mtp.MtpRunner`."""
+        model, (layer, *_), (read_TD, norm) = self.model, self.model.mtp_layers, self._read
+        rope = Rope.at(tokens.positions_T, model.config.rotary_dim, model.rope_theta, torch.float32)
+        states_TD = norm(read_TD[torch.tensor(rows)]).to(model.compute_dtype)
+        h_TD = layer.combine(states_TD, model.embed(tokens.ids_T)).float()
+        layers = self._current_layers()[model.config.num_hidden_layers :]
+        run_layers(layers, self.types, h_TD, rope.cos_T1R, rope.sin_T1R, self._places(tokens))
+        self._read = h_TD, layer.shared_head.norm
+        logits_LV = self._logits(tokens.wanted_L)
+        self._read = h_TD[tokens.wanted_L], layer.shared_head.norm
+        return logits_LV
+
+    def _logits(self, rows_L: Tensor) -> Tensor:
+        """What the head makes of the states that were read last."""
+        (h_TD, norm), head = self._read, self.model.lm_head
+        assert head is not None, "a whole model"
+        return run_head(norm.weight, norm.eps, head.weight, self.types, h_TD, rows_L)
+
+    def _places(self, tokens: StepTokens) -> Tokens:
+        paged, page_size = tokens.paged, next(iter(self.keys.values())).shape[2]
+        return Tokens.of(paged.starts_R1, paged.lengths_R, paged.pages_RM, paged.slots_T, page_size)
 
     def _current_layers(self) -> list[Layer]:
+        """Those of the trunk, and the first MTP layer if it has keys and values."""
         addresses = [weight.data_ptr() for weight in self.weights]
         if addresses != self._addresses:
-            self._layers = [self._layer(layer) for layer in self.model.trunk_layers]
+            self._layers = [self._layer(layer) for layer in self.model.layers if layer.self_attn.layer in self.keys]
             self._addresses = addresses
         return self._layers
 

@@ -55,9 +55,10 @@ def record_experts(steps: Sequence[Work], experts_TMK: Tensor) -> None:
         if sequence.experts_TMK is None:
             longest = len(sequence.request.prompt) + params.max_new_tokens
             sequence.experts_TMK = piece.new_zeros(longest, *piece.shape[1:])
-        stop = sequence.num_cached + num_tokens
-        sequence.experts_TMK[sequence.num_cached : stop] = piece
-        sequence.num_recorded = max(sequence.num_recorded, stop)
+        start = sequence.num_cached
+        sequence.experts_TMK[start : start + num_tokens] = piece
+        # Drafts behind the last token may yet be refused; then others are written in their place.
+        sequence.num_recorded = max(sequence.num_recorded, min(start + num_tokens, len(sequence.tokens)))
 
 
 @contextmanager

@@ -4,17 +4,21 @@ Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, D hidden_size,
 of a page, P head_dim, M MoE layers, K experts of a token.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from glmforge.config.model import ModelConfig
+from glmforge.errors import GlmforgeError
 from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
+from glmforge.model.block import LayerTokens
+from glmforge.model.head import Heads
 from glmforge.model.inputs import ModelInputs, Rows
 from glmforge.model.transformer import GlmMoe
 
@@ -92,15 +96,21 @@ class PagedAttend:
 class WholeModel:
     """A model on one device, by native kernels where they compute what it is, else module by module.
 
-    With `native` False it is always run module by module.
+    With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
     """
 
     is_collective, knows_experts = False, True
 
-    def __init__(self, model: GlmMoe, *, native: bool = True) -> None:
-        self.model, self.config = model, model.config
+    def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
+        if with_mtp and not model.mtp_layers:
+            raise GlmforgeError(
+                "drafter: 'mtp' needs an MTP layer, which the model lacks (num_nextn_predict_layers is 0); 'ngram' "
+                "needs none"
+            )
+        self.model, self.config, self.has_mtp = model, model.config, with_mtp
         self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device
+        self.layers = list(range(self.config.num_hidden_layers + with_mtp))
         self.is_native = native and fits(model)
 
     def anyone(self, busy: bool) -> bool:
@@ -110,14 +120,12 @@ class WholeModel:
         """Nothing is kept of them."""
 
     def page_bytes(self, page_size: int) -> int:
-        config = self.config
-        width = config.num_key_value_heads * config.head_dim
-        return 2 * config.num_hidden_layers * page_size * width * self.model.compute_dtype.itemsize
+        width = self.config.num_key_value_heads * self.config.head_dim
+        return 2 * len(self.layers) * page_size * width * self.model.compute_dtype.itemsize
 
     def allocate(self, num_pages: int, page_size: int) -> None:
-        config = self.config
-        shape = (num_pages, config.num_key_value_heads, page_size, config.head_dim)
-        self.cache = PagedCache(list(range(config.num_hidden_layers)), shape, self.model.compute_dtype, self.device)
+        shape = (num_pages, self.config.num_key_value_heads, page_size, self.config.head_dim)
+        self.cache = PagedCache(self.layers, shape, self.model.compute_dtype, self.device)
         self._native = NativeModel(self.model, self.cache.keys, self.cache.values) if self.is_native else None
 
     @torch.no_grad()
@@ -138,8 +146,29 @@ class WholeModel:
         rows = Rows(torch.zeros_like(ids_T), 1, len(ids_T))
         attend = PagedAttend(self.cache, tokens.paged)
         inputs = ModelInputs(ids_T, ids_T.new_empty(0, len(ids_T)), tokens.positions_T, rows, attend)
-        output = model(inputs, head=lambda h_TD, heads, depth: heads.lm(h_TD[tokens.wanted_L]), with_mtp=False)
-        return output.main if output.main.dtype == torch.float64 else output.main.float()
+
+        def head(h_TD: Tensor, heads: Heads, depth: int) -> Tensor:
+            self._states_TD = h_TD
+            return heads.lm(h_TD[tokens.wanted_L])
+
+        return _fp32_or_better(model(inputs, head=head, with_mtp=False).main)
+
+    @torch.no_grad()
+    def draft(self, tokens: StepTokens, rows: Sequence[int]) -> Tensor:
+        """See `speculate.mtp.MtpRunner`."""
+        if self._native is not None:
+            return self._native.draft(tokens, rows)
+        model = self.model
+        assert model.lm_head is not None, "a whole model"
+        layer_tokens = LayerTokens(model.rope(tokens.positions_T), PagedAttend(self.cache, tokens.paged))
+        states_TD = self._states_TD[torch.tensor(rows, device=self.device)]
+        (output,) = model.mtp_layers[0](states_TD, model.embed(tokens.ids_T), tokens=[layer_tokens])
+        self._states_TD = output.x_TD[tokens.wanted_L]
+        return _fp32_or_better(model.lm_head(self._states_TD))
 
     def copy_page(self, source: int, target: int) -> None:
         self.cache.copy_page(source, target)
+
+
+def _fp32_or_better(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

@@ -18,7 +18,7 @@ from glmforge.generate.sequence import Reason, Sequence
 
 
 class Work(NamedTuple):
-    """The next `num_tokens` of a sequence that are not in the cache."""
+    """The next `num_tokens` of a sequence that are not in the cache, drafts behind the last token among them."""
 
     sequence: Sequence
     num_tokens: int
@@ -26,17 +26,22 @@ class Work(NamedTuple):
     @property
     def completes(self) -> bool:
         """Whether the next token can be chosen after it."""
-        return self.num_tokens == self.sequence.num_pending
+        return self.num_tokens >= self.sequence.num_pending
 
     @property
     def num_wanted(self) -> int:
-        """Of so many tokens, the last ones, the logits are wanted: of one to choose from, or of a prompt to score.
+        """Of so many tokens, the last ones, the logits are wanted: to choose by, or to score a prompt.
 
         Asked before the sequence advances.
         """
         stop = self.sequence.num_cached + self.num_tokens
         unscored = stop - max(self.sequence.num_cached, self.sequence.num_scored) if self.sequence.scores_prompt else 0
-        return max(int(self.completes), unscored)
+        return max(self.num_places, unscored)
+
+    @property
+    def num_places(self) -> int:
+        """At so many places a token may be chosen: behind the last one and behind the drafts."""
+        return max(0, 1 + self.num_tokens - self.sequence.num_pending)
 
 
 class Scheduler:
@@ -84,7 +89,7 @@ class Scheduler:
         steps: list[Work] = []
         room = self.max_step_tokens
         for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
-            num_tokens = min(sequence.num_pending, room)
+            num_tokens = min(sequence.num_pending + len(sequence.drafts), room)
             # One without pages has just given them to another.
             if num_tokens and sequence.pages and self._make_room(sequence, sequence.num_cached + num_tokens):
                 steps.append(Work(sequence, num_tokens))
@@ -95,9 +100,9 @@ class Scheduler:
         return steps
 
     def advance(self, steps: Iterable[Work]) -> None:
-        """The keys and values of these tokens are in the cache now."""
+        """The keys and values of these tokens are in the cache now. Drafts count when they are confirmed."""
         for sequence, num_tokens in steps:
-            sequence.num_cached += num_tokens
+            sequence.num_cached += min(num_tokens, sequence.num_pending)
             self.memory.learn(sequence)
 
     def check(self) -> None:
@@ -123,6 +128,7 @@ class Scheduler:
     def _put_back(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.memory.end(sequence)
+        sequence.drafts.clear()
         self.add(sequence)
 
     def _admit(self) -> Sequence | None:

@@ -35,6 +35,21 @@ class Request:
         return torch.tensor(self.prompt).unique()
 
 
+class DraftCounts(NamedTuple):
+    """How many tokens were drafted, and how many of them the model confirmed."""
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    @property
+    def acceptance(self) -> float:
+        """The share that was confirmed, 0 if none was drafted."""
+        return self.num_accepted / max(1, self.num_drafted)
+
+
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(eq=False)
 class Sequence:
     """One sample of a request.
@@ -49,6 +64,7 @@ class Sequence:
         text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and asked for.
         experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers; None if nobody asks.
+        drafts: guesses at the tokens to come, which the next step checks.
     """
 
     request: Request
@@ -64,6 +80,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     experts_TMK: Tensor | None = None
     num_recorded: int = 0
+    drafts: list[int] = field(default_factory=list)
+    draft_counts: DraftCounts = NO_DRAFTS
 
     @property
     def order(self) -> tuple[int, int]:
@@ -78,6 +96,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that are to be computed before the next one can be chosen; at least one."""
         return len(self.tokens) - self.num_cached
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be generated."""
+        return len(self.request.prompt) + self.request.params.max_new_tokens - len(self.tokens)
 
     @property
     def known_experts(self) -> Tensor | None:
@@ -104,10 +127,28 @@ class Sequence:
             limits.append(self.num_recorded)
         return min(limits)
 
-    def append(self, token: int) -> tuple[str, Reason | None]:
-        """Make it the next token of the answer; the text that is certain since, and why the answer ends, if it does."""
+    def append(self, token: int) -> bool:
+        """Add the next token; whether it was drafted, so that the one behind it can be chosen as well.
+
+        What was computed of a confirmed draft is in the cache already; one wrong draft ends all behind it.
+        """
         self.tokens.append(token)
-        params, number = self.request.params, len(self.tokens) - len(self.request.prompt)
+        if not self.drafts:
+            return False
+        drafted, accepted = self.draft_counts
+        if self.drafts[0] != token:
+            self.draft_counts = DraftCounts(drafted + len(self.drafts), accepted)
+            self.drafts.clear()
+            return False
+        self.draft_counts = DraftCounts(drafted + 1, accepted + 1)
+        del self.drafts[0]
+        self.num_cached += 1
+        return True
+
+    def read_last(self) -> tuple[str, Reason | None]:
+        """Of its last token, once: the text that is certain since, and why the answer ends, if it does."""
+        token, params = self.tokens[-1], self.request.params
+        number = len(self.tokens) - len(self.request.prompt)
         may_stop = number >= params.min_new_tokens
         if token in params.stop_ids and may_stop:
             return self._finish_text(), "stop"

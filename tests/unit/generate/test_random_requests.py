@@ -3,6 +3,7 @@ leaks, and each one's tokens are those that it gets alone."""
 
 import random
 from collections import defaultdict
+from typing import Literal
 
 import pytest
 import torch
@@ -29,13 +30,15 @@ def random_request(generator: random.Random, beginnings: list[list[int]]) -> tup
 
 
 @pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.full)])
-def test_nothing_is_lost_and_nothing_leaks(model: GlmMoe, number: int) -> None:
+@pytest.mark.parametrize("drafter", [None, "mtp"])
+def test_nothing_is_lost_and_nothing_leaks(model: GlmMoe, drafter: Literal["mtp"] | None, number: int) -> None:
     torch.set_num_threads(1)
     generator = random.Random(number)
     beginnings = [[generator.randrange(512) for _ in range(40)] for _ in range(5)]
-    runner = WholeModel(model)
+    runner = WholeModel(model, with_mtp=drafter is not None)
     cache_bytes = NUM_PAGES * runner.page_bytes(PAGE_SIZE)
-    engine = Engine(runner, EngineConfig(cache_bytes, PAGE_SIZE, max_sequences=8, max_step_tokens=24))
+    limits = EngineConfig(cache_bytes, PAGE_SIZE, max_sequences=8, max_step_tokens=24, drafter=drafter, num_drafts=3)
+    engine = Engine(runner, limits)
     waiting = [random_request(generator, beginnings) for _ in range(number)]
     asked, cancelled = {}, set()
     found: dict[tuple[int, int], list[int]] = defaultdict(list)

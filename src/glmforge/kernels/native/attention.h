@@ -50,10 +50,15 @@ struct Attention {
         return (first + row / group()) * num_heads + kv_head * group() + row % group();
     }
 
-    // Number of a token's page times page_size, plus its place in it, for one key/value head.
-    int64_t row(int64_t sequence, int64_t position, int64_t kv_head) const {
-        int64_t page = tokens.pages[sequence * tokens.max_pages + position / tokens.page_size];
-        return (page * num_kv_heads + kv_head) * tokens.page_size + position % tokens.page_size;
+    // Where the keys and the values of tokens [begin, begin + count) of a sequence lie.
+    void find(int64_t sequence, int64_t begin, int64_t count, int64_t kv_head, const X** k, const X** v) const {
+        const int32_t* page = tokens.pages + sequence * tokens.max_pages + begin / tokens.page_size;
+        int64_t place = begin % tokens.page_size;
+        for (int64_t at = 0; at < count; page++, place = 0) {
+            int64_t row = (*page * num_kv_heads + kv_head) * tokens.page_size + place;
+            int64_t end = std::min(count, at + tokens.page_size - place);
+            for (; at < end; at++, row++) k[at] = keys + row * head_dim, v[at] = values + row * head_dim;
+        }
     }
 };
 
@@ -88,6 +93,14 @@ std::vector<Block> blocks_of(const Attention<X>& a) {
     return blocks;
 }
 
+// The pages of a sequence lie anywhere, and the processor does not guess where the next one is.
+constexpr int64_t AHEAD = 16;
+
+template <class X>
+inline void fetch(const X* row, int64_t head_dim) {
+    for (int64_t at = 0; at < head_dim; at += 64 / sizeof(X)) __builtin_prefetch(row + at);
+}
+
 // output[row] = sum over keys of weights[row] * values[key], VECTORS * LANES numbers of it or `count` of the last LANES.
 template <int ROWS, int VECTORS, class X>
 inline void add_values(
@@ -96,6 +109,7 @@ inline void add_values(
     Floats sums[ROWS][VECTORS] = {};
     for (int64_t key = 0; key < num_keys; key++) {
         Floats value[VECTORS];
+        if (at == 0) fetch(values[std::min(key + AHEAD, num_keys - 1)], head_dim);
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS; i++)
             value[i] = VECTORS == 1 ? read(values[key] + at, count) : load(values[key] + at + i * LANES);
@@ -153,14 +167,14 @@ void attend_to_chunk(const Attention<X>& a, const Block& block, int64_t chunk, S
     int64_t begin = chunk * CHUNK, num_keys = std::min(CHUNK, block.num_keys() - begin);
     float* scores = room(memory, num_rows * CHUNK);
     const X *keys[CHUNK], *values[CHUNK];
-    for (int64_t key = 0; key < num_keys; key++) {
-        int64_t row = a.row(block.sequence, begin + key, block.kv_head);
-        keys[key] = a.keys + row * head_dim;
-        values[key] = a.values + row * head_dim;
-    }
+    a.find(block.sequence, begin, num_keys, block.kv_head, keys, values);
     multiply(
         [&](int64_t row) { return a.q + a.query(block.first, block.kv_head, row) * head_dim; }, num_rows,
-        [&](int64_t key) { return keys[key]; }, 0, num_keys, head_dim,
+        [&](int64_t key) {
+            fetch(keys[std::min(key + AHEAD, num_keys - 1)], head_dim);
+            return keys[key];
+        },
+        0, num_keys, head_dim,
         [&](int64_t row, int64_t key, const float* dots, int64_t count) {
             std::memcpy(scores + row * CHUNK + key, dots, count * sizeof(float));
         });

@@ -83,8 +83,11 @@ inline void multiply_rows(
         for (int column = 0; column < COLUMNS; column++) w[column] = right(std::min(output + column, end - 1));
         float found[LANES];
         store(found, products<ROWS>(x, w, length));
-        int64_t count = std::min<int64_t>(COLUMNS, end - output);
-        for (int i = 0; i < ROWS; i++) take(row + i, output, found + i * COLUMNS, count);
+        // Told apart so that `take` is compiled for the usual count.
+        if (output + COLUMNS <= end)
+            for (int i = 0; i < ROWS; i++) take(row + i, output, found + i * COLUMNS, int64_t(COLUMNS));
+        else
+            for (int i = 0; i < ROWS; i++) take(row + i, output, found + i * COLUMNS, end - output);
     }
 }
 
