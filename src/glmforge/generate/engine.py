@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import GlmforgeError
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.grammar import Grammars
 from glmforge.generate.memory import CacheMemory
@@ -62,6 +63,11 @@ class EngineConfig:
     num_drafts: int = 2
     max_draft_tokens: int = 16
 
+    def __post_init__(self) -> None:
+        for name in ("cache_bytes", "page_size", "max_sequences", "max_step_tokens", "num_drafts", "max_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise GlmforgeError(f"{name}: {getattr(self, name)} is not 1 or more")
+
 
 class Engine:
     """Generates from a model on one device, or from what a runner runs.
@@ -79,7 +85,13 @@ class Engine:
         )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
         self._grammars = None if tokenizer is None else Grammars(tokenizer)
-        num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
+        page_bytes = self.runner.page_bytes(config.page_size)
+        num_pages = config.cache_bytes // page_bytes
+        if num_pages == 0:
+            raise GlmforgeError(
+                f"cache_bytes: {config.cache_bytes:,} has no room for a page of {config.page_size} tokens, which takes "
+                f"{page_bytes:,}; give more"
+            )
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
         self.speculation: Speculation | None = None

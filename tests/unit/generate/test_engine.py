@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine, EngineConfig
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import WholeModel
@@ -157,3 +158,15 @@ def test_requests_without_a_seed_take_the_engines(model: GlmMoe) -> None:
     assert first != second
     assert engine_of(model).generate([[1], [1]], params) == [first, second]
     assert engine_of(model, seed=1).generate([[1]], params) != [first]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_sequences": 0}, "max_sequences: 0 is not 1 or more"),
+        ({"cache_bytes": 100}, "cache_bytes: 100 has no room for a page of 16 tokens, which takes 32,768"),
+    ],
+)
+def test_limits_that_cannot_be(model: GlmMoe, limits: dict[str, int], words: str) -> None:
+    with pytest.raises(GlmforgeError, match=words):
+        Engine(model, EngineConfig(**limits))
