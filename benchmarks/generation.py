@@ -121,7 +121,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--workloads", nargs="+", type=int, default=list(range(len(WORKLOADS))), help="their numbers")
-    parser.add_argument("--rounds", type=int, default=5, help="timed turns of every program")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every program")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--patience", type=float, default=60.0, help="seconds")
     for variable in (LLAMA_CPP_PYTHON, VLLM_PYTHON):
