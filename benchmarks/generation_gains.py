@@ -22,6 +22,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from glmforge.checkpoint.pretrained import load_pretrained
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.generate.engine import Engine, EngineConfig
 from glmforge.generate.params import SamplingParams
-from glmforge.generate.runner import WholeModel
+from glmforge.generate.speculate.speculation import DrafterName
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.model.transformer import GlmMoe
 
@@ -41,6 +42,7 @@ CODE = ("src/glmforge/generate", "src/glmforge/kernels", "src/glmforge/model", "
 CACHE_BYTES = 1 << 29
 NUM_PROMPTS, NUM_SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 4, 16, 1024, 32
 NUM_RUNNING, NUM_LONG, LONG_TOKENS, SHORT_TOKENS = 8, 4, 2048, 32
+NUM_DRAFTING, DRAFT_PROMPT_TOKENS, DRAFT_NEW_TOKENS = (1, 8), 128, 128
 STEP_TOKENS = {"steps of 128": 128, "steps of 512": 512, "steps of 2048": 2048, "whole": 16384}
 
 Prompts = list[list[int]]
@@ -98,7 +100,7 @@ def taker(tokens: list[int], turn: int) -> Take:
 def prefix_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
     def way(take: Take, *, share: bool, num_samples: int) -> Figures:
         params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=1.0, seed=0, num_samples=num_samples)
-        engine = Engine(WholeModel(model), EngineConfig(cache_bytes=CACHE_BYTES, share_prefixes=share))
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, share_prefixes=share))
         start, most_pages = time.perf_counter(), 0
         for prompt in take(NUM_PROMPTS, PROMPT_TOKENS):
             for _ in range(NUM_SAMPLES // num_samples):
@@ -109,15 +111,15 @@ def prefix_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
         return {"seconds": time.perf_counter() - start, "pages": most_pages}
 
     return {
-        "samples of a request": lambda take: way(take, share=True, num_samples=NUM_SAMPLES),
-        "found in the tree": lambda take: way(take, share=True, num_samples=1),
-        "not shared": lambda take: way(take, share=False, num_samples=1),
+        "samples of a request": partial(way, share=True, num_samples=NUM_SAMPLES),
+        "found in the tree": partial(way, share=True, num_samples=1),
+        "not shared": partial(way, share=False, num_samples=1),
     }
 
 
 def prefill_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
     def way(take: Take, step_tokens: int) -> Figures:
-        engine = Engine(WholeModel(model), EngineConfig(cache_bytes=CACHE_BYTES, max_step_tokens=step_tokens))
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, max_step_tokens=step_tokens))
         longest = SamplingParams(max_new_tokens=256)
         running = [engine.add(prompt, longest) for prompt in take(NUM_RUNNING, SHORT_TOKENS)]
         for _ in range(NUM_RUNNING):
@@ -142,12 +144,32 @@ def prefill_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
             "first_token_of_long_s": statistics.median(firsts[number] for number in late[:-1]),
         }
 
-    return {name: lambda take, size=size: way(take, size) for name, size in STEP_TOKENS.items()}
+    return {name: partial(way, step_tokens=size) for name, size in STEP_TOKENS.items()}
+
+
+def draft_ways(model: GlmMoe) -> dict[str, Callable[[Take], Figures]]:
+    def way(take: Take, number: int, drafter: DrafterName | None) -> Figures:
+        engine = Engine(model, EngineConfig(cache_bytes=CACHE_BYTES, drafter=drafter))
+        start = time.perf_counter()
+        for prompt in take(number, DRAFT_PROMPT_TOKENS):
+            engine.add(prompt, SamplingParams(max_new_tokens=DRAFT_NEW_TOKENS))
+        while not engine.is_idle:
+            engine.step()
+        seconds = time.perf_counter() - start
+        return {"tokens_per_s": number * DRAFT_NEW_TOKENS / seconds, "acceptance": engine.metrics.acceptance}
+
+    names: tuple[DrafterName | None, ...] = (None, "mtp", "ngram")
+    return {
+        f"{drafter or 'none'}, {number}": partial(way, number=number, drafter=drafter)
+        for number in NUM_DRAFTING
+        for drafter in names
+    }
 
 
 PARTS: dict[str, Callable[[GlmMoe], dict[str, Callable[[Take], Figures]]]] = {
     "prefix": prefix_ways,
     "prefill": prefill_ways,
+    "drafts": draft_ways,
 }
 
 

@@ -16,7 +16,6 @@ import gguf
 import numpy as np
 from safetensors import safe_open
 
-SIGMOID = 2
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -124,7 +123,7 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_leading_dense_block_count(config["first_k_dense_replace"])
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_weights_norm(config["norm_topk_prob"])
-    writer.add_expert_gating_func(SIGMOID)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from glmforge.kernels.attention import attention, cached_attention
+from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.segments import Segments, segment_attention
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, local_ranges, zigzag_index
 from glmforge.parallel.world import World
-from helpers.devices import DEVICES, on, relative_error
+from helpers.devices import on, relative_error
 from helpers.kernels import module_with
 
 # fp32 with sums in another order (flex on a GPU may multiply in TF32: 2^-11); bf16 rounds inputs, probabilities and
@@ -130,17 +130,3 @@ def test_a_long_row(device: str, implementation: str, num_tokens: int) -> None:
         scores = q[query] @ k[: query + 1, 0].T * 128**-0.5
         expected = scores.softmax(-1) @ v[: query + 1, 0]
         assert relative_error(output[query], expected) < 2e-2, query
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_cached_attention(device: str) -> None:
-    """Two prompts of different length and one more token, against whole documents."""
-    q, k, v = (x.to(device) for x in qkv_of(24))
-    rows = [x.unflatten(0, (2, 12)) for x in (q, k, v)]
-    past = torch.tensor([11, 4], device=device)
-    query = torch.stack([rows[0][0, 11:], rows[0][1, 4:5]])
-    output = cached_attention(query, rows[1], rows[2], past)
-    for row, length in enumerate((12, 5)):
-        inputs = [x[row, :length].double().cpu() for x in rows]
-        expected = attention(*inputs, Documents.from_lengths([length]), implementation="dense")[-1]
-        assert relative_error(output[row, 0], expected) < 2e-3

@@ -44,22 +44,18 @@ def test_the_whole_interface(tiny_data: TinyData, tmp_path) -> None:
     ids_BS = torch.tensor([[1, 2, 3]])
     assert model.logits(ids_BS).shape == (1, 3, 512)
     assert model.logits(ids_BS).dtype == torch.bfloat16
-    assert len(model.generate(ids_BS, max_new_tokens=4)[0]) == 4
     assert glmforge.load_pretrained("tiny").logits(ids_BS).dtype == torch.float32
     tokenizer = glmforge.load_tokenizer(config.output_dir)
-    (ids,) = model.generate([tokenizer.encode("def main():")], max_new_tokens=4, stop_ids=tokenizer.stop_ids)
-    assert isinstance(tokenizer.decode(ids), str)
+    engine = glmforge.Engine.load(config.output_dir, dtype=torch.bfloat16)
+    params = glmforge.SamplingParams(max_new_tokens=4)
+    ((of_text,), (of_ids,)) = engine.generate(["def main():", tokenizer.encode("def main():")], params)
+    assert of_text.text == tokenizer.decode(of_text.tokens)
+    assert isinstance(of_ids.text, str)
 
 
 def test_public_names_are_listed() -> None:
     assert set(glmforge.__all__) < set(dir(glmforge))
     assert not [name for name in dir(glmforge) if name.startswith("_") and not name.startswith("__")]
-
-
-@pytest.mark.parametrize("prompts", [[1, 2, 3], ["text"], "text"])
-def test_prompts_that_are_no_lists_of_ids_are_explained(prompts: object) -> None:
-    with pytest.raises(TypeError, match=r"list of prompts, each a list of token ids.*tokenizer\.encode"):
-        glmforge.load_pretrained("tiny").generate(prompts, max_new_tokens=2)
 
 
 def test_a_preset_has_no_tokenizer() -> None:

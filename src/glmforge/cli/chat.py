@@ -29,26 +29,23 @@ def chat(
 
         glmforge chat runs/demo --complete -p "def main():" --temperature 0
     """
-    from glmforge.deploy.chat import ChatModel, Conversation
+    from glmforge.deploy.chat import Conversation, continue_text
+    from glmforge.generate.engine import Engine
+    from glmforge.generate.params import SamplingParams
 
     if prompt is not None and not (prompt if complete else prompt.strip()):
         raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")
 
-    loaded = ChatModel.load(model, tokenizer_dir=tokenizer)
-    conversation = Conversation(loaded, thinking=thinking)
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    engine = Engine.load(model, tokenizer=tokenizer)
+    conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:
-        speak = loaded.continue_text if complete else conversation.reply
         if complete:
             _write(text)
-        speak(
-            text,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            on_text=_write,
-        )
+            continue_text(engine, text, params, _write)
+        else:
+            conversation.reply(text, params, _write)
         _write("\n")
 
     if prompt is not None:

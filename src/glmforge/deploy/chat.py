@@ -1,60 +1,54 @@
 """Talk to a model: turns through the chat template, or plain continuation for a base model; streamed.
 
-Bytes of one character may come in several tokens, so text is handed out only up to the last whole character.
+Turns begin alike, so an engine that shares prefixes computes only what is new in each. Bytes of one character may come
+in several tokens, so text is handed out only up to the last whole character.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.model import GlmMoe, Sampling
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
+from glmforge.generate.prompts import Prompt
 
 _REPLACEMENT = "\ufffd"
 
+OnText = Callable[[str], None]
 
-@dataclass(frozen=True)
-class ChatModel:
-    """A model with its tokenizer."""
 
-    model: GlmMoe
-    tokenizer: Tokenizer
+def continue_text(engine: Engine, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
+    """What the model writes after `text`, up to end-of-text; `on_text` gets it piece by piece."""
+    return _answer(engine, text or [tokenizer_of(engine).end_of_text_id], params, on_text)
 
-    @classmethod
-    def load(cls, source: Path, *, tokenizer_dir: Path | None = None) -> "ChatModel":
-        """From an export (which holds its tokenizer), a run or a checkpoint (whose configuration names it)."""
-        tokenizer = load_tokenizer(source) if tokenizer_dir is None else Tokenizer.load(tokenizer_dir)
-        model = load_pretrained(source)
-        if tokenizer.vocab_size > model.config.vocab_size:
-            raise GlmforgeError(
-                f"{tokenizer_dir or source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
-                f"{model.config.vocab_size:,}; "
-                "give the tokenizer it was trained with (--tokenizer)"
-            )
-        return cls(model, tokenizer)
 
-    def continue_text(
-        self,
-        text: str,
-        *,
-        max_new_tokens: int = 128,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        seed: int | None = None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> str:
-        """What the model writes after `text`, up to end-of-text or `max_new_tokens`."""
-        end = self.tokenizer.end_of_text_id
-        # Of the control tokens, which come last, plain text can hold the first alone: end-of-text.
-        sampling = Sampling(temperature, top_p, vocab_size=end + 1)
-        ids = self.tokenizer.encode(text) or [end]
-        return self.generate(ids[-self.room(max_new_tokens) :], max_new_tokens, sampling, seed, on_text)
+def tokenizer_of(engine: Engine) -> Tokenizer:
+    """Raises `GlmforgeError` for a model without one, such as a preset."""
+    if engine.tokenizer is None:
+        raise GlmforgeError("the model has no tokenizer; give a run, a checkpoint or an export, or --tokenizer")
+    return engine.tokenizer
 
-    def room(self, max_new_tokens: int) -> int:
+
+@dataclass
+class Conversation:
+    """Turns so far; `reply` adds the user's message and the model's answer."""
+
+    engine: Engine
+    thinking: bool = False
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def reply(self, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
+        """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
+        self.messages.append({"role": "user", "content": text})
+        ids = self._prompt(self._room(params.max_new_tokens))
+        answer = _answer(self.engine, ids, params, on_text).strip()
+        self.messages.append({"role": "assistant", "content": answer})
+        return answer
+
+    def _room(self, max_new_tokens: int) -> int:
         """Positions that are left for a prompt."""
-        limit = self.model.config.max_position_embeddings
+        limit = min(self.engine.runner.config.max_position_embeddings, self.engine.memory.num_tokens)
         if max_new_tokens >= limit:
             raise GlmforgeError(
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's {limit} positions; "
@@ -62,58 +56,10 @@ class ChatModel:
             )
         return limit - max_new_tokens
 
-    def generate(
-        self,
-        ids: list[int],
-        max_new_tokens: int,
-        sampling: Sampling,
-        seed: int | None,
-        on_text: Callable[[str], None] | None,
-    ) -> str:
-        """The text after the prompt `ids`, which must fit (see `room`); `on_text` gets it piece by piece."""
-        stream = _TextStream(self.tokenizer, on_text)
-        self.model.generate(
-            [ids],
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop_ids=self.tokenizer.stop_ids,
-            seed=seed,
-            on_token=lambda tokens: stream.add(tokens[0]),
-        )
-        return stream.finish()
-
-
-@dataclass
-class Conversation:
-    """Turns so far; `reply` adds the user's message and the model's answer."""
-
-    chat: ChatModel
-    thinking: bool = False
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-    def reply(
-        self,
-        text: str,
-        *,
-        max_new_tokens: int = 256,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        seed: int | None = None,
-        on_text: Callable[[str], None] | None = None,
-    ) -> str:
-        """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
-        self.messages.append({"role": "user", "content": text})
-        ids = self._prompt(self.chat.room(max_new_tokens))
-        sampling = Sampling(temperature, top_p, self.chat.tokenizer.vocab_size)
-        answer = self.chat.generate(ids, max_new_tokens, sampling, seed, on_text).strip()
-        self.messages.append({"role": "assistant", "content": answer})
-        return answer
-
     def _prompt(self, room: int) -> list[int]:
+        tokenizer = tokenizer_of(self.engine)
         while True:
-            ids = self.chat.tokenizer.apply_chat_template(
-                self.messages, add_generation_prompt=True, thinking=self.thinking
-            )
+            ids = tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, thinking=self.thinking)
             if len(ids) <= room:
                 return ids
             if len(self.messages) == 1:
@@ -122,6 +68,12 @@ class Conversation:
                     "shorten it"
                 )
             del self.messages[:2]  # a question and its answer
+
+
+def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None) -> str:
+    stream = _TextStream(tokenizer_of(engine), on_text)
+    engine.generate([prompt], replace(params, num_samples=1), on_update=lambda update: stream.add(update.token))
+    return stream.finish()
 
 
 class _TextStream:

@@ -58,25 +58,6 @@ def attention(
     return IMPLEMENTATIONS[implementation](q_THP, k_TGP, v_TGP, documents)
 
 
-def cached_attention(q_BSHP: Tensor, k_BLGP: Tensor, v_BLGP: Tensor, past_lengths_B: Tensor) -> Tensor:
-    """o_BSHP: attention of S new tokens per row over a key/value cache of rows of different length.
-
-    Position p of row b lies in slot p of the cache. The new tokens of row b stand at positions
-    past_lengths_B[b] + [0, S), and their keys and values have been written to these slots already. Each sees the
-    slots up to its own. So a prompt shorter than S is padded on the right: what its padding returns is to be
-    ignored, and the slots behind its end are overwritten by the tokens that follow.
-
-    Args:
-        k_BLGP, v_BLGP: the cache, or its first L slots; L >= max(past_lengths_B) + S.
-        past_lengths_B: int64, tokens in each row before these.
-    """
-    num_new, num_slots = q_BSHP.shape[1], k_BLGP.shape[1]
-    positions_BS1 = (past_lengths_B[:, None] + torch.arange(num_new, device=q_BSHP.device))[:, :, None]
-    visible_B1SL = (torch.arange(num_slots, device=q_BSHP.device) <= positions_BS1).unsqueeze(1)
-    q, k, v = (x.transpose(1, 2) for x in (q_BSHP, k_BLGP, v_BLGP))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible_B1SL, enable_gqa=True).transpose(1, 2)
-
-
 def _dense(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, documents: Documents) -> Tensor:
     ids_T = documents.ids_T()
     mask_TT = (ids_T[:, None] == ids_T).tril()

@@ -17,7 +17,7 @@ Shapes: B rows, S tokens per row, T tokens, D hidden_size, V vocab_size, L MoE l
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
+from typing import Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,7 @@ from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.block import DecoderLayer, LayerOutput, LayerTokens, MTPLayer
-from glmforge.model.cache import KVCache
 from glmforge.model.dropout import TokenNoise
-from glmforge.model.generate import generate
 from glmforge.model.head import Heads, LinearHead, LMHead
 from glmforge.model.init import initialize
 from glmforge.model.inputs import ModelInputs, Rows
@@ -256,19 +254,6 @@ class GlmMoe(nn.Module):
         """Rotation of tokens at these positions with the current base."""
         return Rope.at(positions_T, self.config.rotary_dim, self.rope_theta, self.compute_dtype)
 
-    def decode(self, ids_BS: Tensor, num_valid_B: Tensor, cache: KVCache) -> Tensor:
-        """Logits `[B, V]` after the last valid token of every row; the cache grows by the valid tokens."""
-        num_rows, num_new = ids_BS.shape
-        tokens = LayerTokens(self.rope(cache.positions_BS(num_new).flatten()), cache)
-        h_TD = self.embed(ids_BS.flatten())
-        for layer in self.trunk_layers:
-            h_TD = layer(h_TD, tokens=[tokens])[0].x_TD
-        cache.advance(num_valid_B, num_new)
-        last_BD = h_TD.unflatten(0, (num_rows, num_new))[torch.arange(num_rows, device=h_TD.device), num_valid_B - 1]
-        assert self.lm_head is not None, "only a whole model decodes"
-        assert self.model.norm is not None
-        return cast(Tensor, self.lm_head(self.model.norm(last_BD)))
-
     @torch.no_grad()
     def logits(self, ids_BS: Tensor, documents: Documents | None = None) -> Tensor:
         """Next-token logits `[B, S, V]` of full rows (no padding), in the compute dtype, without a graph.
@@ -286,10 +271,6 @@ class GlmMoe(nn.Module):
         """
         output = self(ModelInputs.whole(ids_BS, documents), with_mtp=False)
         return cast(Tensor, output.main).unflatten(0, ids_BS.shape)
-
-    def generate(self, ids: Tensor | Sequence[Sequence[int]], **options: Any) -> list[list[int]]:
-        """New tokens for every prompt (rows of a tensor, or lists of different length); see `generate.generate`."""
-        return generate(self, ids.tolist() if isinstance(ids, Tensor) else ids, **options)
 
 
 class _Told(NamedTuple):

@@ -13,8 +13,10 @@ from glmforge.data.documents.document import Document
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.deploy.chat import ChatModel
+from glmforge.deploy.chat import continue_text
 from glmforge.deploy.export import export_run
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
 from glmforge.recipes.pretrain import train
 
 TEXT = "to be or not to be"
@@ -74,8 +76,8 @@ def test_generation_stops(run: Path, tmp_path: Path, server: str) -> None:
         model.generation_config.eos_token_id = [476, 483, 485]
         assert model.generate(start, do_sample=False, max_new_tokens=20).shape[1] == start.shape[1] + 20
     else:
-        chat = ChatModel.load(exported if server == "chat of the export" else run)
-        text = chat.continue_text("to be or", max_new_tokens=MAX_NEW_TOKENS, temperature=0)
+        engine = Engine.load(exported if server == "chat of the export" else run)
+        text = continue_text(engine, "to be or", SamplingParams(max_new_tokens=MAX_NEW_TOKENS))
     assert text == TEXT.removeprefix("to be or")
 
 

@@ -8,9 +8,11 @@ import torch
 
 import glmforge
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.deploy.chat import ChatModel, Conversation, _TextStream
+from glmforge.deploy.chat import Conversation, _TextStream, continue_text
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
 from glmforge.recipes.pretrain import train
 from helpers.tiny_data import TinyData
 
@@ -65,7 +67,7 @@ def test_a_run_that_was_moved_is_exported_and_talked_to_from_anywhere(
     shutil.rmtree(tmp_path / "start" / "tokenizer")
     monkeypatch.chdir(tmp_path)
     for source in (Path("moved"), max(Path("moved/checkpoints").glob("step-*"))):
-        assert ChatModel.load(source).tokenizer.vocab_size == 512
+        assert glmforge.load_tokenizer(source).vocab_size == 512
     exported = export_run(Path("moved"), tmp_path / "out")
     assert (exported.directory / "tokenizer.json").is_file()
 
@@ -74,9 +76,10 @@ def test_a_run_that_was_moved_is_exported_and_talked_to_from_anywhere(
 def test_chat_streams_what_it_returns(run: Path, tmp_path: Path, source: str) -> None:
     if source == "export":
         run = export_run(run, tmp_path / "out", dtype="fp32").directory
-    chat = ChatModel.load(run)
     pieces: list[str] = []
-    text = chat.continue_text("import", max_new_tokens=30, temperature=1.0, seed=1, on_text=pieces.append)
+    params = SamplingParams(max_new_tokens=30, temperature=1.0, seed=1)
+    text = continue_text(Engine.load(run), "import", params, pieces.append)
+    assert len(pieces) > 1
     assert "".join(pieces) == text
     assert "<|" not in text
 
@@ -95,14 +98,14 @@ def test_stream_never_cuts_a_character(tiny_data: TinyData) -> None:
 
 
 def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
-    conversation = Conversation(ChatModel.load(run))
+    conversation = Conversation(Engine.load(run))
     for question in ("What is this?", "And that?"):
-        conversation.reply(question, max_new_tokens=8, seed=0)
+        conversation.reply(question, SamplingParams(max_new_tokens=8))
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 2
     # The model has 256 positions: 220 for the answer leave room for one short question only.
-    conversation.reply("Why?", max_new_tokens=236, seed=0)
+    conversation.reply("Why?", SamplingParams(max_new_tokens=236))
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
     with pytest.raises(GlmforgeError, match="shorten it"):
-        conversation.reply("very long " * 200, max_new_tokens=8)
+        conversation.reply("very long " * 200, SamplingParams(max_new_tokens=8))
     with pytest.raises(GlmforgeError, match="leaves no room"):
-        conversation.reply("short", max_new_tokens=256)
+        conversation.reply("short", SamplingParams(max_new_tokens=256))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from glmforge.kernels import attention as kernels
-from glmforge.kernels.attention import attention, cached_attention
+from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
 
 H, G, P = 6, 2, 8
@@ -129,27 +129,3 @@ def test_auto_on_the_cpu_never_sees_a_mask_of_the_whole_batch(monkeypatch):
     documents = Documents.from_lengths([4, 3])
     q, k, v = random_qkv(7)
     torch.testing.assert_close(attention(q, k, v, documents), reference(q, k, v, documents))
-
-
-def test_cached_attention_continues_rows_of_different_length():
-    """Prompts of 5 and 2 tokens in one padded call, then one token each, equal uncached attention of the rows."""
-    totals, prompts, num_slots = [6, 3], torch.tensor([5, 2]), 8
-    rows = [[x.detach() for x in random_qkv(n, seed=n)] for n in totals]
-    expected = [reference(*row, Documents.from_lengths([n])) for row, n in zip(rows, totals, strict=True)]
-
-    keys, values = torch.full((2, num_slots, G, P), 9.0).double(), torch.full((2, num_slots, G, P), 9.0).double()
-    queries = torch.zeros(2, 5, H, P).double()
-    for b, n in enumerate(prompts.tolist()):
-        q, k, v = rows[b]
-        queries[b, :n], keys[b, :n], values[b, :n] = q[:n], k[:n], v[:n]
-    prefill = cached_attention(queries, keys, values, torch.zeros(2, dtype=torch.int64))
-    for b, n in enumerate(prompts.tolist()):
-        torch.testing.assert_close(prefill[b, :n], expected[b][:n])
-
-    for b, n in enumerate(prompts.tolist()):
-        _, k, v = rows[b]
-        keys[b, n], values[b, n] = k[n], v[n]
-    last = torch.stack([rows[b][0][n] for b, n in enumerate(prompts.tolist())]).unsqueeze(1)
-    decoded = cached_attention(last, keys, values, prompts)
-    for b, n in enumerate(prompts.tolist()):
-        torch.testing.assert_close(decoded[b, 0], expected[b][n])

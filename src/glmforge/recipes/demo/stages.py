@@ -25,9 +25,11 @@ from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.shards import ShardInfo, TokenShard
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.deploy.chat import ChatModel, Conversation
+from glmforge.deploy.chat import Conversation, tokenizer_of
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import counted, format_bytes, format_count, format_duration
@@ -172,13 +174,14 @@ class Demo:
     def generate_samples(self, export: Path) -> list[Sample]:
         """Completions and answers, for the screen and the report."""
         self._screen.heading("Generate text")
-        chat = ChatModel.load(export)
-        samples: list[Sample] = []
-        for prompt in PROMPTS if self.options.corpus is None else _openings(self.data / "held_out", chat.tokenizer):
-            completion = chat.continue_text(prompt, max_new_tokens=48, temperature=0.6, seed=0)
-            samples.append({"prompt": prompt, "completion": completion})
+        engine, params = Engine.load(export), SamplingParams(max_new_tokens=48, temperature=0.6, seed=0)
+        prompts = PROMPTS if self.options.corpus is None else _openings(self.data / "held_out", tokenizer_of(engine))
+        samples: list[Sample] = [
+            {"prompt": prompt, "completion": answer.text}
+            for prompt, (answer,) in zip(prompts, engine.generate(prompts, params), strict=True)
+        ]
         for question in QUESTIONS:
-            answer = Conversation(chat).reply(question, max_new_tokens=48, temperature=0.6, seed=0)
+            answer = Conversation(engine).reply(question, params)
             samples.append({"prompt": f"{question}\n", "completion": answer})
         for sample in samples:
             self._screen.console.print(sample["prompt"], style="bold", end="", markup=False, highlight=False)
