@@ -117,7 +117,9 @@ def _engine(options: Options) -> "Engine":
     import torch
 
     from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.kernels.allocator import keep_large_blocks
 
+    keep_large_blocks()
     dtypes = {Dtype.bf16: torch.bfloat16, Dtype.fp32: torch.float32}
     return Engine.load(
         options.model,

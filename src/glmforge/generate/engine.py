@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import GlmforgeError
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
@@ -55,6 +56,11 @@ class EngineConfig:
     num_drafts: int = 2
     max_draft_tokens: int = 16
 
+    def __post_init__(self) -> None:
+        for name in ("cache_bytes", "page_size", "max_sequences", "max_step_tokens", "num_drafts", "max_draft_tokens"):
+            if getattr(self, name) < 1:
+                raise GlmforgeError(f"{name}: {getattr(self, name)} is not 1 or more")
+
 
 @dataclass(frozen=True)
 class Update:
@@ -91,7 +97,13 @@ class Engine:
             WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
         )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
-        num_pages = config.cache_bytes // self.runner.page_bytes(config.page_size)
+        page_bytes = self.runner.page_bytes(config.page_size)
+        num_pages = config.cache_bytes // page_bytes
+        if num_pages == 0:
+            raise GlmforgeError(
+                f"cache_bytes: {config.cache_bytes:,} has no room for a page of {config.page_size} tokens, which takes "
+                f"{page_bytes:,}; give more"
+            )
         self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
         self.speculation: Speculation | None = None

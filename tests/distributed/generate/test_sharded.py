@@ -4,7 +4,6 @@ In fp32: ranks add in another order, which would change a choice between two tok
 such pair comes up here.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,9 +41,9 @@ def config_of(parallel: dict[str, Any], compute: str = "fp32", **model: Any) -> 
     return run_config(model=sizes, parallel=parallel, precision={"compute": compute})
 
 
-def engine_of(runner: ShardedModel | WholeModel, num_pages: int = NUM_PAGES) -> Engine:
-    config = EngineConfig(page_size=PAGE_SIZE, max_sequences=4, max_step_tokens=24)
-    return Engine(runner, replace(config, cache_bytes=num_pages * runner.page_bytes(PAGE_SIZE)))
+def engine_of(runner: ShardedModel | WholeModel, **options: Any) -> Engine:
+    cache_bytes = NUM_PAGES * runner.page_bytes(PAGE_SIZE)
+    return Engine(runner, EngineConfig(cache_bytes, PAGE_SIZE, max_sequences=4, max_step_tokens=24, **options))
 
 
 def answers_of(engine: Engine, mine: range) -> Answers:
@@ -53,19 +52,21 @@ def answers_of(engine: Engine, mine: range) -> Answers:
     return {i: [sample.tokens for sample in samples] for i, samples in zip(mine, answers, strict=True)}
 
 
-def alone(config: RunConfig) -> Answers:
+def alone(config: RunConfig, options: dict[str, Any]) -> Answers:
     """The answers of one process."""
     single = config.model_copy(update={"parallel": run_config().parallel})
     (model,) = build_model(single, World.single("cpu")).parts
-    return answers_of(engine_of(WholeModel(model.eval())), range(len(PROMPTS)))
+    return answers_of(engine_of(WholeModel(model.eval()), **options), range(len(PROMPTS)))
 
 
-def rank_answers(config: RunConfig, max_weight_bytes: int | None) -> tuple[Answers, tuple[int, int]]:
+def rank_answers(
+    config: RunConfig, max_weight_bytes: int | None, options: dict[str, Any]
+) -> tuple[Answers, tuple[int, int]]:
     """This rank's answers, and what its weights take."""
     with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
         runner = ShardedModel(build_model(config, world), max_weight_bytes)
         with runner.session():
-            answers = answers_of(engine_of(runner), range(runner.share, len(PROMPTS), runner.num_shares))
+            answers = answers_of(engine_of(runner, **options), range(runner.share, len(PROMPTS), runner.num_shares))
         return answers, tuple(runner.weight_bytes)
 
 
@@ -106,20 +107,28 @@ def named(cases: list[tuple[int, dict[str, Any]]]) -> list[Any]:
     return [pytest.param(size, parallel, id=Case(parallel, size).name) for size, parallel in cases]
 
 
-def check(num_ranks: int, parallel: dict[str, Any], max_weight_bytes: int | None, **model: Any) -> list[Any]:
-    config = config_of(parallel, **model)
-    results = run_ranks(rank_answers, num_ranks, config, max_weight_bytes)
+def check(
+    num_ranks: int,
+    parallel: dict[str, Any],
+    max_weight_bytes: int | None = None,
+    *,
+    model: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+) -> list[Any]:
+    """Compares the tokens; the weights' bytes of each rank."""
+    config, options = config_of(parallel, **(model or {})), engine or {}
+    results = run_ranks(rank_answers, num_ranks, config, max_weight_bytes, options)
     found: Answers = {}
     for answers, _ in results:
         for index, tokens in answers.items():
             assert found.setdefault(index, tokens) == tokens, "ranks with the same requests differ"
-    assert found == alone(config)
+    assert found == alone(config, options)
     return [weight_bytes for _, weight_bytes in results]
 
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), named(ALONE))
 def test_tokens_are_those_of_one_process(num_ranks: int, parallel: dict[str, Any]) -> None:
-    for _, passing in check(num_ranks, parallel, None):
+    for _, passing in check(num_ranks, parallel):
         assert passing == 0
 
 
@@ -134,13 +143,18 @@ def test_tokens_are_those_of_one_process_on_every_layout(
 
 @pytest.mark.parametrize("model", [{"tie_word_embeddings": True}, {"n_routed_experts": 5, "vocab_size": 509}], ids=str)
 def test_tokens_of_other_models(model: dict[str, Any]) -> None:
-    check(2, {"dp_shard": 2}, None, **model)
+    check(2, {"dp_shard": 2}, model=model)
+
+
+@pytest.mark.parametrize(("num_ranks", "parallel"), named([(4, {"dp_shard": 2, "tp": 2, "ep": 2})]))
+def test_tokens_of_confirmed_guesses(num_ranks: int, parallel: dict[str, Any]) -> None:
+    check(num_ranks, parallel, engine={"drafter": "ngram"})
 
 
 @pytest.mark.parametrize("parallel", [{"dp_shard": 2}, {"ep": 2}], ids=str)
 def test_a_budget_for_weights(parallel: dict[str, Any]) -> None:
     """What may not be kept is gathered in every step."""
-    ((everything, _), _) = check(2, parallel, None)
+    ((everything, _), _) = check(2, parallel)
     ((kept, passing), _) = check(2, parallel, everything // 2)
     assert everything // 4 < kept <= everything // 2
     assert kept + passing == everything

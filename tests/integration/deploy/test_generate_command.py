@@ -38,9 +38,11 @@ def test_a_file(run: Path, tmp_path: Path) -> None:
 
 
 def test_one_prompt(run: Path) -> None:
-    result = generate(run, "--prompt", "import", "--max-new-tokens", 5)
+    options = [run, "--prompt", "import", "--max-new-tokens", 5]
+    result = generate(*options)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("import")
+    assert generate(*options, "--drafter", "ngram").stdout == result.stdout
 
 
 @pytest.mark.parametrize(

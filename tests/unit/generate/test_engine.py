@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine, EngineConfig
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import WholeModel
@@ -113,3 +114,15 @@ def test_a_request_that_can_never_be_served(
     with pytest.raises(RequestError, match=words):
         engine.add(prompt, SamplingParams(**params))
     assert engine.generate([[1]], SamplingParams(max_new_tokens=1))[0][0].finished == "length"
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_sequences": 0}, "max_sequences: 0 is not 1 or more"),
+        ({"cache_bytes": 100}, "cache_bytes: 100 has no room for a page of 16 tokens, which takes 32,768"),
+    ],
+)
+def test_limits_that_cannot_be(model: GlmMoe, limits: dict[str, int], words: str) -> None:
+    with pytest.raises(GlmforgeError, match=words):
+        Engine(model, EngineConfig(**limits))
