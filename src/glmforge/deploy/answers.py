@@ -22,7 +22,8 @@ from glmforge.data.files import disk_errors, partial_path, publish, refuse_unwri
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.files import kind_of, parse_json, shown
-from glmforge.generate.engine import Engine, Sample
+from glmforge.generate.answer import Sample
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.prompts import Prompt
 
@@ -115,7 +116,7 @@ def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int
             return
         for update in engine.step():
             request = requests[update.request]
-            engine.record(update, request.samples[update.sample])
+            request.samples[update.sample].add(update)
             if request.is_done:
                 del requests[update.request]
                 answer = {"line": request.line} | ({} if request.label is None else {"id": request.label})
@@ -156,7 +157,16 @@ def _token(key: str) -> int:
 
 
 def _plain(sample: Sample) -> dict[str, object]:
-    return {name: value for name, value in asdict(sample).items() if value is not None}
+    content: dict[str, object] = {"tokens": sample.tokens, "text": sample.text, "finished": sample.finished}
+    if sample.drafts.num_drafted:
+        content["drafts"] = sample.drafts._asdict()
+    if sample.logprobs:
+        content["logprobs"] = [one._asdict() for one in sample.logprobs]
+    if sample.details is not None and sample.details.prompt_logprobs:
+        content["prompt_logprobs"] = [one._asdict() for one in sample.details.prompt_logprobs]
+    if sample.details is not None and sample.details.experts_TMK is not None:
+        content["experts"] = sample.details.experts_TMK.tolist()
+    return content
 
 
 def _lines(prompts: Path, done: set[int]) -> Iterator[tuple[int, bytes]]:

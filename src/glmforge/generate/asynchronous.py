@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from glmforge.generate.engine import Engine, Update
+from glmforge.generate.answer import Update
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import GREEDY, SamplingParams
 from glmforge.generate.prompts import Prompt
 

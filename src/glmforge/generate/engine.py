@@ -6,7 +6,7 @@ chooses a token for every sequence that is computed to its end (`sampler.py`). R
 
 from collections import abc
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -17,17 +17,22 @@ from torch import Tensor
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
+from glmforge.generate.answer import Details, Sample, Update
+from glmforge.generate.grammar import Grammars
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
 from glmforge.generate.prompts import Prompt, encode_prompt
+from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner, WholeModel
-from glmforge.generate.sampler import choose_tokens
+from glmforge.generate.sampler import Chosen, choose_tokens
 from glmforge.generate.scheduler import Scheduler
-from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Request, Sequence
+from glmforge.generate.sequence import Place, Request, Sequence
 from glmforge.generate.speculate.drafter import Computed, computed_by
 from glmforge.generate.speculate.speculation import DrafterName, Speculation, make_drafter
 from glmforge.generate.step import logits_rows, step_tokens
+from glmforge.generate.text import TextStream
+from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
 
 
@@ -41,6 +46,7 @@ class EngineConfig:
         max_sequences: so many run at the same time.
         max_step_tokens: so many tokens are computed in a step; long prompts take several.
         share_prefixes: whether requests that begin alike share pages.
+        seed: of the requests that have none.
         drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
             followed the last tokens before; None for nobody. No token depends on it, but how many a step gives.
         num_drafts: at most so many tokens are drafted for a sequence in a step.
@@ -52,6 +58,7 @@ class EngineConfig:
     max_sequences: int = 64
     max_step_tokens: int = 512
     share_prefixes: bool = True
+    seed: int = 0
     drafter: DrafterName | None = None
     num_drafts: int = 2
     max_draft_tokens: int = 16
@@ -62,32 +69,12 @@ class EngineConfig:
                 raise GlmforgeError(f"{name}: {getattr(self, name)} is not 1 or more")
 
 
-@dataclass(frozen=True)
-class Update:
-    """A token that a step gave to a sample of a request, or its end; `drafts` counts those of the sample so far."""
-
-    request: int
-    sample: int
-    token: int | None
-    finished: Reason | None
-    drafts: DraftCounts = NO_DRAFTS
-
-
-@dataclass
-class Sample:
-    """An answer: its tokens, their text if the engine has a tokenizer, why it ended, and how much of it was drafted."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    finished: Reason | None = None
-    drafts: DraftCounts = NO_DRAFTS
-
-
 class Engine:
     """Generates from a model on one device, or from what a runner runs.
 
     Args:
-        tokenizer: for prompts and answers that are text; see `encode_prompt` for what else it decides.
+        tokenizer: for prompts and answers that are text, stop strings and grammars; see `encode_prompt` for what else
+            it decides.
     """
 
     def __init__(
@@ -97,6 +84,7 @@ class Engine:
             WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
         )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
+        self._grammars = None if tokenizer is None else Grammars(tokenizer)
         page_bytes = self.runner.page_bytes(config.page_size)
         num_pages = config.cache_bytes // page_bytes
         if num_pages == 0:
@@ -165,6 +153,10 @@ class Engine:
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
         computed, rows = computed_by(steps), logits_rows(steps)
+        score_prompts(steps, logits_LV)
+        if tokens.wants_experts:
+            assert self.runner.experts_TMK is not None, "the runner was asked to record them"
+            record_experts(steps, self.runner.experts_TMK)
         self.scheduler.advance(steps)
         self._begin_samples(computed, rows)
         updates = self._choose(logits_LV, rows)
@@ -207,7 +199,7 @@ class Engine:
                     if on_update is not None:
                         on_update(update)
                     if (sample := found.get((update.request, update.sample))) is not None:
-                        self.record(update, sample)
+                        sample.add(update)
                         num_open -= sample.finished is not None
         finally:
             for number in numbers:
@@ -215,19 +207,13 @@ class Engine:
         answers = iter(found.values())
         return [list(islice(answers, one.num_samples)) for one in each]
 
-    def record(self, update: Update, sample: Sample) -> None:
-        """Add to a sample what a step gave to it."""
-        if update.token is not None:
-            sample.tokens.append(update.token)
-        sample.finished, sample.drafts = update.finished, update.drafts
-        if update.finished is not None and self.tokenizer is not None:
-            sample.text = self.tokenizer.decode(sample.tokens[:-1] if update.finished == "stop" else sample.tokens)
-
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
+            for sequence in self.scheduler.sequences:
+                sequence.forget_record()
             self.scheduler.start_over()
 
     def check(self) -> None:
@@ -240,13 +226,27 @@ class Engine:
         return ids, params
 
     def _queue(self, ids: list[int], params: SamplingParams) -> int:
-        request = Request(self._num_requests, tuple(ids), params)
+        number = self._num_requests
+        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
+        samples = self._sequences(Request(number, tuple(ids), params, seed))
         self._num_requests += 1
-        samples = [Sequence(request, sample, list(ids)) for sample in range(params.num_samples)]
-        self._siblings[request.number] = samples[1:]
+        self._siblings[number] = samples[1:]
         self.scheduler.add(samples[0])
-        self.metrics.asked(request.number)
-        return request.number
+        self.metrics.asked(number)
+        return number
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        """All samples of a request."""
+        params = request.params
+        samples = [Sequence(request, sample, list(request.prompt)) for sample in range(params.num_samples)]
+        if self.tokenizer is not None:
+            for sequence in samples:
+                sequence.text = TextStream(self.tokenizer, params.stop)
+        if params.has_grammar and self._grammars is not None:
+            matcher = self._grammars.matcher(params)
+            for sequence in samples:
+                sequence.grammar = matcher.copy()
+        return samples
 
     def _begin_samples(self, computed: list[Computed], rows: dict[Sequence, int]) -> None:
         """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
@@ -265,31 +265,37 @@ class Engine:
         updates = []
         while rows:
             all_rows = list(rows.values()) == list(range(len(logits_LV)))
-            chosen = choose_tokens(logits_LV if all_rows else logits_LV[list(rows.values())], list(rows))
+            places = [Place(sequence) for sequence in rows]
+            all_chosen = choose_tokens(logits_LV if all_rows else logits_LV[list(rows.values())], places)
             confirmed: dict[Sequence, int] = {}
-            for (sequence, row), token in zip(rows.items(), chosen, strict=True):
-                was_drafted = sequence.append(token)
+            for (sequence, row), chosen in zip(rows.items(), all_chosen, strict=True):
+                was_drafted = sequence.append(chosen.token)
                 self.metrics.num_accepted += was_drafted
-                updates.append(self._update(sequence, token))
+                updates.append(self._update(sequence, chosen))
                 if was_drafted and sequence.finished is None:
                     confirmed[sequence] = row + 1
             rows = confirmed
         return updates
 
-    def _update(self, sequence: Sequence, token: int) -> Update:
+    def _update(self, sequence: Sequence, chosen: Chosen) -> Update:
         """What is to be told of its last token; the sequence ends if that is the last of all."""
-        params, number = sequence.request.params, len(sequence.answer)
-        reason: Reason | None = None
-        if token in params.stop_ids and number >= params.min_new_tokens:
-            reason = "stop"
-        elif number == params.max_new_tokens:
-            reason = "length"
+        text, reason = sequence.read_last()
         if reason is not None:
             self.scheduler.finish(sequence, reason)
-        return Update(sequence.request.number, sequence.sample, token, reason, sequence.draft_counts)
+        return Update(
+            sequence.request.number,
+            sequence.sample,
+            chosen.token,
+            reason,
+            text,
+            chosen.logprob,
+            sequence.draft_counts,
+            None if reason is None else Details.of(sequence),
+        )
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
+        sequence.take_record(first)
         if self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence):
             return
         self.memory.end(sequence)
@@ -302,6 +308,16 @@ class Engine:
         worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
         if not 0 <= worst < vocab_size:
             raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
+        params.check_vocabulary(vocab_size)
+        if params.experts and not self.runner.knows_experts:
+            raise RequestError(
+                "experts: are not known under tp and pp, whose ranks have a part of them each; leave it out"
+            )
+        if self.tokenizer is None and (params.stop or params.has_grammar):
+            raise RequestError(
+                f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "
+                "tokenizer"
+            )
         longest = len(prompt) + params.max_new_tokens
         if longest > limit:
             raise RequestError(

@@ -47,12 +47,13 @@ class CacheMemory:
     def begin(self, sequence: Sequence) -> int:
         """Give a sequence without pages those that hold its beginning; the number of tokens found.
 
-        At least its last token is left to be computed: the next one is chosen from what the model says after it.
+        At least its last token is left to be computed: the next one is chosen from what the model says after it. So is
+        what the request asks to be told of more than tokens.
         """
         assert not sequence.pages, "it has begun"
         if not self.share_prefixes:
             return 0
-        sequence.shared = self.tree.match(sequence.tokens[:-1])
+        sequence.shared = self.tree.match(sequence.tokens[: sequence.num_skippable])
         sequence.pages = [node.page for node in sequence.shared.path()][::-1]
         sequence.num_shared = len(sequence.pages)
         sequence.num_cached = len(sequence.pages) * self.page_size

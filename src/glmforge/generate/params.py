@@ -1,11 +1,14 @@
-"""How a request's tokens are chosen, and when it ends."""
+"""How a request's tokens are chosen, what is told of them, and when an answer ends."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from glmforge.errors import GlmforgeError
 
 MAX_TOP_LOGPROBS = 100
+_MIN_TEMPERATURE = 1e-5  # below it, fp32 logits divided by it overflow
 
 
 class RequestError(GlmforgeError):
@@ -14,11 +17,14 @@ class RequestError(GlmforgeError):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Settings of one request.
+    """Settings of one request; ones that cannot be raise `RequestError`.
+
+    A token's logits are changed in this order: repetition, frequency and presence penalty, logit bias, what is ruled
+    out, temperature, min-p, top-k, top-p. Each of the last three looks at what the ones before it have left.
 
     Attributes:
         max_new_tokens: at most so many are generated, for each sample.
-        min_new_tokens: no stop token and no stop string ends it before.
+        min_new_tokens: no stop token is chosen and no stop string ends an answer before it has so many.
         temperature: logits are divided by it; 0 takes the likeliest token.
         top_p: the smallest set of tokens whose probability reaches it is kept.
         top_k: so many of the likeliest tokens are kept; 0 keeps all.
@@ -31,15 +37,22 @@ class SamplingParams:
         banned_tokens: are never chosen.
         first_tokens: the first token is one of these, if any are given.
         vocab_size: ids from there on are never chosen (an embedding padded past its tokenizer).
-        seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch;
-            None draws a seed.
+        json_schema: the answer is JSON of this schema (as an object or as text); `{}` allows any JSON. Needs a
+            tokenizer and the extra `grammar`.
+        grammar: the answer is a text of this grammar, in Lark's notation as llguidance takes it:
+            `start: "yes" | "no"`, `start: /[0-9]+/`. Needs the same.
+        seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch.
+            None takes a seed from that of the engine and the number of the request.
         num_samples: answers to the same prompt, which is computed once.
-        stop_ids: a token that ends an answer, and is its last.
-        stop: a string that ends an answer, and is not part of it. Needs a tokenizer.
-        logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature and
-            before anything else changes them; None for none.
-        prompt_logprobs: log-probabilities of the prompt's tokens.
-        experts: the experts that every token of the prompt and the answer chose in every layer.
+        stop_ids: a token that ends an answer, and is its last; without any, those of the engine's tokenizer.
+        stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. Needs a
+            tokenizer.
+        logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under
+            1 for temperature 0) and before anything else changes them; None for none.
+        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, whatever
+            prefixes are known.
+        experts: the experts that every token of the prompt and the answer chose in every layer, but the answer's last
+            token, which nothing is computed from. All of the prompt is computed for it.
     """
 
     max_new_tokens: int = 128
@@ -52,16 +65,121 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_tokens: tuple[int, ...] = ()
-    first_tokens: tuple[int, ...] = ()
+    banned_tokens: Sequence[int] = ()
+    first_tokens: Sequence[int] = ()
     vocab_size: int | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    grammar: str | None = None
     seed: int | None = None
     num_samples: int = 1
-    stop_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()
+    stop_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
     logprobs: int | None = None
     prompt_logprobs: bool = False
     experts: bool = False
+
+    def __post_init__(self) -> None:
+        for name, limit in _LIMITS.items():
+            limit.check(name, getattr(self, name))
+        for name in ("banned_tokens", "first_tokens", "stop_ids"):
+            _check_list(name, getattr(self, name), int, "token ids, such as [17, 4]")
+        _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
+        if not all(self.stop):
+            raise RequestError("stop: an empty string is in every text; leave it out")
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias: {self.logit_bias!r} does not map token ids to numbers")
+        for token, bias in self.logit_bias.items():
+            _TOKEN.check("logit_bias", token)
+            _FINITE.check(f"logit_bias of token {token}", bias)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
+            )
+        self._check_grammar()
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.grammar is not None or self.json_schema is not None
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `RequestError` for a token that a model of so many does not have, and where none is left to choose."""
+        named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids]
+        for token in named:
+            if token >= vocab_size:
+                raise RequestError(f"params: token {token} lies outside the vocabulary of {vocab_size:,}")
+        if self.vocab_size is not None and self.vocab_size > vocab_size:
+            raise RequestError(f"vocab_size: {self.vocab_size:,} is more than the model's {vocab_size:,}")
+        limit = vocab_size if self.vocab_size is None else self.vocab_size
+        ruled_out = {*self.banned_tokens, *(self.stop_ids if self.min_new_tokens > 1 else ())}
+        if self.first_tokens and all(token in ruled_out or token >= limit for token in self.first_tokens):
+            raise RequestError("first_tokens: all of them are banned, beyond vocab_size, or end the answer too early")
+        if sum(token < limit for token in ruled_out) == limit:
+            raise RequestError(f"banned_tokens: none of the {limit:,} tokens is left to choose")
+
+    def _check_grammar(self) -> None:
+        for name, kinds in (("json_schema", str | Mapping), ("grammar", str)):
+            if not isinstance(getattr(self, name), kinds | None):
+                raise RequestError(f"{name}: {getattr(self, name)!r} is not a {name.replace('_', ' ')}")
+        if self.grammar is not None and self.json_schema is not None:
+            raise RequestError("grammar: an answer follows it or json_schema; give one of them")
+        if self.has_grammar and (self.banned_tokens or self.first_tokens or self.min_new_tokens):
+            raise RequestError(
+                "grammar: together with banned_tokens, first_tokens or min_new_tokens it could leave no token to "
+                "choose; give the grammar alone"
+            )
+
+
+class _Limit(NamedTuple):
+    kind: type
+    holds: Callable[[Any], bool]
+    words: str
+    optional: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        if self.optional and value is None:
+            return
+        kinds = (int, float) if self.kind is float else self.kind
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
+            raise RequestError(f"{name}: {value!r} is not a {_KINDS[self.kind]}")
+        if not self.holds(value):
+            raise RequestError(f"{name}: {value!r} is not {self.words}")
+
+
+_KINDS = {int: "whole number", float: "number", bool: "yes or no (true, false)"}
+_FINITE = _Limit(float, math.isfinite, "a finite number")
+_TOKEN = _Limit(int, lambda token: token >= 0, "a token id, 0 or more")
+_YES_OR_NO = _Limit(bool, lambda value: True, "")
+_LIMITS = {
+    "max_new_tokens": _Limit(int, lambda number: number >= 1, "1 or more"),
+    "min_new_tokens": _Limit(int, lambda number: number >= 0, "0 or more"),
+    "temperature": _Limit(
+        float,
+        lambda value: value == 0 or _MIN_TEMPERATURE <= value < math.inf,
+        f"0, which takes the likeliest token, or {_MIN_TEMPERATURE} and more",
+    ),
+    "top_p": _Limit(float, lambda value: 0 < value <= 1, "above 0 and at most 1, which keeps all tokens"),
+    "top_k": _Limit(int, lambda number: number >= 0, "0, which keeps all tokens, or more"),
+    "min_p": _Limit(float, lambda value: 0 <= value <= 1, "between 0, which keeps all tokens, and 1"),
+    "repetition_penalty": _Limit(float, lambda value: 0 < value < math.inf, "above 0; 1 is none"),
+    "frequency_penalty": _FINITE,
+    "presence_penalty": _FINITE,
+    "vocab_size": _Limit(int, lambda number: number >= 1, "1 or more", optional=True),
+    "seed": _Limit(int, lambda number: 0 <= number < 2**63, "between 0 and 2**63 - 1", optional=True),
+    "num_samples": _Limit(int, lambda number: number >= 1, "1 or more"),
+    "logprobs": _Limit(
+        int, lambda number: 0 <= number <= MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}", optional=True
+    ),
+    "prompt_logprobs": _YES_OR_NO,
+    "experts": _YES_OR_NO,
+}
+
+
+def _check_list(name: str, values: object, kind: type, words: str) -> None:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, kind) for value in values):
+        raise RequestError(f"{name}: {values!r} is not a list of {words}")
+    if kind is int:
+        for value in values:
+            _TOKEN.check(name, value)
 
 
 GREEDY = SamplingParams()

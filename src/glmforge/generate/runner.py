@@ -1,7 +1,7 @@
 """Who runs the model on the tokens of a step, and holds the cache that they fill.
 
 Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, D hidden_size, N pages, G key/value heads, C tokens
-of a page, P head_dim.
+of a page, P head_dim, M MoE layers, K experts of a token.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from glmforge.config.model import ModelConfig
 from glmforge.errors import GlmforgeError
 from glmforge.generate.native import NativeModel, fits
+from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
@@ -27,13 +28,19 @@ class Runner(Protocol):
 
     Attributes:
         is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+        knows_experts: whether it can tell the experts that tokens choose.
+        experts_TMK: those of the last step's tokens in the M MoE layers of the trunk, if the step wanted them.
     """
 
     config: ModelConfig
     device: torch.device
+    experts_TMK: Tensor | None
 
     @property
     def is_collective(self) -> bool: ...
+
+    @property
+    def knows_experts(self) -> bool: ...
 
     def anyone(self, busy: bool) -> bool:
         """Whether any of the ranks that run steps together is busy."""
@@ -92,7 +99,7 @@ class WholeModel:
     With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
     """
 
-    is_collective = False
+    is_collective, knows_experts = False, True
 
     def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:
@@ -101,6 +108,7 @@ class WholeModel:
                 "needs none"
             )
         self.model, self.config, self.has_mtp = model, model.config, with_mtp
+        self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
         self.is_native = native and fits(model)
@@ -123,8 +131,15 @@ class WholeModel:
     @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
         if self._native is not None:
-            return self._native.run(tokens)[0]
-        return self._run_modules(tokens)
+            logits_LV, experts_STK = self._native.run(tokens)
+            self.experts_TMK = experts_STK[self.config.first_k_dense_replace :].transpose(0, 1)
+            return logits_LV
+        if not tokens.wants_experts:
+            return self._run_modules(tokens)
+        with recorded_experts([self.model]) as experts:
+            logits_LV = self._run_modules(tokens)
+        self.experts_TMK = torch.stack(experts, dim=1)
+        return logits_LV
 
     def _run_modules(self, tokens: StepTokens) -> Tensor:
         model, ids_T = self.model, tokens.ids_T

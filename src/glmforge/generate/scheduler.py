@@ -30,7 +30,17 @@ class Work(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Of so many tokens, the last ones, the logits are wanted: of the last one and of the drafts."""
+        """Of so many tokens, the last ones, the logits are wanted: to choose by, or to score a prompt.
+
+        Asked before the sequence advances.
+        """
+        stop = self.sequence.num_cached + self.num_tokens
+        unscored = stop - max(self.sequence.num_cached, self.sequence.num_scored) if self.sequence.scores_prompt else 0
+        return max(self.num_places, unscored)
+
+    @property
+    def num_places(self) -> int:
+        """At so many places a token may be chosen: behind the last one and behind the drafts."""
         return max(0, 1 + self.num_tokens - self.sequence.num_pending)
 
 

@@ -1,14 +1,21 @@
-"""A request's answer while it is being made: its tokens, its pages, how far it is computed.
+"""A request's answer while it is being made: its tokens, its pages, how far it is computed, what is told of it.
 
 Prompt and answer are one list. What is not in the cache yet is computed next, be it a prompt, one token, or all of it
 again after the pages were given to others: a sequence that waits and one that decodes differ in nothing else.
 """
 
+import functools
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import torch
+from torch import Tensor
+
+from glmforge.generate.grammar import GrammarMatcher
+from glmforge.generate.logprobs import TokenLogprob
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prefix import PrefixNode
+from glmforge.generate.text import TextStream
 
 Reason = Literal["length", "stop", "cancelled"]
 
@@ -20,6 +27,12 @@ class Request:
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
+    seed: int = 0
+
+    @functools.cached_property
+    def prompt_ids(self) -> Tensor:
+        """int64: each token of the prompt once."""
+        return torch.tensor(self.prompt).unique()
 
 
 class DraftCounts(NamedTuple):
@@ -48,6 +61,9 @@ class Sequence:
         shared: the end of the path of whole pages that the prefix tree has of this sequence; None if it is not to
             learn more of them.
         finished: why, if it is.
+        text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and asked for.
+        experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers; None if nobody asks.
         drafts: guesses at the tokens to come, which the next step checks.
     """
 
@@ -59,6 +75,11 @@ class Sequence:
     shared: PrefixNode | None = None
     num_shared: int = 0
     finished: Reason | None = None
+    text: TextStream | None = None
+    grammar: GrammarMatcher | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    experts_TMK: Tensor | None = None
+    num_recorded: int = 0
     drafts: list[int] = field(default_factory=list)
     draft_counts: DraftCounts = NO_DRAFTS
 
@@ -81,6 +102,31 @@ class Sequence:
         """Tokens that may still be generated."""
         return len(self.request.prompt) + self.request.params.max_new_tokens - len(self.tokens)
 
+    @property
+    def known_experts(self) -> Tensor | None:
+        """`experts_TMK` of all tokens but the last, from which nothing was computed."""
+        return None if self.experts_TMK is None else self.experts_TMK[: len(self.tokens) - 1]
+
+    @property
+    def num_scored(self) -> int:
+        """After so many tokens the prompt's log-probabilities are known."""
+        return len(self.prompt_logprobs)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be told."""
+        return self.request.params.prompt_logprobs and self.num_scored < len(self.request.prompt) - 1
+
+    @property
+    def num_skippable(self) -> int:
+        """So many of its first tokens need not be computed where their keys and values are known."""
+        limits = [len(self.tokens) - 1]
+        if self.scores_prompt:
+            limits.append(self.num_scored)
+        if self.request.params.experts:
+            limits.append(self.num_recorded)
+        return min(limits)
+
     def append(self, token: int) -> bool:
         """Add the next token; whether it was drafted, so that the one behind it can be chosen as well.
 
@@ -98,3 +144,58 @@ class Sequence:
         del self.drafts[0]
         self.num_cached += 1
         return True
+
+    def read_last(self) -> tuple[str, Reason | None]:
+        """Of its last token, once: the text that is certain since, and why the answer ends, if it does."""
+        token, params = self.tokens[-1], self.request.params
+        number = len(self.tokens) - len(self.request.prompt)
+        may_stop = number >= params.min_new_tokens
+        if token in params.stop_ids and may_stop:
+            return self._finish_text(), "stop"
+        text = "" if self.text is None else self.text.add(token, may_stop=may_stop)
+        if self.grammar is not None:
+            self.grammar.read(token)
+        if (self.text is not None and self.text.stopped) or (self.grammar is not None and self.grammar.is_complete):
+            return text + self._finish_text(), "stop"
+        if number == params.max_new_tokens:
+            return text + self._finish_text(), "length"
+        return text, None
+
+    def take_record(self, first: "Sequence") -> None:
+        """Take what has been told of the prompt from another sample of the request."""
+        self.prompt_logprobs = list(first.prompt_logprobs)
+        if first.experts_TMK is not None:
+            self.experts_TMK, self.num_recorded = first.experts_TMK.clone(), first.num_recorded
+
+    def forget_record(self) -> None:
+        """What is told of tokens is to be found again, as under other weights; a prompt that has it all keeps it."""
+        if self.scores_prompt:
+            self.prompt_logprobs.clear()
+        self.num_recorded = 0
+
+    def _finish_text(self) -> str:
+        return "" if self.text is None else self.text.finish()
+
+
+class Place(NamedTuple):
+    """Where a token is to be chosen: behind the tokens of a sequence, and `drafted` ones that may yet be refused."""
+
+    sequence: Sequence
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sequence.request.params
+
+    @property
+    def number(self) -> int:
+        """So many tokens are before it."""
+        return len(self.sequence.tokens) + len(self.drafted)
+
+    @property
+    def num_answered(self) -> int:
+        return self.number - len(self.sequence.request.prompt)
+
+    @property
+    def answer(self) -> list[int]:
+        return [*self.sequence.answer, *self.drafted]

@@ -15,7 +15,7 @@ a step takes as long as on one rank with all layers; pp is memory here, not spee
 
 Training must not notice: between `session`s the model is as it was, and a session draws no random number.
 
-Shapes: T tokens, L tokens whose logits are wanted, V vocab_size.
+Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, M MoE layers, K experts of a token.
 """
 
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.generate.kept_weights import KeptWeights, WeightBytes
+from glmforge.generate.record import recorded_experts
 from glmforge.generate.runner import PagedAttend, PagedCache
 from glmforge.generate.step import StepTokens
 from glmforge.model.attention import Attend, Attention
@@ -56,6 +57,8 @@ class ShardedModel:
         self.share = world.data_rank * world.axis_size("cp") + world.axis_rank("cp")
         self.num_shares = world.layout.data_ranks * world.axis_size("cp")
         self.speaks = world.axis_rank("tp") == 0 and world.axis_rank("pp") == 0
+        self.knows_experts = world.axis_size("tp") == world.axis_size("pp") == 1
+        self.experts_TMK: Tensor | None = None
         self.weight_bytes = WeightBytes(0, 0)
         self._weights = KeptWeights(model, max_weight_bytes)
         self._dtype = model.parts[0].compute_dtype
@@ -125,7 +128,9 @@ class ShardedModel:
             return output.router.aux_loss, output.activations
 
         rows = (self.model.world.axis_size("cp"), len(inputs.ids_T))  # each cp rank has T tokens
-        self.model.run(run, 1, rows, num_mtp=0, backward=False)
+        with recorded_experts(self.model.parts if tokens.wants_experts else []) as experts:
+            self.model.run(run, 1, rows, num_mtp=0, backward=False)
+        self.experts_TMK = torch.stack(experts, dim=1) if experts else None
         logits_LV = self._from_last_stage(made[0] if made else self._no_logits(len(tokens.wanted_L)))
         return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
 

@@ -33,20 +33,25 @@ class StepTokens:
         ids_T, positions_T: int64.
         paged: where they belong.
         wanted_L: int64, the tokens whose logits are wanted, in ascending order.
+        wants_experts: whether the experts that they choose are.
     """
 
     ids_T: Tensor
     positions_T: Tensor
     paged: PagedTokens
     wanted_L: Tensor
+    wants_experts: bool = False
 
 
 def step_tokens(steps: abc.Sequence[Work], page_size: int, device: torch.device) -> StepTokens:
     """The tokens of `steps`, sequence after sequence."""
-    return span_tokens([_span(work) for work in steps], page_size, device)
+    wants_experts = any(work.sequence.request.params.experts for work in steps)
+    return span_tokens([_span(work) for work in steps], page_size, device, wants_experts=wants_experts)
 
 
-def span_tokens(spans: abc.Sequence[Span], page_size: int, device: torch.device) -> StepTokens:
+def span_tokens(
+    spans: abc.Sequence[Span], page_size: int, device: torch.device, *, wants_experts: bool = False
+) -> StepTokens:
     """The tokens of `spans`, each of another sequence."""
     ids: list[int] = []
     positions: list[int] = []
@@ -72,7 +77,7 @@ def span_tokens(spans: abc.Sequence[Span], page_size: int, device: torch.device)
     paged = PagedTokens(
         tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts, tuple(lengths)
     )
-    return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted))
+    return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted), wants_experts)
 
 
 def logits_rows(steps: abc.Sequence[Work]) -> dict[Sequence, int]:
@@ -80,7 +85,7 @@ def logits_rows(steps: abc.Sequence[Work]) -> dict[Sequence, int]:
     rows, row = {}, 0
     for work in steps:
         if work.completes:
-            rows[work.sequence] = row
+            rows[work.sequence] = row + work.num_wanted - work.num_places
         row += work.num_wanted
     return rows
 

@@ -5,20 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine, EngineConfig
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.model import GlmMoe
+from helpers.tiny_data import TinyData
 
 PROMPTS = [[5, 6, 7], [1], list(range(100, 160)), [5, 6, 7, 8], list(range(100, 148))]
 NUM_NEW = 12
 
 
-def engine_of(model: GlmMoe, num_pages: int = 64, **options: object) -> Engine:
+def engine_of(model: GlmMoe, num_pages: int = 64, tokenizer: Tokenizer | None = None, **options: object) -> Engine:
     runner = WholeModel(model)
     config = EngineConfig(**({"page_size": 4} | options))
-    return Engine(runner, replace(config, cache_bytes=num_pages * runner.page_bytes(config.page_size)))
+    config = replace(config, cache_bytes=num_pages * runner.page_bytes(config.page_size))
+    return Engine(runner, config, tokenizer=tokenizer)
 
 
 def one_after_another(model: GlmMoe, prompt: list[int], number: int) -> list[int]:
@@ -104,16 +107,57 @@ def test_other_weights_in_between(model: GlmMoe) -> None:
         ([1, 512], {}, "token 512 lies outside the vocabulary of 512"),
         ([-1], {}, "token -1 lies outside"),
         ([1] * 250, {"max_new_tokens": 7}, "need 257 positions, the model has 256"),
+        ([1], {"banned_tokens": [512]}, "token 512 lies outside the vocabulary"),
+        ([1], {"stop": ["x"]}, "stop: is about text"),
         ([1] * 30, {"max_new_tokens": 7}, "can never fit a cache of 36 tokens"),
     ],
 )
 def test_a_request_that_can_never_be_served(
-    model: GlmMoe, prompt: list[int], params: dict[str, int], words: str
+    model: GlmMoe, prompt: list[int], params: dict[str, object], words: str
 ) -> None:
     engine = engine_of(model, num_pages=9)
     with pytest.raises(RequestError, match=words):
         engine.add(prompt, SamplingParams(**params))
     assert engine.generate([[1]], SamplingParams(max_new_tokens=1))[0][0].finished == "length"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_data: TinyData) -> Tokenizer:
+    return Tokenizer.load(tiny_data.tokenizer)
+
+
+def test_an_answer_ends_at_a_stop_string(model: GlmMoe, tokenizer: Tokenizer) -> None:
+    """The text before it; an earlier one passes while the answer has too few tokens."""
+    params = SamplingParams(max_new_tokens=60, temperature=1.0, seed=1, banned_tokens=tokenizer.stop_ids)
+    engine = engine_of(model, tokenizer=tokenizer)
+    ((free,),) = engine.generate([PROMPTS[0]], params)
+    assert free.text == tokenizer.decode(free.tokens)
+    stop = free.text[20:23]
+    ((sample,),) = engine.generate([PROMPTS[0]], replace(params, stop=["no such text", stop]))
+    assert (sample.text, sample.finished) == (free.text.partition(stop)[0], "stop")
+    assert sample.tokens == free.tokens[: len(sample.tokens)]
+    assert stop in tokenizer.decode(sample.tokens)
+    assert stop not in tokenizer.decode(sample.tokens[:-1])
+    later = replace(params, stop=[stop], min_new_tokens=len(sample.tokens) + 1)
+    ((longer,),) = engine.generate([PROMPTS[0]], later)
+    assert longer.text.startswith(sample.text + stop)
+
+
+def test_no_stop_token_before_the_minimum(model: GlmMoe) -> None:
+    engine = engine_of(model)
+    ((free,),) = engine.generate([PROMPTS[0]], SamplingParams(max_new_tokens=8))
+    params = SamplingParams(max_new_tokens=8, stop_ids=free.tokens[2:3], min_new_tokens=5)
+    ((sample,),) = engine.generate([PROMPTS[0]], params)
+    assert sample.tokens[:2] == free.tokens[:2]
+    assert not set(sample.tokens[:4]) & set(params.stop_ids)
+
+
+def test_requests_without_a_seed_take_the_engines(model: GlmMoe) -> None:
+    params = SamplingParams(max_new_tokens=8, temperature=1.0)
+    first, second = engine_of(model).generate([[1], [1]], params)
+    assert first != second
+    assert engine_of(model).generate([[1], [1]], params) == [first, second]
+    assert engine_of(model, seed=1).generate([[1]], params) != [first]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from glmforge.data.chat_template.template import CHAT_TEMPLATE, Message, render
 from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
+from glmforge.data.tokens.spelling import unspell
 from glmforge.data.tokens.tokenizer_file import (
     PADDED_SIZE_KEY,
     TOKENIZER_FILE,
@@ -199,6 +200,23 @@ class Tokenizer:
         if token is None:
             raise DataError(f"token id {index} is not in the vocabulary of {self.vocab_size:,}")
         return str(token)
+
+    def token_bytes(self, index: int) -> bytes:
+        """What the token adds to a text, nothing for an id beyond the vocabulary.
+
+        The bytes of all tokens, read as UTF-8, are what `decode` gives.
+        """
+        token = self._full.id_to_token(index)
+        if token is None:
+            return b""
+        try:
+            return unspell(token)
+        except ValueError:  # an added token, which is spelt as it is
+            return str(token).encode()
+
+    def to_json(self) -> str:
+        """Content of a tokenizer.json."""
+        return str(self._full.to_str())
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> NDArray[np.int64]:

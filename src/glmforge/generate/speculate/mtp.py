@@ -13,7 +13,6 @@ the page may differ there; then they read what one of them wrote. As with any po
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from glmforge.errors import GlmforgeError
 from glmforge.generate.runner import Runner
 from glmforge.generate.sampler import choose_tokens
-from glmforge.generate.sequence import Sequence
+from glmforge.generate.sequence import Place, Sequence
 from glmforge.generate.speculate.drafter import Computed
 from glmforge.generate.step import Span, StepTokens, span_tokens
 
@@ -82,6 +81,6 @@ class MtpDrafter:
         logits_LV = self.runner.draft(span_tokens(spans, self.page_size, self.runner.device), rows)
         if not drafting:
             return
-        ahead = [replace(sequence, tokens=sequence.tokens + sequence.drafts) for sequence in drafting]
-        for sequence, token in zip(drafting, choose_tokens(logits_LV, ahead), strict=True):
-            sequence.drafts.append(token)
+        places = [Place(sequence, tuple(sequence.drafts)) for sequence in drafting]
+        for sequence, chosen in zip(drafting, choose_tokens(logits_LV, places), strict=True):
+            sequence.drafts.append(chosen.token)

@@ -26,7 +26,8 @@ class Listening(WholeModel):
     def draft(self, tokens: StepTokens, rows: list[int]) -> Tensor:
         logits_LV = super().draft(tokens, rows)
         wanted_L = tokens.wanted_L
-        last = zip(tokens.positions_T[wanted_L].tolist(), tokens.ids_T[wanted_L].tolist(), logits_LV, strict=True)
+        said_LV = logits_LV.clone()  # the sampler overwrites them
+        last = zip(tokens.positions_T[wanted_L].tolist(), tokens.ids_T[wanted_L].tolist(), said_LV, strict=True)
         self.heard += last
         return logits_LV
 

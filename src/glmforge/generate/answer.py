@@ -1,0 +1,68 @@
+"""What an engine gives: updates while an answer is made, and whole answers."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from glmforge.generate.logprobs import TokenLogprob
+from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """Of a sample that has ended: log-probabilities of the prompt's tokens from the second on, and experts int16
+    [tokens of prompt and answer but the last, MoE layers, experts of a token]; empty and None if nobody asked."""
+
+    prompt_logprobs: list[TokenLogprob]
+    experts_TMK: Tensor | None
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> "Details | None":
+        """None if the request asks for none of them."""
+        params = sequence.request.params
+        if not (params.prompt_logprobs or params.experts):
+            return None
+        return cls(sequence.prompt_logprobs, sequence.known_experts)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A token that a step gave to a sample of a request, or its end.
+
+    Attributes:
+        text: what can be said of the answer's text since the last update, if the engine has a tokenizer.
+        logprob: of the token, if the request asks for it.
+        drafts: counts those of the sample so far.
+        details: what else it asks for, with the last token.
+    """
+
+    request: int
+    sample: int
+    token: int | None
+    finished: Reason | None
+    text: str = ""
+    logprob: TokenLogprob | None = None
+    drafts: DraftCounts = NO_DRAFTS
+    details: Details | None = None
+
+
+@dataclass
+class Sample:
+    """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
+    much of it was drafted."""
+
+    tokens: list[int] = field(default_factory=list)
+    finished: Reason | None = None
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    drafts: DraftCounts = NO_DRAFTS
+    details: Details | None = None
+
+    def add(self, update: Update) -> None:
+        """Take up what an update of this sample says."""
+        if update.token is not None:
+            self.tokens.append(update.token)
+        if update.logprob is not None:
+            self.logprobs.append(update.logprob)
+        self.text += update.text
+        self.finished, self.drafts, self.details = update.finished, update.drafts, update.details

@@ -1,0 +1,68 @@
+"""Settings that cannot be are refused in one line that names the setting."""
+
+import math
+
+import pytest
+
+from glmforge.generate.params import RequestError, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens: 0 is not 1 or more"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens: 2.5 is not a whole number"),
+        ({"max_new_tokens": True}, "max_new_tokens: True is not a whole number"),
+        ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: 9 is more than max_new_tokens, 8"),
+        ({"temperature": -0.1}, "temperature: -0.1 is not 0"),
+        ({"temperature": 1e-9}, "temperature: 1e-09 is not 0"),
+        ({"temperature": math.nan}, "temperature: nan is not 0"),
+        ({"temperature": "hot"}, "temperature: 'hot' is not a number"),
+        ({"top_p": 0}, "top_p: 0 is not above 0"),
+        ({"top_p": 1.1}, "top_p: 1.1 is not above 0"),
+        ({"top_k": -1}, "top_k: -1 is not 0"),
+        ({"min_p": 2}, "min_p: 2 is not between 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty: 0 is not above 0"),
+        ({"frequency_penalty": math.inf}, "frequency_penalty: inf is not a finite number"),
+        ({"logit_bias": {3: math.inf}}, "logit_bias of token 3: inf is not a finite number"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias: '3' is not a whole number"),
+        ({"logit_bias": [3]}, r"logit_bias: \[3\] does not map"),
+        ({"banned_tokens": [-1]}, "banned_tokens: -1 is not a token id"),
+        ({"stop_ids": 7}, "stop_ids: 7 is not a list of token ids"),
+        ({"stop": "\n"}, r"stop: '\\n' is not a list of strings"),
+        ({"stop": [""]}, "stop: an empty string"),
+        ({"vocab_size": 0}, "vocab_size: 0 is not 1 or more"),
+        ({"seed": -1}, "seed: -1 is not between"),
+        ({"seed": 2**63}, "seed: 9223372036854775808 is not between"),
+        ({"num_samples": 0}, "num_samples: 0 is not 1 or more"),
+        ({"logprobs": 101}, "logprobs: 101 is not between 0 and 100"),
+        ({"experts": 1}, "experts: 1 is not a yes or no"),
+        ({"json_schema": 3}, "json_schema: 3 is not a json schema"),
+        ({"grammar": 'start: "a"', "json_schema": {}}, "give one of them"),
+        ({"grammar": 'start: "a"', "banned_tokens": [1]}, "could leave no token"),
+    ],
+    ids=str,
+)
+def test_refused(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        SamplingParams(**settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stop_ids": [10]}, "token 10 lies outside the vocabulary of 10"),
+        ({"logit_bias": {12: 1.0}}, "token 12 lies outside"),
+        ({"vocab_size": 11}, "vocab_size: 11 is more than the model's 10"),
+        ({"first_tokens": [1, 2], "banned_tokens": [1, 2]}, "first_tokens: all of them"),
+        ({"first_tokens": [7], "vocab_size": 7}, "first_tokens: all of them"),
+        ({"first_tokens": [7], "stop_ids": [7], "min_new_tokens": 2}, "first_tokens: all of them"),
+        ({"banned_tokens": list(range(5)), "vocab_size": 5}, "none of the 5 tokens is left"),
+    ],
+    ids=str,
+)
+def test_refused_for_a_vocabulary(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        SamplingParams(**settings).check_vocabulary(10)
+    SamplingParams(first_tokens=[7], stop_ids=[7], min_new_tokens=1).check_vocabulary(10)
