@@ -18,7 +18,7 @@ from glmforge.model.block import DecoderLayer
 from glmforge.model.dispatch import LocalDispatcher
 from glmforge.model.layers import Linear, RMSNorm, SwiGLU, matmul
 from glmforge.model.moe import Experts, MoE
-from glmforge.model.placement import ONE_DEVICE
+from glmforge.model.placement import ONE_DEVICE, Region
 from glmforge.model.rope import Rope
 from glmforge.model.transformer import GlmMoe
 
@@ -38,7 +38,7 @@ def fits(model: GlmMoe) -> bool:
 
 
 def _is_as_written(module: nn.Module) -> bool:
-    if getattr(module, "region", ONE_DEVICE) is not ONE_DEVICE:
+    if type(getattr(module, "region", ONE_DEVICE)) is not Region:
         return False
     if isinstance(module, Linear):
         return module.matmul is matmul
