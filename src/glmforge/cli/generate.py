@@ -49,6 +49,8 @@ class Options:
     logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN=NUMBER, added to the token's logit.")] = None
     banned_tokens: Annotated[list[int] | None, typer.Option(help="A token that is never chosen.")] = None
     first_tokens: Annotated[list[int] | None, typer.Option(help="A token that may be the first one.")] = None
+    json_schema: Annotated[str | None, typer.Option(help="Answers are JSON of this schema.")] = None
+    grammar: Annotated[str | None, typer.Option(help="Answers follow this grammar, in Lark's notation.")] = None
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None
     num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="Answers to each prompt.")] = 1
     stop_ids: Annotated[list[int] | None, typer.Option(help="A token that ends an answer.")] = None

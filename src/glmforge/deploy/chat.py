@@ -1,7 +1,6 @@
 """Talk to a model: turns through the chat template, or plain continuation for a base model; streamed.
 
-Turns begin alike, so an engine that shares prefixes computes only what is new in each. Bytes of one character may come
-in several tokens, so text is handed out only up to the last whole character.
+Turns begin alike, so an engine that shares prefixes computes only what is new in each.
 """
 
 from collections.abc import Callable
@@ -9,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
+from glmforge.generate.answer import Update
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prompts import Prompt
-
-_REPLACEMENT = "\ufffd"
 
 OnText = Callable[[str], None]
 
@@ -71,34 +69,11 @@ class Conversation:
 
 
 def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None) -> str:
-    stream = _TextStream(tokenizer_of(engine), on_text)
-    engine.generate([prompt], replace(params, num_samples=1), on_update=lambda update: stream.add(update.token))
-    return stream.finish()
+    tokenizer_of(engine)
 
+    def give(update: Update) -> None:
+        if on_text is not None and update.text:
+            on_text(update.text)
 
-class _TextStream:
-    """Token ids in, whole characters out."""
-
-    def __init__(self, tokenizer: Tokenizer, on_text: Callable[[str], None] | None) -> None:
-        self._tokenizer = tokenizer
-        self._on_text = on_text
-        self._ids: list[int] = []
-        self._given = 0
-
-    def add(self, token: int | None) -> None:
-        if token is None or token in self._tokenizer.stop_ids:
-            return
-        self._ids.append(token)
-        text = self._tokenizer.decode(self._ids)
-        if not text.endswith(_REPLACEMENT):
-            self._give(text)
-
-    def finish(self) -> str:
-        text = self._tokenizer.decode(self._ids)
-        self._give(text)
-        return text
-
-    def _give(self, text: str) -> None:
-        if self._on_text is not None and len(text) > self._given:
-            self._on_text(text[self._given :])
-        self._given = len(text)
+    ((sample,),) = engine.generate([prompt], replace(params, num_samples=1), on_update=give)
+    return sample.text

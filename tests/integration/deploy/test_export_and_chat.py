@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import glmforge
-from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.deploy.chat import Conversation, _TextStream, continue_text
+from glmforge.deploy.chat import Conversation, continue_text
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
@@ -82,19 +81,6 @@ def test_chat_streams_what_it_returns(run: Path, tmp_path: Path, source: str) ->
     assert len(pieces) > 1
     assert "".join(pieces) == text
     assert "<|" not in text
-
-
-def test_stream_never_cuts_a_character(tiny_data: TinyData) -> None:
-    """Bytes that are no learnt merge come one token each; a character of three bytes is handed out when whole."""
-    tokenizer = Tokenizer.load(tiny_data.tokenizer)
-    ids = tokenizer.encode("a\u20acb")
-    assert len(ids) == 5
-    pieces: list[str] = []
-    stream = _TextStream(tokenizer, pieces.append)
-    for token in ids:
-        stream.add(token)
-    assert pieces == ["a", "\u20ac", "b"]
-    assert stream.finish() == "a\u20acb"
 
 
 def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
