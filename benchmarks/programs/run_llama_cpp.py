@@ -5,11 +5,13 @@ sequences that decode first, one token each, and then pieces of prompts in the r
 """
 
 import ctypes
+import sys
 
 import llama_cpp
 from protocol import Answers, Prompts, read_settings, serve
 
 GGML_TYPES = {"fp32": 0, "bf16": 30}
+GGML_LOG_LEVEL_ERROR = 4
 
 
 class Llama:
@@ -17,8 +19,10 @@ class Llama:
 
     def __init__(self, path: str, num_sequences: int, num_tokens: int, step_tokens: int, threads: int, dtype: str):
         llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(QUIET, None)
+        llama_cpp.llama_log_set(ERRORS_ONLY, None)
         model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
+        if not model:
+            raise RuntimeError(f"{path}: llama.cpp cannot load it")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = num_sequences * -(-num_tokens // 256) * 256
         params.n_seq_max = num_sequences
@@ -71,8 +75,10 @@ class Llama:
 
 
 @llama_cpp.llama_log_callback
-def QUIET(level: int, text: bytes, data: ctypes.c_void_p) -> None:
-    """Its library logs every tensor."""
+def ERRORS_ONLY(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Otherwise the library tells of every tensor."""
+    if level == GGML_LOG_LEVEL_ERROR:
+        sys.stderr.write(text.decode())
 
 
 def main() -> None:

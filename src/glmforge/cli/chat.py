@@ -1,5 +1,6 @@
 """`glmforge chat`: talk to a model in the terminal."""
 
+import secrets
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -30,14 +31,14 @@ def chat(
         glmforge chat runs/demo --complete -p "def main():" --temperature 0
     """
     from glmforge.deploy.chat import Conversation, continue_text
-    from glmforge.generate.engine import Engine
+    from glmforge.generate.engine import Engine, EngineConfig
     from glmforge.generate.params import SamplingParams
 
     if prompt is not None and not (prompt if complete else prompt.strip()):
         raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine.load(model, tokenizer=tokenizer)
+    engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
     conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:

@@ -1,5 +1,6 @@
 """`glmforge generate`: answers to a file of prompts, or to one."""
 
+import secrets
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 
 from glmforge.cli.signature import takes
 from glmforge.errors import GlmforgeError
+from glmforge.files import read_text
 
 if TYPE_CHECKING:
     from glmforge.generate.engine import Engine
@@ -49,8 +51,6 @@ class Options:
     logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN=NUMBER, added to the token's logit.")] = None
     banned_tokens: Annotated[list[int] | None, typer.Option(help="A token that is never chosen.")] = None
     first_tokens: Annotated[list[int] | None, typer.Option(help="A token that may be the first one.")] = None
-    json_schema: Annotated[str | None, typer.Option(help="Answers are JSON of this schema.")] = None
-    grammar: Annotated[str | None, typer.Option(help="Answers follow this grammar, in Lark's notation.")] = None
     seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None
     num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="Answers to each prompt.")] = 1
     stop_ids: Annotated[list[int] | None, typer.Option(help="A token that ends an answer.")] = None
@@ -58,6 +58,8 @@ class Options:
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many tokens at each place.")] = None
     prompt_logprobs: Annotated[bool, typer.Option(help="Log-probabilities of the prompts' tokens.")] = False
     experts: Annotated[bool, typer.Option(help="The experts that each token chose.")] = False
+    json_schema: Annotated[Path | None, typer.Option(help="A file: answers are JSON of this schema.")] = None
+    grammar: Annotated[Path | None, typer.Option(help="A file: answers are texts of this grammar (Lark's).")] = None
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
     device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
     cache_gib: Annotated[float, typer.Option(min=0.0, help="Memory for keys and values, in GiB.")] = 0.25
@@ -102,6 +104,8 @@ def _params(options: Options) -> "SamplingParams":
         field.name: getattr(options, field.name) for field in fields(SamplingParams) if hasattr(options, field.name)
     }
     given["logit_bias"] = dict(_bias(text) for text in options.logit_bias or ())
+    for name in ("json_schema", "grammar"):
+        given[name] = None if given[name] is None else read_text(given[name], error=GlmforgeError)
     for name in ("banned_tokens", "first_tokens", "stop_ids", "stop"):
         given[name] = tuple(given[name] or ())
     return SamplingParams(**given)
@@ -129,6 +133,7 @@ def _engine(options: Options) -> "Engine":
             cache_bytes=int(options.cache_gib * 2**30),
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
+            seed=secrets.randbits(62),
             drafter=None if options.drafter is None else options.drafter.value,
             num_drafts=options.num_drafts,
         ),

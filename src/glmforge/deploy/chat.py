@@ -69,11 +69,9 @@ class Conversation:
 
 
 def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None) -> str:
-    tokenizer_of(engine)
-
-    def give(update: Update) -> None:
-        if on_text is not None and update.text:
+    def show(update: Update) -> None:
+        if on_text is not None:
             on_text(update.text)
 
-    ((sample,),) = engine.generate([prompt], replace(params, num_samples=1), on_update=give)
+    ((sample,),) = engine.generate([prompt], replace(params, num_samples=1), on_update=show)
     return sample.text

@@ -131,7 +131,16 @@ class Engine:
 
     def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
-        return self._queue(*self._checked(prompt, params))
+        ids, params = encode_prompt(prompt, params, self.tokenizer)
+        self._check(ids, params)
+        number = self._num_requests
+        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
+        samples = self._sequences(Request(number, tuple(ids), params, seed))
+        self._num_requests += 1
+        self._siblings[number] = samples[1:]
+        self.scheduler.add(samples[0])
+        self.metrics.asked(number)
+        return number
 
     def cancel(self, number: int) -> None:
         """End a request, if it has not ended; its pages are free at once."""
@@ -180,20 +189,13 @@ class Engine:
             raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        checked = []
-        for place, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
-            try:
-                checked.append(self._checked(prompt, one))
-            except RequestError as error:
-                raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
-        numbers = [self._queue(ids, one) for ids, one in checked]
-        found = {
-            (number, sample): Sample()
-            for number, one in zip(numbers, each, strict=True)
-            for sample in range(one.num_samples)
-        }
-        num_open = len(found)
+        numbers: list[int] = []
+        found: dict[tuple[int, int], Sample] = {}
         try:
+            for prompt, one in zip(prompts, each, strict=True):
+                numbers.append(self._add_next(len(numbers), prompt, one))
+                found |= {(numbers[-1], sample): Sample() for sample in range(one.num_samples)}
+            num_open = len(found)
             while self.runner.anyone(num_open > 0 and not self.is_idle):
                 for update in self.step():
                     if on_update is not None:
@@ -220,20 +222,12 @@ class Engine:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
 
-    def _checked(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        ids, params = encode_prompt(prompt, params, self.tokenizer)
-        self._check(ids, params)
-        return ids, params
-
-    def _queue(self, ids: list[int], params: SamplingParams) -> int:
-        number = self._num_requests
-        seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
-        samples = self._sequences(Request(number, tuple(ids), params, seed))
-        self._num_requests += 1
-        self._siblings[number] = samples[1:]
-        self.scheduler.add(samples[0])
-        self.metrics.asked(number)
-        return number
+    def _add_next(self, place: int, prompt: Prompt, params: SamplingParams) -> int:
+        """`add`; errors say which of many prompts it is."""
+        try:
+            return self.add(prompt, params)
+        except RequestError as error:
+            raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
 
     def _sequences(self, request: Request) -> list[Sequence]:
         """All samples of a request."""

@@ -84,6 +84,17 @@ def test_a_bad_line_is_named_and_the_others_go_on(
     assert len(first["samples"]) == len(last["samples"]) == 1
 
 
+def test_what_else_is_asked_for_is_told(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    line = {"prompt": [5, 6, 7], "logprobs": 2, "prompt_logprobs": True, "experts": True}
+    write(tmp_path / "in.jsonl", [line])
+    answer(engine_of(), tmp_path)
+    (sample,) = answers_in(tmp_path / "out.jsonl")[0]["samples"]
+    assert [len(one["top"]) for one in sample["logprobs"]] == [2] * 4
+    assert [token for one in sample["logprobs"] for token in one["top"][0][:1]] == sample["tokens"]
+    assert len(sample["prompt_logprobs"]) == 2
+    assert [len(layers) for layers in sample["experts"]] == [3] * 6  # three MoE layers; the last token is not computed
+
+
 def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", LINES)
 
