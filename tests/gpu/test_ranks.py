@@ -12,6 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.config.layout import resolve_layout
+from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.params import SamplingParams
+from glmforge.generate.runner import WholeModel
+from glmforge.generate.sharded import ShardedModel
+from glmforge.parallel.build import build_model
+from glmforge.parallel.world import World, join_world
 from helpers.devices import on
 from helpers.distributed import RankFailure, run_ranks
 from helpers.equivalence import Case, differences, rank_case, single_case
@@ -59,3 +66,37 @@ def test_a_layout_equals_one_process(device: str, case: Case) -> None:
     # fp32 in another order, three steps on: tests/distributed/parallel/test_equivalence.py sees 3e-6 on a CPU.
     wrong = {name: error for name, error in found.items() if not error < 1e-4}
     assert not wrong, wrong
+
+
+PROMPTS = [[5, 6, 7], [1], list(range(100, 150)), [5, 6, 7, 8], list(range(100, 148))]
+
+
+def answers(engine: Engine, mine: range) -> dict[int, list[int]]:
+    samples = engine.generate([PROMPTS[index] for index in mine], SamplingParams(max_new_tokens=8))
+    return {index: sample.tokens for index, (sample,) in zip(mine, samples, strict=True)}
+
+
+def rank_answers(case: Case, backend: str) -> dict[int, list[int]]:
+    os.environ["LOCAL_RANK"] = "0"
+    if backend == "nccl":
+        dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    config = case.config(single=False)
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        runner = ShardedModel(build_model(config, world))
+        with runner.session():
+            engine = Engine(runner, EngineConfig(64 * runner.page_bytes(16)))
+            return answers(engine, range(runner.share, len(PROMPTS), runner.num_shares))
+
+
+@pytest.mark.parametrize("device", [on("cpu"), on("cuda")])
+@pytest.mark.parametrize("case", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_layout_generates_what_one_process_does(device: str, case: Case) -> None:
+    if device == "cpu" and case.world_size > 2:
+        pytest.skip("the layouts on the CPU have tests of their own; here the test is tested")
+    backend = backend_of_one_gpu() if device == "cuda" else "gloo"
+    results = run_ranks(rank_answers, case.world_size, case, backend, init_group=backend == "gloo")
+    (model,) = build_model(case.config(single=True), World.single(device)).parts
+    expected = answers(Engine(WholeModel(model.eval())), range(len(PROMPTS)))
+    for found in results:
+        assert found == {index: expected[index] for index in found}
+    assert {index for found in results for index in found} == set(expected)

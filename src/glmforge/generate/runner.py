@@ -111,13 +111,16 @@ class WholeModel:
         self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
+        self._native_wanted = native
         self.is_native = native and fits(model)
 
     def anyone(self, busy: bool) -> bool:
         return busy
 
     def weights_changed(self) -> None:
-        """Nothing is kept of them."""
+        """Nothing is kept of them, but the model may have been given adapters, say, or lost them."""
+        self.is_native = self._native_wanted and fits(self.model)
+        self._choose_way()
 
     def page_bytes(self, page_size: int) -> int:
         width = self.config.num_key_value_heads * self.config.head_dim
@@ -126,6 +129,9 @@ class WholeModel:
     def allocate(self, num_pages: int, page_size: int) -> None:
         shape = (num_pages, self.config.num_key_value_heads, page_size, self.config.head_dim)
         self.cache = PagedCache(self.layers, shape, self.model.compute_dtype, self.device)
+        self._choose_way()
+
+    def _choose_way(self) -> None:
         self._native = NativeModel(self.model, self.cache.keys, self.cache.values) if self.is_native else None
 
     @torch.no_grad()

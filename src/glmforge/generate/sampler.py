@@ -1,12 +1,16 @@
 """The next token of each sequence from its logits.
 
-Logits pass through the request's rules (`rules.py`) and filters (`filters.py`); one uniform number then picks a token
-by the cumulative probabilities. That number is a function of the request's seed, the number of the sample and the
-place of the token, so it is the same whatever else is in the batch.
+Logits pass through the request's rules (`rules.py`) and filters (`filters.py`). Then a race decides: of independent
+exponential times, one for each token with its probability for a rate, token v's is the first with just this probability
+(the Gumbel-max trick in other words). Blocks of tokens race first, then the tokens of the block that has won, so that
+a vocabulary of 150,000 needs less than a thousand random numbers. These are a function of the request's seed, the
+number of the sample and the place of the token: they are the same whatever else is in the batch.
 
-Sums over a large vocabulary are made in two steps, blocks first and then inside the one that is hit: a cumulative sum
-over all of it takes several times as long. On a CPU a few rows at a time go through all that is done to them, so that
-they stay in its cache.
+A cumulative sum and one uniform number would do as well, but where two distributions differ a little it shifts all that
+comes behind. In a race a token loses only to one that gained, so two similar distributions mostly give the same token
+under the same random numbers: a drafter makes use of that (`speculate`; Daliri et al., 2024, arXiv 2408.07978).
+
+On a CPU a few rows at a time go through all that is done to them, so that they stay in its cache.
 
 Shapes: L places, V vocab_size, S of them that are not greedy, N blocks of B tokens.
 """
@@ -78,44 +82,27 @@ def adjust_(logits_LV: Tensor, places: abc.Sequence[Place]) -> None:
     keep_likeliest_(logits_LV, [place.params for place in places])
 
 
-def probabilities(logits_LV: Tensor, places: abc.Sequence[Place]) -> Tensor:
-    """probabilities_LV of the next token at each place; 1 for the likeliest one under temperature 0.
-
-    Overwrites the logits.
-    """
-    adjust_(logits_LV, places)
-    probabilities_LV = logits_LV.softmax(dim=-1)
-    greedy = [row for row, place in enumerate(places) if place.params.temperature == 0]
-    if greedy:
-        likeliest = logits_LV[greedy].argmax(dim=-1)
-        probabilities_LV[greedy] = F.one_hot(likeliest, logits_LV.shape[1]).to(probabilities_LV.dtype)
-    return probabilities_LV
-
-
-def uniform(places: abc.Sequence[Place], purpose: int = 0) -> Tensor:
-    """float64 [L] in [0, 1), on the CPU: the numbers that decide at these places, others for each purpose."""
+def streams(places: abc.Sequence[Place]) -> Tensor:
+    """int64 [L], on the CPU: the streams of random numbers that decide at these places."""
     columns = zip(*((one.sequence.request.seed, one.sequence.sample, one.number) for one in places), strict=True)
     seeds, samples, numbers = (torch.tensor(column) for column in columns)
-    bits_L = fold(fold(seeds, samples), numbers)
-    bits_L = bits_L if purpose == 0 else fold(bits_L, purpose)
-    return ((bits_L >> 11) & (2**53 - 1)).double().mul(2.0**-53)
+    return fold(fold(seeds, samples), numbers)
 
 
-def draw(weights_LV: Tensor, uniform_L: Tensor) -> Tensor:
-    """int64 [L]: token v with probability `weights_v / sum(weights)`, decided by a number in [0, 1) for each row.
+def draw(weights_LV: Tensor, streams_L: Tensor) -> Tensor:
+    """int64 [L]: token v with probability `weights_v / sum(weights)`, decided by the stream of its row.
 
     No token of weight 0 is drawn; every row has another one.
     """
     num_missing = -weights_LV.shape[1] % _BLOCK_TOKENS
     padded = F.pad(weights_LV, (0, num_missing)) if num_missing else weights_LV
     blocks_LNB = padded.unflatten(1, (-1, _BLOCK_TOKENS))
-    ends_LN = blocks_LNB.sum(dim=-1).double().cumsum(dim=-1)
-    target_L = uniform_L.to(ends_LN.device) * ends_LN[:, -1]
-    block_L = _first_beyond(ends_LN, target_L)
-    rows_L = torch.arange(len(ends_LN), device=ends_LN.device)
-    inside_LB = blocks_LNB[rows_L, block_L].double().cumsum(dim=-1)
-    before_L = ends_LN[rows_L, block_L] - inside_LB[:, -1]
-    return block_L * _BLOCK_TOKENS + _first_beyond(inside_LB, (target_L - before_L).clamp(min=0))
+    num_blocks = blocks_LNB.shape[1]
+    noise = _exponential(streams_L.to(weights_LV.device), num_blocks + _BLOCK_TOKENS)
+    block_L = (blocks_LNB.sum(dim=-1) / noise[:, :num_blocks]).argmax(dim=-1)
+    rows_L = torch.arange(len(block_L), device=block_L.device)
+    inside_L = (blocks_LNB[rows_L, block_L] / noise[:, num_blocks:]).argmax(dim=-1)
+    return block_L * _BLOCK_TOKENS + inside_L
 
 
 def _choose(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[int]:
@@ -124,7 +111,7 @@ def _choose(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[int]:
         return logits_LV.argmax(dim=-1).tolist()
     some_SV = logits_LV if len(drawn) == len(places) else logits_LV[drawn]
     weights_SV = some_SV.sub_(some_SV.amax(dim=-1, keepdim=True)).exp_()
-    tokens_S = draw(weights_SV, uniform([places[row] for row in drawn]))
+    tokens_S = draw(weights_SV, streams([places[row] for row in drawn]))
     if len(drawn) == len(places):
         return tokens_S.tolist()
     tokens_L = logits_LV.argmax(dim=-1)  # rows that are drawn from are a copy above
@@ -132,10 +119,8 @@ def _choose(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[int]:
     return tokens_L.tolist()
 
 
-def _first_beyond(ends_LN: Tensor, target_L: Tensor) -> Tensor:
-    """The first entry above the target; where rounding leaves none, the first one that equals the last."""
-    found_L2 = [
-        torch.searchsorted(ends_LN, target_L[:, None], right=True),
-        torch.searchsorted(ends_LN, ends_LN[:, -1:].contiguous()),
-    ]
-    return torch.minimum(*found_L2).squeeze(1)
+def _exponential(streams_L: Tensor, length: int) -> Tensor:
+    """float64 [L, length]: the first times of each stream, exponential at rate 1, never 0."""
+    bits = fold(streams_L[:, None], torch.arange(length, device=streams_L.device))
+    uniform = ((bits >> 12) & (2**52 - 1)).double().add_(0.5).mul_(2.0**-52)  # neither 0 nor 1
+    return uniform.log_().neg_()

@@ -100,6 +100,22 @@ def test_logits_in_bfloat16(overrides: dict[str, object], weights: torch.dtype) 
         assert errors(found, expected).median() < min(0.1, 1.1 * errors(by_modules, expected).median())
 
 
+def test_masters_count_as_rounded() -> None:
+    """As the modules cast them, but for the routers', which are computed in float32: bit for bit."""
+    masters = model_of({"attention_bias": True}, torch.float32, torch.bfloat16)
+    as_rounded = copy.deepcopy(masters)
+    for name, parameter in as_rounded.named_parameters():
+        if ".gate.weight" not in name:
+            parameter.data = parameter.data.bfloat16().float()
+    runner = WholeModel(as_rounded)
+    assert runner.is_native  # a copy of a model as well
+    before = two_steps(WholeModel(masters))
+    for found, expected in zip(two_steps(runner), before, strict=True):
+        assert found.equal(expected)
+    masters.model.layers["1"].mlp.gate.weight.data.mul_(1 + 2**-12)
+    assert not two_steps(WholeModel(masters))[1].equal(before[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits_do_not_depend_on_the_step(dtype: torch.dtype) -> None:
     """Whatever shares a step, and however a prompt is cut into pieces: bit for bit."""
@@ -140,7 +156,11 @@ def test_a_model_that_is_not_as_written_goes_module_by_module() -> None:
     assert not fits(model)
     model.set_capacity_factor(None)
     own = model.layers[1].self_attn.o_proj
-    own.matmul = lambda x, weight, **options: x @ weight.T
-    assert not WholeModel(model).is_native
+    runner = WholeModel(model)
+    before = two_steps(runner)[0]
+    own.matmul = lambda x, weight, **options: -x @ weight.T
+    runner.weights_changed()
+    assert not runner.is_native
+    assert relative_error(two_steps(runner)[0], before) > 1e-2
     assert not fits(model_of({"n_group": 4, "topk_group": 2}, torch.float32, torch.float32))
     assert not fits(model_of({}, torch.float64, torch.float64))

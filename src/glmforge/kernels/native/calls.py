@@ -80,7 +80,7 @@ def write_pages(k_TGP: Tensor, v_TGP: Tensor, keys_NGCP: Tensor, values_NGCP: Te
 
 
 def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor) -> Tensor:
-    """y_NO: rows sorted by expert times their expert's matrix, which is not rounded to the dtype of x."""
+    """y_NO: rows sorted by expert times their expert's matrix, which is rounded to the dtype of x."""
     num_experts, num_out, num_in = weight_EOJ.shape
     x_NJ, y_NO = x_NJ.contiguous(), x_NJ.new_empty(len(x_NJ), num_out)
     pointers = (x.data_ptr() for x in (x_NJ, weight_EOJ, y_NO, counts_E))

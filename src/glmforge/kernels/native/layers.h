@@ -1,8 +1,8 @@
 // The decoder layers of a GLM MoE on the tokens of a step: what `glmforge.model.block` computes, for few tokens.
 //
 // All layers run in one parallel region, so that threads wait for each other nine times in a layer and nobody waits for
-// an interpreter. Weights are float32 or bfloat16, what they are multiplied by is rounded to X (the compute dtype), sums
-// and the residual stream are float32.
+// an interpreter. Weights are float32 or bfloat16; they and what they are multiplied by are rounded to X (the compute
+// dtype), but for the router's, which is computed in float32. Sums and the residual stream are float32.
 //
 // Shapes: T tokens, D hidden, H query heads, G key/value heads, P head_dim, R rotary dims, E experts, K experts of a
 // token, I width of an expert, F width of a dense layer or of the shared experts.
@@ -55,7 +55,7 @@ void norm_row(const float* x, const W* weight, int64_t size, float eps, To* to) 
     by_lanes(size, [&](int64_t at, int64_t count) {
         X normed[LANES];
         store(normed, read(x + at, count) * scale);
-        write(to + at, load(normed) * read(weight + at, count), count);
+        write(to + at, load(normed) * rounded<X>(read(weight + at, count)), count);
     });
 }
 
@@ -115,8 +115,8 @@ class LayerOnTokens {
                     normed(), T, Matrix<W>{(const W*)weight, l.hidden}, begin, end, l.hidden,
                     [&](int64_t t, int64_t output, const float* found, int64_t count) {
                         float* to = s.projected.data() + t * width + offset + output;
-                        for (int64_t i = 0; i < count; i++)
-                            to[i] = found[i] + (bias ? to_float(((const W*)bias)[output + i]) : 0);
+                        Floats added = bias ? rounded<X>(load((const W*)bias + output, count)) : Floats{};
+                        store(to, load(found, count) + added, count);
                     });
             });
         };
@@ -178,9 +178,10 @@ class LayerOnTokens {
     void choose_experts(int64_t t) {
         thread_local std::vector<float> memory;
         int64_t E = l.num_experts, K = l.num_choices;
-        float *scores = room(memory, 2 * E), *choice = scores + E;
+        float *x = room(memory, l.hidden + 2 * E), *scores = x + l.hidden, *choice = scores + E;
+        by_lanes(l.hidden, [&](int64_t at, int64_t count) { write(x + at, read(normed()(t) + at, count), count); });
         multiply(
-            Matrix<X>{normed()(t), l.hidden}, 1, Matrix<W>{(const W*)l.router, l.hidden}, 0, E, l.hidden,
+            Matrix<float>{x, l.hidden}, 1, Matrix<W>{(const W*)l.router, l.hidden}, 0, E, l.hidden,
             [&](int64_t, int64_t expert, const float* found, int64_t count) {
                 write(scores + expert, sigmoid(load(found, count)), count);
             });

@@ -11,14 +11,15 @@
 
 namespace glmforge {
 
-// How STEP numbers of x and w are multiplied and added to a vector of sums.
+// How STEP numbers of x and w are multiplied and added to a vector of sums. Weights are rounded to the type of x where
+// they are more exact, as the modules cast them.
 template <class X, class W>
 struct Product {
     static constexpr int STEP = LANES;
     using Left = Floats;
     using Right = Floats;
     static Left left(const X* x) { return load(x); }
-    static Right right(const W* w) { return load(w); }
+    static Right right(const W* w) { return rounded<X>(load(w)); }
     static Floats add(Floats sum, Left x, Right w) { return sum + x * w; }
 };
 
@@ -31,6 +32,13 @@ struct Product<bfloat16, bfloat16> {
     static Left left(const bfloat16* x) { return (__m512bh)_mm512_loadu_si512(x); }
     static Right right(const bfloat16* w) { return left(w); }
     static Floats add(Floats sum, Left x, Right w) { return (Floats)_mm512_dpbf16_ps((__m512)sum, x, w); }
+};
+
+template <>
+struct Product<bfloat16, float> : Product<bfloat16, bfloat16> {
+    static Right right(const float* w) {
+        return _mm512_cvtne2ps_pbh(_mm512_loadu_ps(w + LANES), _mm512_loadu_ps(w));
+    }
 };
 #endif
 

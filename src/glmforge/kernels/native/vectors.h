@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -33,15 +34,6 @@ struct bfloat16 {
     uint16_t bits;
 };
 
-inline float to_float(float value) { return value; }
-
-inline float to_float(bfloat16 value) {
-    uint32_t bits = uint32_t(value.bits) << 16;
-    float number;
-    std::memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
 inline Floats broadcast(float value) { return Floats{} + value; }
 
 inline Floats load(const float* from) {
@@ -56,13 +48,19 @@ inline Floats load(const bfloat16* from) {
     return (Floats)(__builtin_convertvector(bits, Ints) << 16);
 }
 
+// To the nearest number of type T, to even between two. Infinities stay; a NaN may become one.
+template <class T>
+inline Floats rounded(Floats value) {
+    if constexpr (std::is_same_v<T, float>) return value;
+    Ints bits = (Ints)value;
+    return (Floats)((bits + 0x7fff + ((bits >> 16) & 1)) & ~0xffff);
+}
+
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
 
-// Rounds to the nearest, to even between two. Infinities stay; a NaN may become one.
 inline void store(bfloat16* to, Floats value) {
-    Ints bits = (Ints)value;
-    Shorts rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Shorts);
-    std::memcpy(to, &rounded, sizeof rounded);
+    Shorts bits = __builtin_convertvector(((Ints)rounded<bfloat16>(value) >> 16) & 0xffff, Shorts);
+    std::memcpy(to, &bits, sizeof bits);
 }
 
 // The first `count` numbers, and zeros.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def executable(path: Path, script: str) -> Path:
     return path
 
 
-@pytest.mark.skipif(build.library() is None, reason="no C++ compiler")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_two_processes_at_once(tmp_path: Path) -> None:
     compiler = executable(tmp_path / "quick", 'exec c++ "$@" -O0')
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
