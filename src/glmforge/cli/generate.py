@@ -144,13 +144,18 @@ def _engine(options: Options) -> "Engine":
 
 
 def _answer_one(engine: "Engine", prompt: str, params: "SamplingParams") -> None:
-    (samples,) = engine.generate([prompt], params)
-    for sample in samples:
-        typer.echo(f"{prompt}{sample.text}")
+    """Print the answer as it comes; several ones when all are there."""
+    if params.num_samples > 1:
+        for sample in engine.generate([prompt], params)[0]:
+            typer.echo(sample.text)
+        return
+    engine.generate([prompt], params, on_update=lambda update: typer.echo(update.text, nl=False))
+    typer.echo()
 
 
 def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -> None:
     from glmforge.deploy.answers import answer_file
+    from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
 
     assert options.prompts is not None
@@ -170,6 +175,5 @@ def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -
     typer.echo(metrics.summary(), err=True)
     if answered.failed:
         lines = ", ".join(map(str, answered.failed[:20])) + (" ..." if len(answered.failed) > 20 else "")
-        raise GlmforgeError(
-            f"{options.prompts}: no answer to {len(answered.failed):,} lines ({lines}): see their errors"
-        )
+        number = counted(len(answered.failed), "line")
+        raise GlmforgeError(f"{options.prompts}: {number} without an answer ({lines}): see the errors there")

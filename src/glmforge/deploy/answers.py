@@ -26,6 +26,7 @@ from glmforge.generate.answer import Sample
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.prompts import Prompt
+from glmforge.observe.units import counted
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def answer_file(
                     on_answer(len(done))
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"{len(done):,} prompts are answered; the same command goes on with the others"
+                f"{counted(len(done), 'prompt')} answered; the same command goes on with the others"
             ) from None
     with disk_errors(out):
         return _finish(unfinished, out)

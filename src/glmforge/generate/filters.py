@@ -33,7 +33,7 @@ def keep_likeliest_(logits_LV: Tensor, params: Sequence[SamplingParams]) -> None
 
 def _keep_by_min_p_(logits_LV: Tensor, filtered: _Filtered) -> None:
     if filtered:
-        some_RV = logits_LV[[row for row, _ in filtered]]
+        some_RV = _rows(logits_LV, filtered)
         shares_R = _column([math.log(one.min_p) for _, one in filtered], some_RV)
         _drop_below_(logits_LV, filtered, some_RV.amax(dim=-1) + shares_R)
 
@@ -42,8 +42,10 @@ def _keep_first_(logits_LV: Tensor, filtered: _Filtered, num_candidates: int) ->
     """Keep the first `top_k` of the likeliest, and of those as many as `top_p` needs."""
     if not filtered:
         return
+    if all(one.top_k for _, one in filtered):
+        num_candidates = 0
     num_candidates = min(logits_LV.shape[1], max(num_candidates, *(one.top_k for _, one in filtered)))
-    some_RV = logits_LV[[row for row, _ in filtered]]
+    some_RV = _rows(logits_LV, filtered)
     least_R, suffices_R = _least_kept(some_RV, [one for _, one in filtered], num_candidates)
     suffices = suffices_R.tolist()
     enough = [place for place, enough in enumerate(suffices) if enough]
@@ -69,7 +71,14 @@ def _least_kept(some_RV: Tensor, params: Sequence[SamplingParams], num_candidate
     return least_R, ends_RK[:, -1] >= wanted_R
 
 
+def _rows(logits_LV: Tensor, filtered: _Filtered) -> Tensor:
+    """Of those rows; a copy only where there are others."""
+    return logits_LV if len(filtered) == len(logits_LV) else logits_LV[[row for row, _ in filtered]]
+
+
 def _drop_below_(logits_LV: Tensor, filtered: _Filtered, least_R: Tensor) -> None:
+    if not filtered:
+        return
     least_L = logits_LV.new_full((len(logits_LV),), float("-inf"))
     least_L[[row for row, _ in filtered]] = least_R
     logits_LV.masked_fill_(logits_LV < least_L[:, None], float("-inf"))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from glmforge.generate.step import StepTokens
 from glmforge.kernels.native.calls import TYPES, Tokens, is_available
@@ -57,16 +58,17 @@ class NativeModel:
         self.types = Types(model.compute_dtype, self.weights[0].dtype)
         self._addresses: list[int] = []
         self._layers: list[Layer] = []
+        self._cos_SR = self._sin_SR = torch.empty(0, model.config.rotary_dim)
+        self._theta = model.rope_theta
         self._read: tuple[Tensor, RMSNorm]
         """The states that were computed last, and the norm that belongs behind them."""
 
     def run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
         """logits_LV of the wanted tokens, float32, and experts_STK of the S trunk layers, -1 in dense ones."""
         model = self.model
-        rope = Rope.at(tokens.positions_T, model.config.rotary_dim, model.rope_theta, torch.float32)
-        h_TD = model.embed(tokens.ids_T).float()
+        h_TD = self._embed(tokens.ids_T).float()
         layers = self._current_layers()[: model.config.num_hidden_layers]
-        experts_STK = run_layers(layers, self.types, h_TD, rope.cos_T1R, rope.sin_T1R, self._places(tokens))
+        experts_STK = run_layers(layers, self.types, h_TD, *self._rotations(tokens), self._places(tokens))
         assert model.model.norm is not None, "a whole model"
         self._read = h_TD, model.model.norm
         return self._logits(tokens.wanted_L), experts_STK
@@ -74,15 +76,28 @@ class NativeModel:
     def draft(self, tokens: StepTokens, rows: Sequence[int]) -> Tensor:
         """See `speculate.mtp.MtpRunner`."""
         model, (layer, *_), (read_TD, norm) = self.model, self.model.mtp_layers, self._read
-        rope = Rope.at(tokens.positions_T, model.config.rotary_dim, model.rope_theta, torch.float32)
         states_TD = norm(read_TD[torch.tensor(rows)]).to(model.compute_dtype)
-        h_TD = layer.combine(states_TD, model.embed(tokens.ids_T)).float()
+        h_TD = layer.combine(states_TD, self._embed(tokens.ids_T)).float()
         layers = self._current_layers()[model.config.num_hidden_layers :]
-        run_layers(layers, self.types, h_TD, rope.cos_T1R, rope.sin_T1R, self._places(tokens))
+        run_layers(layers, self.types, h_TD, *self._rotations(tokens), self._places(tokens))
         self._read = h_TD, layer.shared_head.norm
         logits_LV = self._logits(tokens.wanted_L)
         self._read = h_TD[tokens.wanted_L], layer.shared_head.norm
         return logits_LV
+
+    def _embed(self, ids_T: Tensor) -> Tensor:
+        """As `GlmMoe.embed`, for ids that all exist, on one device: a third of the calls."""
+        assert self.model.model.embed_tokens is not None, "a whole model"
+        return F.embedding(ids_T, self.model.model.embed_tokens.weight).to(self.types.compute)
+
+    def _rotations(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, R], from a table of all positions so far, made anew for another base."""
+        longest, theta = max(tokens.paged.lengths), self.model.rope_theta
+        if longest > len(self._cos_SR) or theta != self._theta:
+            positions_S = torch.arange(2 * longest)
+            rope = Rope.at(positions_S, self.model.config.rotary_dim, theta, torch.float32)
+            self._cos_SR, self._sin_SR, self._theta = rope.cos_T1R[:, 0], rope.sin_T1R[:, 0], theta
+        return self._cos_SR[tokens.positions_T], self._sin_SR[tokens.positions_T]
 
     def _logits(self, rows_L: Tensor) -> Tensor:
         """What the head makes of the states that were read last."""

@@ -30,7 +30,7 @@ from glmforge.generate.sequence import Place
 from glmforge.kernels.random import fold
 
 _BLOCK_TOKENS = 256
-_CACHED_LOGITS = 2**18
+_CACHED_LOGITS = 2**19
 """Logits that a core of a CPU has in its cache."""
 
 

@@ -88,6 +88,7 @@ def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
     for question in ("What is this?", "And that?"):
         conversation.reply(question, SamplingParams(max_new_tokens=8))
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 2
+    assert conversation.engine.metrics.num_found > 0, "the second turn begins like the first"
     # The model has 256 positions: 220 for the answer leave room for one short question only.
     conversation.reply("Why?", SamplingParams(max_new_tokens=236))
     assert [message["role"] for message in conversation.messages] == ["user", "assistant"]

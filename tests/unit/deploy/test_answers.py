@@ -102,7 +102,7 @@ def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Pa
         if done == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="2 prompts are answered"):
+    with pytest.raises(KeyboardInterrupt, match="2 prompts answered; the same command goes on"):
         answer(engine_of(), tmp_path, on_answer=interrupt)
     assert not (tmp_path / "out.jsonl").exists()
     unfinished = tmp_path / "out.jsonl.unfinished"

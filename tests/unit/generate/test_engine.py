@@ -150,6 +150,8 @@ def test_no_stop_token_before_the_minimum(model: GlmMoe) -> None:
     ((sample,),) = engine.generate([PROMPTS[0]], params)
     assert sample.tokens[:2] == free.tokens[:2]
     assert not set(sample.tokens[:4]) & set(params.stop_ids)
+    ((sample,),) = engine.generate([PROMPTS[0]], replace(params, min_new_tokens=3))
+    assert (sample.tokens, sample.finished) == (free.tokens[:3], "stop")
 
 
 def test_requests_without_a_seed_take_the_engines(model: GlmMoe) -> None:

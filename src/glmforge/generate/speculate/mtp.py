@@ -75,8 +75,8 @@ class MtpDrafter:
     def _extend(self, drafting: list[Sequence], spans: list[Span], rows: list[int]) -> None:
         """One more draft for each sequence.
 
-        It is drawn with the random number that the token itself will be drawn with: where both distributions are alike,
-        so are the tokens.
+        It is drawn with the random numbers that the token itself will be drawn with: where both distributions are
+        alike, so are the tokens.
         """
         logits_LV = self.runner.draft(span_tokens(spans, self.page_size, self.runner.device), rows)
         if not drafting:

@@ -1,6 +1,6 @@
 """Who drafts, how many tokens for whom, and on what pages.
 
-Checking a draft is nearly free while a step reads weights for few tokens, and costs as much as any other token where it
+Checking a draft is cheap while a step reads weights for few tokens, and costs as much as any other token where it
 computes many. So the drafts of a step are bounded over all sequences: the more of them decode, the fewer each has.
 Drafts take room and pages that nobody else needs in the next step: they neither hold up a prompt that runs nor take a
 page that another sequence would have to give back for it.
