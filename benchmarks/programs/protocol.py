@@ -40,19 +40,20 @@ def read_settings() -> SimpleNamespace:
     """From the command line.
 
     Attributes: `model` (path), `dtype` ("fp32" or "bf16"), `variant`, `threads`, `num_sequences` at the same time,
-    `num_tokens` of the longest with its answer, `step_tokens` of a step at most.
+    `num_tokens` of the longest with its answer, `step_tokens` of a step at most; and `out`, for `serve`: from here on
+    standard output is standard error.
     """
-    return SimpleNamespace(**json.loads(sys.argv[1]))
+    settings = SimpleNamespace(**json.loads(sys.argv[1]), out=os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    return settings
 
 
-def serve(generate: Generate, version: str) -> None:
+def serve(settings: SimpleNamespace, generate: Generate, version: str) -> None:
     """Answer requests until there are no more. `generate(prompts, new_tokens, answers)` is greedy and ends nowhere
     before `new_tokens` tokens of each prompt."""
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)
-        print(json.dumps({"version": version}), file=out, flush=True)
-        for line in sys.stdin:
-            request = json.loads(line)
-            answers = Answers(len(request["prompts"]))
-            generate(request["prompts"], request["new_tokens"], answers)
-            print(json.dumps(answers.report()), file=out, flush=True)
+    print(json.dumps({"version": version}), file=settings.out, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers = Answers(len(request["prompts"]))
+        generate(request["prompts"], request["new_tokens"], answers)
+        print(json.dumps(answers.report()), file=settings.out, flush=True)

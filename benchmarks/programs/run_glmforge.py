@@ -35,7 +35,7 @@ def main() -> None:
                 if update.token is not None:
                     answers.add(numbers[update.request], update.token)
 
-    serve(generate, glmforge.__version__)
+    serve(settings, generate, glmforge.__version__)
 
 
 if __name__ == "__main__":

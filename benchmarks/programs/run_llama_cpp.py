@@ -91,7 +91,7 @@ def main() -> None:
         settings.threads,
         settings.dtype,
     )
-    serve(llama.generate, f"llama-cpp-python {llama_cpp.__version__}")
+    serve(settings, llama.generate, f"llama-cpp-python {llama_cpp.__version__}")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
             streamer=Stream(answers),
         )
 
-    serve(generate, transformers.__version__)
+    serve(settings, generate, transformers.__version__)
 
 
 def serve_continuously(model: transformers.PreTrainedModel, settings: SimpleNamespace) -> None:
@@ -88,7 +88,7 @@ def serve_continuously(model: transformers.PreTrainedModel, settings: SimpleName
                     for token, at in zip(result.generated_tokens, result.timestamps, strict=True):
                         answers.add(number, token, at)
 
-        serve(generate, transformers.__version__)
+        serve(settings, generate, transformers.__version__)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
                 for token in output.outputs[0].token_ids:
                     answers.add(int(output.request_id) - first, token)
 
-    serve(generate, f"{vllm.__version__} with {preloaded}")
+    serve(settings, generate, f"{vllm.__version__} with {preloaded}")
 
 
 def preload() -> str:

@@ -14,6 +14,7 @@ sys.path.insert(0, {programs!r})
 from protocol import read_settings, serve
 
 settings = read_settings()
+print("what a library says on import")
 
 def generate(prompts, new_tokens, answers):
     print("what a library says")
@@ -21,7 +22,7 @@ def generate(prompts, new_tokens, answers):
         for place in range(new_tokens - settings.variant.count("short")):
             answers.add(number, prompt[-1] + place * (settings.variant != "other"))
 
-serve(generate, "1.0")
+serve(settings, generate, "1.0")
 """
 WORKLOAD = Workload(num_requests=3, prompt_tokens=4, new_tokens=2)
 HELD_OUT = list(range(100))
