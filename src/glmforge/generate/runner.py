@@ -4,11 +4,12 @@ Shapes: T tokens, L tokens whose logits are wanted, V vocab_size, D hidden_size,
 of a page, P head_dim, M MoE layers, K experts of a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.errors import GlmforgeError
@@ -157,7 +158,8 @@ class WholeModel:
             self._states_TD = h_TD
             return heads.lm(h_TD[tokens.wanted_L])
 
-        return _fp32_or_better(model(inputs, head=head, with_mtp=False).main)
+        with _evaluating(model):
+            return _fp32_or_better(model(inputs, head=head, with_mtp=False).main)
 
     @torch.no_grad()
     def draft(self, tokens: StepTokens, rows: Sequence[int]) -> Tensor:
@@ -168,12 +170,26 @@ class WholeModel:
         assert model.lm_head is not None, "a whole model"
         layer_tokens = LayerTokens(model.rope(tokens.positions_T), PagedAttend(self.cache, tokens.paged))
         states_TD = self._states_TD[torch.tensor(rows, device=self.device)]
-        (output,) = model.mtp_layers[0](states_TD, model.embed(tokens.ids_T), tokens=[layer_tokens])
+        with _evaluating(model):
+            (output,) = model.mtp_layers[0](states_TD, model.embed(tokens.ids_T), tokens=[layer_tokens])
         self._states_TD = output.x_TD[tokens.wanted_L]
         return _fp32_or_better(model.lm_head(self._states_TD))
 
     def copy_page(self, source: int, target: int) -> None:
         self.cache.copy_page(source, target)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without what a model does in training alone, such as Sinkhorn's choice of experts, and then as it was."""
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
 
 
 def _fp32_or_better(x: Tensor) -> Tensor:

@@ -172,3 +172,16 @@ def test_requests_without_a_seed_take_the_engines(model: GlmMoe) -> None:
 def test_limits_that_cannot_be(model: GlmMoe, limits: dict[str, int], words: str) -> None:
     with pytest.raises(GlmforgeError, match=words):
         Engine(model, EngineConfig(**limits))
+
+
+def test_a_model_in_training_generates_as_in_evaluation(model: GlmMoe) -> None:
+    params = SamplingParams(max_new_tokens=NUM_NEW)
+    expected = engine_of(model).generate(PROMPTS, params)
+    model.set_balance("sinkhorn")
+    model.train()
+    try:
+        assert engine_of(model).generate(PROMPTS, params) == expected
+        assert all(module.training for module in model.modules())
+    finally:
+        model.set_balance("bias")
+        model.eval()
