@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "train": ("{run}.yaml", None),
     "plan": ("{run}.yaml", None),
     "chat": ("{run} --prompt def --max-new-tokens 2 --complete", None),
+    "generate": ("{run} --prompt def --max-new-tokens 2", None),
     "export": ("{run} {out}/export", None),
     "report": ("{run}", "observe"),
     "control": ("{run} save", None),

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.errors import GlmforgeError
+
 
 def chat(
     model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")],
@@ -39,6 +41,8 @@ def chat(
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
+    if engine.tokenizer is None:
+        raise GlmforgeError(f"{model}: is a model without a tokenizer; give a run, a checkpoint or an export")
     conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:

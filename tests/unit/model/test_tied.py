@@ -64,7 +64,8 @@ def test_logits_with_and_without_a_graph() -> None:
     model = GlmMoe.create(tiny_config())
     assert not model.logits(IDS).requires_grad
     logits = model.differentiable_logits(IDS)
-    assert torch.equal(logits, model.logits(IDS))
+    # Without a gradient the experts of few tokens have kernels of their own, which add in another order.
+    torch.testing.assert_close(logits, model.logits(IDS), rtol=1e-5, atol=1e-6)
     logits.sum().backward()
     without = [name for name, p in model.named_parameters() if p.grad is None]
     assert without
