@@ -34,6 +34,7 @@ from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
+from glmforge.observe.units import counted
 
 
 @dataclass(frozen=True)
@@ -313,13 +314,13 @@ class Engine:
                 "tokenizer"
             )
         longest = len(prompt) + params.max_new_tokens
+        asked = f"{counted(len(prompt), 'token')} and max_new_tokens={params.max_new_tokens:,}"
         if longest > limit:
             raise RequestError(
-                f"prompt: {len(prompt):,} tokens and max_new_tokens={params.max_new_tokens:,} need {longest:,} "
-                f"positions, the model has {limit:,} (max_position_embeddings)"
+                f"prompt: {asked} need {longest:,} positions, the model has {limit:,} (max_position_embeddings)"
             )
         if longest > self.memory.num_tokens:
             raise RequestError(
-                f"prompt: {len(prompt):,} tokens and max_new_tokens={params.max_new_tokens:,} can never fit a cache of "
+                f"prompt: {asked} can never fit a cache of "
                 f"{self.memory.num_tokens:,} tokens; give the engine more cache_bytes"
             )

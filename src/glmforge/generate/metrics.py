@@ -91,6 +91,8 @@ class Metrics:
 
     def summary(self) -> str:
         """What matters most, in one line."""
+        if not self.num_new:
+            return "nothing was generated"
         queue, first = Waiting.of(self.queue_times), Waiting.of(self.first_token_times)
         drafts = f"{self.acceptance:.0%} of {self.num_drafted:,} drafted tokens accepted; " if self.num_drafted else ""
         return (

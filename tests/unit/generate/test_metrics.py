@@ -46,6 +46,10 @@ def test_one_that_is_cancelled_is_not_waited_for(model: GlmMoe) -> None:
     assert len(engine.metrics.queue_times) == 1
 
 
+def test_nothing_to_sum_up(model: GlmMoe) -> None:
+    assert Engine(model).metrics.summary() == "nothing was generated"
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [([3.0], (3, 3, 3)), (range(101), (50, 95, 100))])
 def test_waiting(seconds: list[float], expected: tuple[float, float, float]) -> None:
     assert Waiting.of(seconds) == expected
