@@ -44,20 +44,19 @@ class CacheMemory:
         """Pages for so many tokens of one sequence."""
         return -(-num_tokens // self.page_size)
 
-    def begin(self, sequence: Sequence) -> int:
-        """Give a sequence without pages those that hold its beginning; the number of tokens found.
+    def begin(self, sequence: Sequence) -> None:
+        """Give a sequence without pages those that hold its beginning.
 
         At least its last token is left to be computed: the next one is chosen from what the model says after it. So is
         what the request asks to be told of more than tokens.
         """
         assert not sequence.pages, "it has begun"
         if not self.share_prefixes:
-            return 0
+            return
         sequence.shared = self.tree.match(sequence.tokens[: sequence.num_skippable])
         sequence.pages = [node.page for node in sequence.shared.path()][::-1]
         sequence.num_shared = len(sequence.pages)
         sequence.num_cached = len(sequence.pages) * self.page_size
-        return sequence.num_cached
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give it pages for its first `num_tokens` tokens, from what is free or only kept; whether there was enough.
