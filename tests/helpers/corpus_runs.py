@@ -39,7 +39,7 @@ def run_until_killed(pipeline: Path, overrides: list[str], output: Path, after: 
     deadline = time.monotonic() + TIME_LIMIT_S
     while finished_tasks(output) < target and not _ends(process, within_s=0.005):
         assert time.monotonic() < deadline, "hangs"
-    killed = not _ends(process, within_s=random_.random() * 0.2)
+    killed = not _ends(process, within_s=random_.random() * 0.05)
     if killed:
         os.killpg(process.pid, signal.SIGKILL)
     printed, _ = process.communicate()
