@@ -27,7 +27,8 @@ from record import write_result
 from train_step import CONFIG
 
 from glmforge.generate import native
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.model.transformer import GlmMoe

@@ -32,7 +32,8 @@ from record import write_result
 
 from glmforge.checkpoint.pretrained import load_pretrained
 from glmforge.data.tokens.shards import TokenShard
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.speculate.speculation import DrafterName
 from glmforge.kernels.allocator import keep_large_blocks

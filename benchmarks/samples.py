@@ -116,7 +116,8 @@ def generate(model: Any, max_weight_bytes: int | None) -> tuple[float, dict[str,
     """Seconds of a session, and the bytes that it takes on this rank."""
     import torch.distributed as dist
 
-    from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.engine import Engine
     from glmforge.generate.params import SamplingParams
     from glmforge.generate.sharded import ShardedModel
 

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 
 from glmforge.config.parameters import parameter_table
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.model import GlmMoe

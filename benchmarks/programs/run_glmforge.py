@@ -5,7 +5,8 @@ from protocol import Answers, Prompts, read_settings, serve
 
 import glmforge
 from glmforge.checkpoint.pretrained import load_pretrained
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.kernels.allocator import keep_large_blocks

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
     from glmforge.config import load_config
     from glmforge.generate.asynchronous import AsyncEngine
-    from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.engine import Engine
     from glmforge.generate.params import RequestError, SamplingParams
     from glmforge.recipes.pretrain import train
 
@@ -38,7 +39,7 @@ __all__ = [
 _HOMES = {
     "AsyncEngine": "glmforge.generate.asynchronous",
     "Engine": "glmforge.generate.engine",
-    "EngineConfig": "glmforge.generate.engine",
+    "EngineConfig": "glmforge.generate.config",
     "RequestError": "glmforge.generate.params",
     "SamplingParams": "glmforge.generate.params",
     "load_config": "glmforge.config",

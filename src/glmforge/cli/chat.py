@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from glmforge.errors import GlmforgeError
-
 
 def chat(
     model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")],
@@ -32,8 +30,9 @@ def chat(
 
         glmforge chat runs/demo --complete -p "def main():" --temperature 0
     """
-    from glmforge.deploy.chat import Conversation, continue_text
-    from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.deploy.chat import Conversation, continue_text, tokenizer_of
+    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.engine import Engine
     from glmforge.generate.params import SamplingParams
 
     if prompt is not None and not (prompt if complete else prompt.strip()):
@@ -41,8 +40,7 @@ def chat(
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
-    if engine.tokenizer is None:
-        raise GlmforgeError(f"{model}: is a model without a tokenizer; give a run, a checkpoint or an export")
+    tokenizer_of(engine)  # a model without one is refused before the first question
     conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:

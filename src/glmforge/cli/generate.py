@@ -122,7 +122,8 @@ def _bias(text: str) -> tuple[int, float]:
 def _engine(options: Options) -> "Engine":
     import torch
 
-    from glmforge.generate.engine import Engine, EngineConfig
+    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.engine import Engine
     from glmforge.kernels.allocator import keep_large_blocks
 
     keep_large_blocks()

@@ -8,11 +8,13 @@ Answers are kept in `ANSWERS.unfinished` as they come, so that the same command,
 stopped. When all are there, they are put in the order of their prompts, and only then is there a file ANSWERS.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,10 +81,12 @@ def answer_file(
         raise DataError(f"{shown(prompts)}: no such file; give a file with a JSON object per line")
     refuse_unwritable(out, overwrite)
     unfinished = out.with_name(out.name + ".unfinished")
-    if overwrite:
-        unfinished.unlink(missing_ok=True)
-    done = _begin(unfinished, {"prompts": _checksum(prompts), "model": source, "params": asdict(params)})
-    with disk_errors(out), unfinished.open("ab", buffering=0) as file:
+    command: dict[str, object] = {"prompts": _checksum(prompts), "model": source, "params": asdict(params)}
+    with disk_errors(out), _held(unfinished) as file:
+        refuse_unwritable(out, overwrite)  # another process may have come to its end meanwhile
+        if overwrite:
+            file.truncate(0)
+        done = _begin(file, unfinished, command)
         try:
             for number in _answer(engine, prompts, params, done, file):
                 done.add(number)
@@ -92,8 +96,20 @@ def answer_file(
             raise KeyboardInterrupt(
                 f"{counted(len(done), 'prompt')} answered; the same command goes on with the others"
             ) from None
-    with disk_errors(out):
-        return _finish(unfinished, out)
+        answered = _finish(file, out)
+        unfinished.unlink(missing_ok=True)
+        return answered
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[BinaryIO]:
+    """The file, to read and to append to, of one process at a time on this machine."""
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{path}: another process writes here: wait for it, or choose another --out") from None
+        yield file
 
 
 def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int], file: BinaryIO) -> Iterator[int]:
@@ -178,56 +194,55 @@ def _lines(prompts: Path, done: set[int]) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _begin(unfinished: Path, command: dict[str, object]) -> set[int]:
+def _begin(file: BinaryIO, path: Path, command: dict[str, object]) -> set[int]:
     """The numbers of the lines that an earlier start of the same command has answered."""
-    expected = json.loads(json.dumps(command))
+    file.seek(0)
+    first = file.readline()
+    if not first:
+        _write(file, command)
+        return set()
     done: set[int] = set()
-    with disk_errors(unfinished):
-        if not unfinished.exists():
-            with unfinished.open("wb", buffering=0) as file:
-                _write(file, expected)
-            return done
-        with unfinished.open("rb+") as file:
-            first = file.readline()
-            end = len(first)
-            if not first.endswith(b"\n") or json.loads(first) != expected:
-                raise DataError(
-                    f"{unfinished}: has answers to other prompts, of another model or under other settings; "
-                    "give the command that began it, remove it, or replace it with --force"
-                )
-            for line in file:
-                if line.endswith(b"\n"):
-                    done.add(json.loads(line)["line"])
-                    end += len(line)
-            file.truncate(end)  # a line that was not written whole, as when a machine stops
+    try:
+        if json.loads(first) != json.loads(json.dumps(command)):
+            raise ValueError("another command's")
+        end = len(first)
+        for line in file:
+            if line.endswith(b"\n"):
+                done.add(int(json.loads(line)["line"]))
+                end += len(line)
+    except (ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path}: has answers to other prompts, of another model or under other settings; "
+            "give the command that began it, remove it, or replace it with --force"
+        ) from None
+    file.truncate(end)  # a line that was not written whole, as when a machine stops
     return done
 
 
-def _finish(unfinished: Path, out: Path) -> Answered:
+def _finish(unfinished: BinaryIO, out: Path) -> Answered:
     """Put the answers in the order of their lines."""
     places: dict[int, int] = {}
     failed: list[int] = []
-    with unfinished.open("rb") as file:
-        file.readline()
-        start = file.tell()
-        for line in file:
-            answer = json.loads(line)
-            places[answer["line"]] = start
-            failed += [answer["line"]] if "error" in answer else []
-            start += len(line)
-        with partial_path(out).open("wb") as ordered:
-            for _, place in sorted(places.items()):
-                file.seek(place)
-                ordered.write(file.readline())
-            ordered.flush()
-            os.fsync(ordered.fileno())
+    unfinished.seek(0)
+    start = len(unfinished.readline())
+    for line in unfinished:
+        answer = json.loads(line)
+        places[answer["line"]] = start
+        failed += [answer["line"]] if "error" in answer else []
+        start += len(line)
+    with partial_path(out).open("wb") as ordered:
+        for _, place in sorted(places.items()):
+            unfinished.seek(place)
+            ordered.write(unfinished.readline())
+        ordered.flush()
+        os.fsync(ordered.fileno())
     publish(out)
-    unfinished.unlink()
     return Answered(len(places) - len(failed), sorted(failed))
 
 
 def _write(file: BinaryIO, line: dict[str, object]) -> None:
     file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+    file.flush()
 
 
 def _checksum(path: Path) -> str:

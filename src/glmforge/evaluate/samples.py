@@ -13,7 +13,8 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.observe import SamplesConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import ConfigError
-from glmforge.generate.engine import Engine, EngineConfig, Sample
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine, Sample
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.sharded import ShardedModel
 from glmforge.observe.metrics import Record, make_record

@@ -6,7 +6,6 @@ chooses a token for every sequence that is computed to its end (`sampler.py`). R
 
 from collections import abc
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -17,57 +16,26 @@ from torch import Tensor
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
+from glmforge.generate.admission import refuse_impossible
 from glmforge.generate.answer import Details, Sample, Update
+from glmforge.generate.config import DEFAULTS, EngineConfig
 from glmforge.generate.grammar import Grammars
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
+from glmforge.generate.place import Place
 from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import Chosen, choose_tokens
 from glmforge.generate.scheduler import Scheduler
-from glmforge.generate.sequence import Place, Request, Sequence
+from glmforge.generate.sequence import Request, Sequence
 from glmforge.generate.speculate.drafter import Computed, computed_by
-from glmforge.generate.speculate.speculation import DrafterName, Speculation, make_drafter
+from glmforge.generate.speculate.speculation import Speculation, make_drafter
 from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
-from glmforge.observe.units import counted
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """Limits of an engine.
-
-    Attributes:
-        cache_bytes: memory for keys and values on this rank.
-        page_size: tokens of a page.
-        max_sequences: so many run at the same time.
-        max_step_tokens: so many tokens are computed in a step; long prompts take several.
-        share_prefixes: whether requests that begin alike share pages.
-        seed: of the requests that have none.
-        drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
-            followed the last tokens before; None for nobody. No token depends on it, but how many a step gives.
-        num_drafts: at most so many tokens are drafted for a sequence in a step.
-        max_draft_tokens: at most so many for all sequences together: each has fewer where many decode.
-    """
-
-    cache_bytes: int = 1 << 28
-    page_size: int = 16
-    max_sequences: int = 64
-    max_step_tokens: int = 512
-    share_prefixes: bool = True
-    seed: int = 0
-    drafter: DrafterName | None = None
-    num_drafts: int = 2
-    max_draft_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        for name in ("cache_bytes", "page_size", "max_sequences", "max_step_tokens", "num_drafts", "max_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise GlmforgeError(f"{name}: {getattr(self, name)} is not 1 or more")
 
 
 class Engine:
@@ -79,7 +47,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: GlmMoe | Runner, config: EngineConfig = EngineConfig(), *, tokenizer: Tokenizer | None = None
+        self, model: GlmMoe | Runner, config: EngineConfig = DEFAULTS, *, tokenizer: Tokenizer | None = None
     ) -> None:
         self.runner: Runner = (
             WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
@@ -108,7 +76,7 @@ class Engine:
     def load(
         cls,
         source: str | Path,
-        config: EngineConfig = EngineConfig(),
+        config: EngineConfig = DEFAULTS,
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
@@ -133,7 +101,13 @@ class Engine:
     def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
         ids, params = encode_prompt(prompt, params, self.tokenizer)
-        self._check(ids, params)
+        refuse_impossible(
+            ids,
+            params,
+            self.runner,
+            cache_tokens=self.memory.num_tokens,
+            has_tokenizer=self.tokenizer is not None,
+        )
         number = self._num_requests
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         samples = self._sequences(Request(number, tuple(ids), params, seed))
@@ -295,32 +269,3 @@ class Engine:
             return
         self.memory.end(sequence)
         self.scheduler.add(sequence)
-
-    def _check(self, prompt: abc.Sequence[int], params: SamplingParams) -> None:
-        vocab_size, limit = self.runner.config.vocab_size, self.runner.config.max_position_embeddings
-        if not prompt:
-            raise RequestError("prompt: is empty; it needs a token to begin with, such as end-of-text")
-        worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
-        if not 0 <= worst < vocab_size:
-            raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
-        params.check_vocabulary(vocab_size)
-        if params.experts and not self.runner.knows_experts:
-            raise RequestError(
-                "experts: are not known under tp and pp, whose ranks have a part of them each; leave it out"
-            )
-        if self.tokenizer is None and (params.stop or params.has_grammar):
-            raise RequestError(
-                f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "
-                "tokenizer"
-            )
-        longest = len(prompt) + params.max_new_tokens
-        asked = f"{counted(len(prompt), 'token')} and max_new_tokens={params.max_new_tokens:,}"
-        if longest > limit:
-            raise RequestError(
-                f"prompt: {asked} need {longest:,} positions, the model has {limit:,} (max_position_embeddings)"
-            )
-        if longest > self.memory.num_tokens:
-            raise RequestError(
-                f"prompt: {asked} can never fit a cache of "
-                f"{self.memory.num_tokens:,} tokens; give the engine more cache_bytes"
-            )

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from glmforge.generate.sequence import Place
+from glmforge.generate.place import Place
 
 _NEVER = float("-inf")
 

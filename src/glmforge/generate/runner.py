@@ -185,11 +185,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     if not model.training:
         yield
         return
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train()
+        for module in training:
+            module.training = True
 
 
 def _fp32_or_better(x: Tensor) -> Tensor:

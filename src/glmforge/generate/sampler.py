@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 from glmforge.generate.filters import keep_likeliest_
 from glmforge.generate.logprobs import TokenLogprob, token_logprobs
+from glmforge.generate.place import Place
 from glmforge.generate.rules import apply_rules_
-from glmforge.generate.sequence import Place
 from glmforge.kernels.random import fold
 
 _BLOCK_TOKENS = 256

@@ -175,27 +175,3 @@ class Sequence:
 
     def _finish_text(self) -> str:
         return "" if self.text is None else self.text.finish()
-
-
-class Place(NamedTuple):
-    """Where a token is to be chosen: behind the tokens of a sequence, and `drafted` ones that may yet be refused."""
-
-    sequence: Sequence
-    drafted: tuple[int, ...] = ()
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.sequence.request.params
-
-    @property
-    def number(self) -> int:
-        """So many tokens are before it."""
-        return len(self.sequence.tokens) + len(self.drafted)
-
-    @property
-    def num_answered(self) -> int:
-        return self.number - len(self.sequence.request.prompt)
-
-    @property
-    def answer(self) -> list[int]:
-        return [*self.sequence.answer, *self.drafted]

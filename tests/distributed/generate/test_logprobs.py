@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
-from glmforge.generate.engine import Engine, EngineConfig, Sample
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine, Sample
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.generate.sharded import ShardedModel

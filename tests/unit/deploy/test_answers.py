@@ -10,7 +10,8 @@ import pytest
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.answers import Answered, answer_file
 from glmforge.errors import GlmforgeError
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.model import GlmMoe
 from helpers.models import randomize_, tiny_config
@@ -128,3 +129,26 @@ def test_answers_are_not_overwritten(engine_of: Callable[[], Engine], tmp_path: 
     assert answer(engine_of(), tmp_path, overwrite=True) == Answered(1, [])
     with pytest.raises(GlmforgeError, match="no such file"):
         answer_file(engine_of(), tmp_path / "none", tmp_path / "out", PARAMS, source="m")
+
+
+def test_two_processes_do_not_write_the_same_answers(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", LINES)
+
+    def start_again(done: int) -> None:
+        with pytest.raises(GlmforgeError, match="another process writes here"):
+            answer(engine_of(), tmp_path, overwrite=True)
+
+    assert answer(engine_of(), tmp_path, on_answer=start_again) == Answered(4, [])
+    assert len(answers_in(tmp_path / "out.jsonl")) == 4
+
+
+@pytest.mark.parametrize("content", ["not JSON\n", "[]\n", '{"half a', "\n"])
+def test_a_file_of_somebody_else_is_not_gone_on_with(
+    engine_of: Callable[[], Engine], tmp_path: Path, content: str
+) -> None:
+    write(tmp_path / "in.jsonl", LINES)
+    unfinished = write(tmp_path / "out.jsonl.unfinished", [content])
+    with pytest.raises(GlmforgeError, match="has answers to other prompts"):
+        answer(engine_of(), tmp_path)
+    assert unfinished.read_text() == content
+    assert answer(engine_of(), tmp_path, overwrite=True) == Answered(4, [])

@@ -6,7 +6,8 @@ from contextlib import aclosing
 import pytest
 
 from glmforge.generate.asynchronous import AsyncEngine
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.model import GlmMoe
 

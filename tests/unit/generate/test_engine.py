@@ -7,7 +7,8 @@ import torch
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.model import GlmMoe

@@ -2,7 +2,8 @@
 
 import pytest
 
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.metrics import Metrics, Waiting
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel

@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.native import fits
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel

@@ -8,7 +8,8 @@ from typing import Literal
 import pytest
 import torch
 
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.model import GlmMoe

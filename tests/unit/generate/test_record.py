@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.logprobs import TokenLogprob
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.record import recorded_experts

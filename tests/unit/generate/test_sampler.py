@@ -10,8 +10,9 @@ from torch import Tensor
 
 from glmforge.generate.filters import keep_likeliest_
 from glmforge.generate.params import SamplingParams
+from glmforge.generate.place import Place
 from glmforge.generate.sampler import adjust_, choose_tokens, draw, streams
-from glmforge.generate.sequence import Place, Request, Sequence
+from glmforge.generate.sequence import Request, Sequence
 
 VOCAB_SIZE = 300
 """More than a block, and no multiple of one."""

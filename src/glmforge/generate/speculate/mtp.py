@@ -18,9 +18,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from glmforge.errors import GlmforgeError
+from glmforge.generate.place import Place
 from glmforge.generate.runner import Runner
 from glmforge.generate.sampler import choose_tokens
-from glmforge.generate.sequence import Place, Sequence
+from glmforge.generate.sequence import Sequence
 from glmforge.generate.speculate.drafter import Computed
 from glmforge.generate.step import Span, StepTokens, span_tokens
 

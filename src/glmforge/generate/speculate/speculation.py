@@ -7,16 +7,14 @@ page that another sequence would have to give back for it.
 """
 
 from collections.abc import Sequence as Items
-from typing import Literal
 
+from glmforge.generate.config import DrafterName
 from glmforge.generate.runner import Runner
 from glmforge.generate.scheduler import Scheduler
 from glmforge.generate.sequence import Sequence
 from glmforge.generate.speculate.drafter import Computed, Drafter
 from glmforge.generate.speculate.mtp import MtpDrafter, check_mtp
 from glmforge.generate.speculate.ngram import NgramDrafter
-
-DrafterName = Literal["mtp", "ngram"]
 
 
 class Speculation:

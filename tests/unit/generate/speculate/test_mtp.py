@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from glmforge.errors import GlmforgeError
-from glmforge.generate.engine import Engine, EngineConfig
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.generate.step import StepTokens

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glmforge.generate.engine import Engine, EngineConfig, Sample
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine, Sample
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.generate.sequence import Sequence

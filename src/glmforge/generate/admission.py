@@ -1,0 +1,38 @@
+"""What can never be served is refused before it is queued."""
+
+from collections.abc import Sequence
+
+from glmforge.generate.params import RequestError, SamplingParams
+from glmforge.generate.runner import Runner
+from glmforge.observe.units import counted
+
+
+def refuse_impossible(
+    prompt: Sequence[int], params: SamplingParams, runner: Runner, *, cache_tokens: int, has_tokenizer: bool
+) -> None:
+    """Raise `RequestError` for ids outside the vocabulary, what is longer than the context or than a cache of
+    `cache_tokens`, and settings that this model or an engine without a tokenizer does not know."""
+    vocab_size, limit = runner.config.vocab_size, runner.config.max_position_embeddings
+    if not prompt:
+        raise RequestError("prompt: is empty; it needs a token to begin with, such as end-of-text")
+    worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
+    if not 0 <= worst < vocab_size:
+        raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
+    params.check_vocabulary(vocab_size)
+    if params.experts and not runner.knows_experts:
+        raise RequestError("experts: are not known under tp and pp, whose ranks have a part of them each; leave it out")
+    if not has_tokenizer and (params.stop or params.has_grammar):
+        raise RequestError(
+            f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "
+            "tokenizer"
+        )
+    longest = len(prompt) + params.max_new_tokens
+    asked = f"{counted(len(prompt), 'token')} and max_new_tokens={params.max_new_tokens:,}"
+    if longest > limit:
+        raise RequestError(
+            f"prompt: {asked} need {longest:,} positions, the model has {limit:,} (max_position_embeddings)"
+        )
+    if longest > cache_tokens:
+        raise RequestError(
+            f"prompt: {asked} can never fit a cache of {cache_tokens:,} tokens; give the engine more cache_bytes"
+        )
