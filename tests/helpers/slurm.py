@@ -120,14 +120,21 @@ class Cluster:
         return pids
 
     def poll(self, number: str, reached: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until `reached()`, starting the job at once whenever it has been requeued."""
+        """Wait until `reached()`, starting the job soon whenever it has been requeued.
+
+        Not within a second: a node compares whole seconds of the job's end and of the next start's credential, takes
+        one of the same second for the old one, revoked, and refuses the start, which Slurm counts as failed.
+        """
         deadline = time.monotonic() + timeout_s
+        hurried = set[str]()
         while not reached():
             job = self.job(number)
             assert time.monotonic() < deadline, f"not reached in {timeout_s:g} s: {job}\n{self.log_of(job)}"
             assert job["JobState"] not in _FINAL or reached(), f"has ended: {job}\n{self.log_of(job)}"
-            if job["JobState"] == "PENDING" and job["Reason"] == "BeginTime" and not self._lingers(number):
-                self.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+            waits = job["JobState"] == "PENDING" and job["Reason"] == "BeginTime" and job["Restarts"] not in hurried
+            if waits and not self._lingers(number):
+                hurried.add(job["Restarts"])
+                self.run("scontrol", "update", f"JobId={number}", "StartTime=now+2")
             time.sleep(0.1)  # looks at what other processes have done; the outcome does not depend on it
 
     def _lingers(self, number: str) -> bool:
