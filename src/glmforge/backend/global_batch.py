@@ -50,7 +50,7 @@ class GlobalBatch:
         of_terms, (squares, tokens) = of_data.split((len(objective.terms), 2))
         self.mean_attended_length = squares / tokens
         # A batch without a single label of some kind (all documents one token long) contributes 0, not 0 / 0.
-        self._denominators = of_terms.clamp_min(1)
+        self._denominators = of_terms.where(of_terms > 0, 1)
         weights = on_device(objective.weights, world.device, torch.float64)
         self._scales = (weights / self._denominators).float()
         lengths = [(_NUMERATORS, len(objective.terms)), *objective.metrics]

@@ -55,6 +55,7 @@ def linear_cross_entropy_sum(
     h_TD: Tensor,
     weight_VD: Tensor,
     labels_T: Tensor,
+    weights_T: Tensor | None = None,
     *,
     chunk_tokens: int | None = None,
     shard: VocabularyShard | None = None,
@@ -70,6 +71,7 @@ def linear_cross_entropy_sum(
 
     Args:
         labels_T: int64 in [0, vocabulary) or -100.
+        weights_T: float32, how much each token's summand counts; None: all alike, 1.
         chunk_tokens: tokens whose logits exist at once; None: `CHUNK_TOKENS` of the device.
         shard: which rows `weight_VD` is; None: all. The value is this rank's share of the sum: all of it on the rank
             with the first row, 0 on the others.
@@ -81,7 +83,7 @@ def linear_cross_entropy_sum(
     """
     with_gradients = torch.is_grad_enabled() and (h_TD.requires_grad or weight_VD.requires_grad)
     softmax = _Softmax(shard, with_gradients, implementation, z_weight)
-    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, chunk_tokens, softmax, nll_T, log_z_T)
+    return _LinearCrossEntropySum.apply(h_TD, weight_VD, labels_T, weights_T, chunk_tokens, softmax, nll_T, log_z_T)
 
 
 def token_nll(
@@ -118,6 +120,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         h_TD: Tensor,
         weight_VD: Tensor,
         labels_T: Tensor,
+        weights_T: Tensor | None,
         chunk_tokens: int | None,
         softmax: _Softmax,
         nll_T: Tensor | None,
@@ -127,16 +130,17 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         gradients = _Gradients(h_TD, weight_VD) if softmax.with_gradients else None
         has_value = softmax.shard is None or softmax.shard.start == 0
         for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
+            weights_C = None if weights_T is None else weights_T[chunk.rows]
             if has_value:
-                loss += chunk.nll_C.sum()
+                loss += _weighted_sum(chunk.nll_C, weights_C)
                 if softmax.z_weight:
-                    loss += softmax.z_weight * chunk.log_z_C.square().sum()
+                    loss += softmax.z_weight * _weighted_sum(chunk.log_z_C.square(), weights_C)
                 if nll_T is not None:
                     nll_T[chunk.rows] = chunk.nll_C
                 if log_z_T is not None:
                     log_z_T[chunk.rows] = chunk.log_z_C
             if gradients is not None:
-                gradients.add(chunk)
+                gradients.add(chunk, weights_C)
         if gradients is not None:
             ctx.save_for_backward(gradients.h_grad_TD, gradients.weight_grad_VD)
             ctx.weight_dtype = weight_VD.dtype
@@ -146,7 +150,11 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h_grad_TD, weight_grad_VD = ctx.saved_tensors
-        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None, None, None
+        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None, None, None, None
+
+
+def _weighted_sum(x_C: Tensor, weights_C: Tensor | None) -> Tensor:
+    return x_C.sum() if weights_C is None else (x_C * weights_C).sum()
 
 
 class _TokenNLL(torch.autograd.Function):
@@ -286,8 +294,8 @@ class _Gradients:
         self.h_grad_TD = torch.empty_like(h_TD)
         self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
 
-    def add(self, chunk: _Chunk, upstream_C: Tensor | None = None) -> None:
-        """d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored.
+    def add(self, chunk: _Chunk, upstream_C: Tensor | None) -> None:
+        """d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored; None is 1.
 
         The factor is applied to the D wide rows on either side of the logits, not to the V wide logits.
         """

@@ -67,12 +67,13 @@ class LMHead(ChoosesKernels, nn.Module):
         labels_T: Tensor,
         nll_T: Tensor | None = None,
         *,
+        weights_T: Tensor | None = None,
         z_weight: float = 0.0,
         log_z_T: Tensor | None = None,
     ) -> Tensor:
         """Summed -log p(label) + z_weight * (log Z)^2, fp32 or better, differentiable; labels of -100 do not count.
 
-        Z is the sum of the exponentials of a token's logits. Where ranks share the vocabulary, this is the rank's
+        Each summand counts `weights_T` (float32) times; None: once. Z is the sum of the exponentials of a token's logits. Where ranks share the vocabulary, this is the rank's
         share: summed over them, it is the sum. Each token's -log p(label) is written to `nll_T`, its log Z to `log_z_T`
         (zeros before, fp32 or better) if they are given.
         """
@@ -81,6 +82,7 @@ class LMHead(ChoosesKernels, nn.Module):
             h_TD,
             weight_VD,
             labels_T,
+            weights_T,
             shard=self.vocabulary.shard(len(weight_VD)),
             nll_T=nll_T,
             z_weight=z_weight,

@@ -27,10 +27,18 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
     return labels_T.roll(-depth).masked_fill(~documents.continues_T(depth), IGNORE_INDEX)
 
 
-class CrossEntropy(NamedTuple):
-    """The loss of a depth: `sum` over all labels (fp32 scalar, differentiable), and its summands `nll_T` for metrics.
+class Targets(NamedTuple):
+    """What the tokens are asked for at one depth: int64 labels or -100, and how much each counts (float32; None: 1)."""
 
-    With a z-loss `sum` has `z_weight` times `z_sum` in it, the summed (log Z)^2, which by itself is only a number.
+    labels_T: Tensor
+    weights_T: Tensor | None = None
+
+
+class CrossEntropy(NamedTuple):
+    """The loss of a depth: `sum` over all labels, each by its weight (fp32 scalar, differentiable), and `nll_T`, what
+    each label cost without its weight, for metrics.
+
+    With a z-loss `sum` has `z_weight` times `z_sum` in it, the (log Z)^2 summed alike, which by itself is only a number.
 
     Where ranks share the vocabulary, all are for all their tokens and this rank's share: summed over those ranks,
     they are the whole.
@@ -44,24 +52,27 @@ class CrossEntropy(NamedTuple):
 class CrossEntropyHead:
     """`head` for `GlmMoe.forward`: the cross-entropy of each depth, and a z-loss of the next token.
 
-    `labels_NT` has one row per depth, the next token's first; `z_weight` is what the z-loss weighs beside the
+    `targets` are those of each depth, the next token's first; `z_weight` is what the z-loss weighs beside the
     cross-entropy.
     """
 
-    def __init__(self, labels_NT: Sequence[Tensor], z_weight: float = 0.0) -> None:
-        self.labels_NT, self.z_weight = labels_NT, z_weight
+    def __init__(self, targets: Sequence[Targets], z_weight: float = 0.0) -> None:
+        self.targets, self.z_weight = targets, z_weight
 
     @classmethod
     def whole(cls, labels_BS: Tensor, documents: Documents, num_mtp_layers: int = 0) -> Self:
         """For all tokens of the rows."""
         labels_T = labels_BS.flatten()
-        return cls([labels_at_depth(labels_T, documents, depth) for depth in range(num_mtp_layers + 1)])
+        return cls([Targets(labels_at_depth(labels_T, documents, depth)) for depth in range(num_mtp_layers + 1)])
 
     def __call__(self, h_TD: Tensor, heads: Heads, depth: int) -> CrossEntropy:
-        labels_T = self.labels_NT[depth]
+        labels_T, weights_T = self.targets[depth]
         nll_T = torch.zeros(len(labels_T), dtype=torch.float32, device=h_TD.device)
         if depth or not self.z_weight:
-            return CrossEntropy(heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T), nll_T)
+            return CrossEntropy(heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T, weights_T=weights_T), nll_T)
         log_z_T = torch.zeros_like(nll_T)
-        both = heads.lm.cross_entropy_sum(h_TD, labels_T, nll_T, z_weight=self.z_weight, log_z_T=log_z_T)
-        return CrossEntropy(both, nll_T, log_z_T.square().sum())
+        both = heads.lm.cross_entropy_sum(
+            h_TD, labels_T, nll_T, weights_T=weights_T, z_weight=self.z_weight, log_z_T=log_z_T
+        )
+        z_T = log_z_T.square() if weights_T is None else log_z_T.square() * weights_T
+        return CrossEntropy(both, nll_T, z_T.sum())

@@ -11,9 +11,13 @@ from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.transfer import on_device
-from glmforge.model.loss import CrossEntropy, CrossEntropyHead, labels_at_depth
+from glmforge.model.loss import CrossEntropy, CrossEntropyHead, Targets, labels_at_depth
 from glmforge.model.transformer import ForwardOutput
 from glmforge.parallel.inputs import TokenShare
+
+
+LOSS_WEIGHT = "loss_weight"
+"""In `Batch.per_token`, float32: how much each label counts in the means. Without it all count alike."""
 
 
 class NextTokenObjective(Objective):
@@ -21,7 +25,8 @@ class NextTokenObjective(Objective):
 
     MTP depths share `mtp_loss_weight` equally and average over their own labels; the balance loss is a mean over
     rows and a sum over layers; the z-loss is a mean of (log Z)^2 of the next token's logits over its labels. A term of
-    weight 0 is not computed at all.
+    weight 0 is not computed at all. Means over labels are weighted by `LOSS_WEIGHT`: a label's weight is that of the
+    token it asks for, at every depth.
 
     Metrics, [num_sources] each: label tokens of each source of data (`Batch.source_B`) and their summed next-token
     cross-entropy.
@@ -42,15 +47,19 @@ class NextTokenObjective(Objective):
             self.weights += (self.z_weight,)
 
     def denominators(self, batch: Batch) -> Tensor:
-        counts = [(labels_T >= 0).sum() for labels_T in self._labels(batch)]
+        amounts = [_amount(targets) for targets in self.targets(batch)]
         if self.with_aux_loss:
-            counts.append(torch.full((), batch.ids_BS.shape[0], device=batch.ids_BS.device))
+            amounts.append(torch.full_like(amounts[0], batch.ids_BS.shape[0]))
         if self.z_weight:
-            counts.append(counts[0])
-        return torch.stack(counts).double()
+            amounts.append(amounts[0])
+        return torch.stack(amounts)
 
     def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
-        return CrossEntropyHead([share.take(labels_T) for labels_T in self._labels(batch)], self.z_weight)
+        taken = [
+            Targets(share.take(labels_T), None if weights_T is None else share.take(weights_T))
+            for labels_T, weights_T in self.targets(batch)
+        ]
+        return CrossEntropyHead(taken, self.z_weight)
 
     def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
         aux_loss = output.router.aux_loss
@@ -80,7 +89,24 @@ class NextTokenObjective(Objective):
         sums["source_tokens"].index_add_(0, share.own(source_T), asked_t.double())
         sums["source_nll"].index_add_(0, share.take(source_T), output.main.nll_T.double())
 
-    def _labels(self, batch: Batch) -> list[Tensor]:
-        """Labels of all tokens of the rows, one tensor per depth."""
-        documents, labels_T = batch.documents(), batch.labels_BS.flatten()
-        return [labels_at_depth(labels_T, documents, depth) for depth in range(self.num_mtp + 1)]
+    def targets(self, batch: Batch) -> list[Targets]:
+        """What all tokens of the rows are asked for at each depth."""
+        documents, labels_T, weights_T = batch.documents(), batch.labels_BS.flatten(), self.weights_T(batch)
+        return [
+            Targets(
+                labels_at_depth(labels_T, documents, depth),
+                # Behind the end of a document there is no label, so what is rolled in from elsewhere does not count.
+                None if weights_T is None else weights_T.roll(-depth),
+            )
+            for depth in range(self.num_mtp + 1)
+        ]
+
+    def weights_T(self, batch: Batch) -> Tensor | None:
+        """How much the next token of each token of the rows counts; None: all alike."""
+        return batch.per_token[LOSS_WEIGHT].flatten() if LOSS_WEIGHT in batch.per_token else None
+
+
+def _amount(targets: Targets) -> Tensor:
+    """float64: the labels, or the sum of their weights."""
+    is_asked_T = targets.labels_T >= 0
+    return (is_asked_T if targets.weights_T is None else targets.weights_T.double() * is_asked_T).sum().double()

@@ -115,3 +115,22 @@ def test_frozen_inputs(frozen):
     expected = torch.autograd.grad(reference_nll(*inputs).sum(), inputs[1 - frozen])
     actual = torch.autograd.grad(linear_cross_entropy_sum(*inputs), inputs[1 - frozen])
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("z_weight", [0.0, 0.1])
+def test_weighted_summands(z_weight):
+    h_TD, weight_VD, labels_T = random_inputs(11)
+    weights_T = torch.rand(11, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    weights_T[3] = 0
+    nll_T, log_z_T = torch.zeros(11, dtype=torch.float64), torch.zeros(11, dtype=torch.float64)
+    actual = linear_cross_entropy_sum(
+        h_TD, weight_VD, labels_T, weights_T, chunk_tokens=4, nll_T=nll_T, z_weight=z_weight, log_z_T=log_z_T
+    )
+    expected_nll_T = reference_nll(h_TD, weight_VD, labels_T)
+    expected_log_z_T = F.linear(h_TD, weight_VD).logsumexp(1) * (labels_T != IGNORE_INDEX)
+    expected = (weights_T * (expected_nll_T + z_weight * expected_log_z_T.square())).sum()
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(nll_T, expected_nll_T.detach())  # metrics are not weighted
+    inputs = (h_TD, weight_VD)
+    for a, e in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        torch.testing.assert_close(a, e)
