@@ -6,7 +6,7 @@ the last step, put together from all ranks by published name.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
-from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.objectives.next_token import LOSS_WEIGHT, NextTokenObjective
+from glmforge.objectives.sft import SftObjective
 from glmforge.parallel.build import Extend
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
@@ -36,7 +37,8 @@ NUM_ROWS, SEQ_LEN = 8, 32
 class Case:
     """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run.
 
-    `kernels` are those of the layout; the single process has the plain ones.
+    `kernels` are those of the layout; the single process has the plain ones. In stage "sft" few tokens are trained on,
+    with weights, and every conversation counts the same.
     """
 
     parallel: dict[str, Any]
@@ -46,10 +48,11 @@ class Case:
     optim: dict[str, Any] = field(default_factory=dict)
     regularization: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
+    stage: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        changes = self.parallel | self.phase | self.model | self.optim | self.regularization | self.kernels
+        changes = self.parallel | self.phase | self.model | self.optim | self.regularization | self.kernels | self.stage
         return ",".join(f"{key}={value}" for key, value in changes.items())
 
     def config(self, *, single: bool) -> RunConfig:
@@ -67,6 +70,7 @@ class Case:
             optim={"lr": LR, "eps": 1e-3} | self.optim,
             regularization=self.regularization,
             kernels={} if single else self.kernels,
+            **self.stage,
         )
 
 
@@ -82,8 +86,16 @@ def batches(config: RunConfig) -> list[Batch]:
         labels = ids[:, 1:].clone()
         for row, cut in enumerate(cuts):
             labels[row, cut - 1] = -100
-        made.append(Batch(ids[:, :-1], labels, lengths, tuple(range(phase.batch_size)), (0,) * phase.batch_size))
+        batch = Batch(ids[:, :-1], labels, lengths, tuple(range(phase.batch_size)), (0,) * phase.batch_size)
+        made.append(_with_weights(batch, generator) if config.stage == "sft" else batch)
     return made
+
+
+def _with_weights(batch: Batch, generator: torch.Generator) -> Batch:
+    """Most tokens are not trained on, and the others count differently."""
+    weights_BS = torch.tensor([0.0, 0.0, 0.0, 0.5, 1.0, 3.0])[torch.randint(6, batch.ids_BS.shape, generator=generator)]
+    labels_BS = batch.labels_BS.masked_fill(weights_BS == 0, -100)
+    return replace(batch, labels_BS=labels_BS, per_token={LOSS_WEIGHT: weights_BS})
 
 
 def run_case(
@@ -99,7 +111,7 @@ def run_case(
     model, optimizer = backend.model, backend.optimizer
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
-    objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)
+    objective = _objective(config)
     results = {f"initial.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
     for step, batch in enumerate(batches(config)):
         share = phase.batch_size // world.layout.data_ranks
@@ -127,6 +139,15 @@ def run_case(
     results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
     results |= {f"optimizer.{name}": tensor for name, tensor in whole_state(optimizer.state_dict()).items()}
     return results
+
+
+def _objective(config: RunConfig) -> NextTokenObjective:
+    phase, num_mtp = config.phases[0], config.model.num_nextn_predict_layers
+    return (
+        SftObjective(phase, num_mtp, mean="conversations")
+        if config.stage == "sft"
+        else NextTokenObjective(phase, num_mtp)
+    )
 
 
 def rank_case(case: Case) -> dict[str, Tensor]:

@@ -95,8 +95,7 @@ def run_section(
     noise: Noise | None = None,
 ) -> Any:
     """Forward of one section over the rank's tokens of a micro-batch."""
-    device = batch.ids_BS.device
-    tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, device)
+    tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, batch.documents())
     return part(
         share.inputs(batch.ids_BS, batch.documents(), objective.num_mtp, tokens),
         received,

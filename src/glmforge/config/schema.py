@@ -9,7 +9,7 @@ configuration may be stored with the run and still mean the same.
 """
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -25,15 +25,8 @@ from glmforge.config.parallel import ParallelConfig, PrecisionConfig
 from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
-
-
-class RegularizationConfig(Strict):
-    """GLM trains with weight decay only; these are for small models and fine-tuning on little data."""
-
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of what attention and MLP add to the residual stream")
-    attention_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of attention probabilities; takes the slow exact kernel"
-    )
+from glmforge.config.regularization import RegularizationConfig
+from glmforge.config.stage import SftConfig, Stage, refuse_foreign, with_stage_defaults
 
 
 class RunConfig(Strict):
@@ -41,6 +34,9 @@ class RunConfig(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
+    stage: Stage = Field(
+        default="pretrain", description="what is trained: pretrain, midtrain (a domain, longer context) or sft"
+    )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
         default=None, description="Hugging Face directory whose weights the run starts from; None draws them from seed"
@@ -48,6 +44,7 @@ class RunConfig(Strict):
     model: ModelConfig
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)
+    sft: SftConfig | None = Field(default=None, description="of stage sft, which has it by default; None elsewhere")
     optim: OptimConfig = OptimConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -80,6 +77,22 @@ class RunConfig(Strict):
         """Name -> weight of the sources that `phase` draws from, in the order of `data.sources`."""
         weights = {source.name: source.weight for source in self.data.sources}
         return weights if phase.sources is None else {n: phase.sources[n] for n in weights if n in phase.sources}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_defaults_of_stage(cls, given: Any) -> Any:
+        return with_stage_defaults(given)
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> Self:
+        refuse_foreign(self.stage, self.sft, self.regularization, self.phases)
+        if self.stage != "pretrain" and self.init_from is None:
+            refuse(
+                "init_from",
+                f"stage '{self.stage}' goes on from trained weights: name a Hugging Face directory, a checkpoint or a "
+                "run, or set stage: pretrain",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_phases(self) -> Self:

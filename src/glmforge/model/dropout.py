@@ -1,28 +1,34 @@
-"""Dropout whose masks follow from (seed, step, layer, site, token, feature) and from nothing else.
+"""Dropout and noise on embeddings that follow from (seed, step, layer, site, token, feature) and from nothing else.
 
-So they are the same on every layout, for every size of micro-batch and when a layer is computed again, and a resumed
+So masks are the same on every layout, for every size of micro-batch and when a layer is computed again, and a resumed
 run draws those that an unbroken one would have drawn. A token's number is its place in the order of the phase, which
 data ranks, context and sequence parallelism all know; a step belongs to one phase.
 
 `Noise` is a step's, `TokenNoise` a micro-batch's, `LayerDropout` what a layer applies to what it adds to the residual
 stream. Attention makes its own mask (`glmforge.kernels.attention_dropout`). Source: Srivastava et al., 2014.
 
+NEFTune (Jain et al., 2023, arXiv 2310.05914) adds to each embedding uniform noise within alpha / sqrt(L D), where the
+paper's L is the length of a padded batch's sequence; here it is that of the token's own document. What MTP layers read
+of the tokens to come has no noise.
+
 Shapes: B rows, S tokens per row, T tokens, D hidden_size.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from glmforge.config.schema import RegularizationConfig
-from glmforge.kernels.random import drop_out, drops, fold
+from glmforge.config.regularization import RegularizationConfig
+from glmforge.kernels.documents import Documents
+from glmforge.kernels.random import drop_out, drops, fold, uniform_bits
 from glmforge.kernels.transfer import on_device
 
-_ATTENTION_OUTPUT, _MLP_OUTPUT, _ATTENTION_PROBABILITIES = range(3)
-"""Sites of a layer."""
+_ATTENTION_OUTPUT, _MLP_OUTPUT, _ATTENTION_PROBABILITIES, _EMBEDDING = range(4)
+"""Sites of a layer; embeddings have theirs in layer 0."""
 
 
 class LayerDropout(NamedTuple):
@@ -47,35 +53,48 @@ class Noise:
 
     dropout: float
     attention_dropout: float
+    neftune_alpha: float
     key: Tensor
 
     @classmethod
     def of_step(cls, regularization: RegularizationConfig, seed: int, step: int) -> "Noise | None":
-        """The noise of a training step; None where nothing is dropped."""
-        if not regularization.dropout and not regularization.attention_dropout:
-            return None
-        key = fold(fold(torch.tensor(0), seed), step)
-        return cls(regularization.dropout, regularization.attention_dropout, key)
+        """The noise of a training step; None where there is none."""
+        rates = regularization.dropout, regularization.attention_dropout, regularization.neftune_alpha
+        return cls(*rates, fold(fold(torch.tensor(0), seed), step)) if any(rates) else None
 
     def of_samples(
-        self, sample_indices: Sequence[int], seq_len: int, device: torch.device | str | None = None
+        self, sample_indices: Sequence[int], seq_len: int, documents: Documents | None = None
     ) -> "TokenNoise":
-        """The noise of rows of `seq_len` tokens that are these samples of the phase."""
-        places_S = torch.arange(seq_len, device=device)
+        """The noise of rows of `seq_len` tokens that are these samples of the phase (`documents` None: each row is
+        one document)."""
+        documents = documents or Documents.from_lengths([seq_len] * len(sample_indices))
+        device = documents.positions_T.device
         rows_B1 = on_device(sample_indices, device)[:, None]
-        return TokenNoise(self, (rows_B1 * seq_len + places_S).flatten())
+        token_T = (rows_B1 * seq_len + torch.arange(seq_len, device=device)).flatten()
+        return TokenNoise(self, token_T, documents.cu_seqlens.diff()[documents.ids_T()])
 
 
 @dataclass(frozen=True, eq=False)
 class TokenNoise:
-    """The noise of some tokens: `token_T`, int64, are their numbers in the order of the phase."""
+    """The noise of some tokens: `token_T`, int64, are their numbers in the order of the phase, and `length_T` how long
+    the documents are that they belong to."""
 
     step: Noise
     token_T: Tensor
+    length_T: Tensor
 
-    def select(self, token_T: Tensor) -> "TokenNoise":
-        """Of other tokens."""
-        return replace(self, token_T=token_T)
+    def select(self, take: Callable[[Tensor], Tensor]) -> "TokenNoise":
+        """Of the tokens that `take` takes of what all have."""
+        return replace(self, token_T=take(self.token_T), length_T=take(self.length_T))
+
+    def add_to_embeddings(self, x_TD: Tensor) -> Tensor:
+        """Embeddings of the tokens with noise (NEFTune)."""
+        if not self.step.neftune_alpha:
+            return x_TD
+        width = x_TD.shape[-1]
+        bits_TD = uniform_bits(self._streams(0, _EMBEDDING), 0, width)
+        bound_T1 = self.step.neftune_alpha / math.sqrt(width) * self.length_T.rsqrt()[:, None]
+        return x_TD + (((bits_TD + 0.5) / 2**15 - 1) * bound_T1).to(x_TD.dtype)
 
     def of_layer(self, layer: int) -> LayerDropout | None:
         """For what layer `layer` adds to the residual stream; None at rate 0."""

@@ -73,9 +73,10 @@ class LMHead(ChoosesKernels, nn.Module):
     ) -> Tensor:
         """Summed -log p(label) + z_weight * (log Z)^2, fp32 or better, differentiable; labels of -100 do not count.
 
-        Each summand counts `weights_T` (float32) times; None: once. Z is the sum of the exponentials of a token's logits. Where ranks share the vocabulary, this is the rank's
-        share: summed over them, it is the sum. Each token's -log p(label) is written to `nll_T`, its log Z to `log_z_T`
-        (zeros before, fp32 or better) if they are given.
+        Each summand counts `weights_T` (float32) times; None: once. Z is the sum of the exponentials of a token's
+        logits. Where ranks share the vocabulary, this is the rank's share: summed over them, it is the sum. Each
+        token's -log p(label) is written to `nll_T`, its log Z to `log_z_T` (zeros before, fp32 or better) if they are
+        given.
         """
         h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
         return linear_cross_entropy_sum(

@@ -38,7 +38,7 @@ class CrossEntropy(NamedTuple):
     """The loss of a depth: `sum` over all labels, each by its weight (fp32 scalar, differentiable), and `nll_T`, what
     each label cost without its weight, for metrics.
 
-    With a z-loss `sum` has `z_weight` times `z_sum` in it, the (log Z)^2 summed alike, which by itself is only a number.
+    With a z-loss `sum` has `z_weight` times `z_sum` in it, (log Z)^2 summed alike, which by itself is only a number.
 
     Where ranks share the vocabulary, all are for all their tokens and this rank's share: summed over those ranks,
     they are the whole.

@@ -243,7 +243,10 @@ class GlmMoe(nn.Module):
                 f"inputs hold the tokens of {len(next_ids)} MTP depths, the model has "
                 f"{self.config.num_nextn_predict_layers} MTP layers: give num_mtp_layers, or with_mtp=False"
             )
-        return Activations(self.embed(inputs.ids_T), tuple(self.embed(ids_T) for ids_T in next_ids))
+        x_TD = self.embed(inputs.ids_T)
+        if self.training and inputs.noise is not None:
+            x_TD = inputs.noise.add_to_embeddings(x_TD)
+        return Activations(x_TD, tuple(self.embed(ids_T) for ids_T in next_ids))
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Embeddings `[T, D]` in the compute dtype; zeros for `NO_TOKEN`."""

@@ -15,7 +15,6 @@ from glmforge.model.loss import CrossEntropy, CrossEntropyHead, Targets, labels_
 from glmforge.model.transformer import ForwardOutput
 from glmforge.parallel.inputs import TokenShare
 
-
 LOSS_WEIGHT = "loss_weight"
 """In `Batch.per_token`, float32: how much each label counts in the means. Without it all count alike."""
 

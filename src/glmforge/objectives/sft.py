@@ -25,9 +25,7 @@ class SftObjective(NextTokenObjective):
     far as they lie inside the conversation.
     """
 
-    def __init__(
-        self, phase: PhaseConfig, num_mtp_layers: int, num_sources: int = 1, *, mean: Mean = "tokens"
-    ) -> None:
+    def __init__(self, phase: PhaseConfig, num_mtp_layers: int, num_sources: int = 1, *, mean: Mean = "tokens") -> None:
         super().__init__(phase, num_mtp_layers, num_sources)
         self.mean = mean
 

@@ -5,6 +5,8 @@ that are still integers: the tokens to come of MTP layers and the labels are shi
 border of a cut is ever seen by them.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -82,14 +84,14 @@ class TokenShare:
             self.take(documents.positions_T),
             self.rows,
             self._attend(documents, noise),
-            None if noise is None else noise.select(self._residual_stream(noise.token_T)),
+            None if noise is None else noise.select(self._residual_stream),
             self._halves(ids_BS, documents, noise),
         )
 
     def _halves(self, ids_BS: Tensor, documents: Documents, noise: TokenNoise | None) -> tuple[ModelInputs, ...]:
         if self.half is None:
             return ()
-        noises = [None] * 2 if noise is None else [noise.select(token_T) for token_T in noise.token_T.chunk(2)]
+        noises = [None] * 2 if noise is None else [noise.select(partial(_half, n)) for n in range(2)]
         halves = zip(ids_BS.chunk(2), documents.halves(), noises, strict=True)
         return tuple(self.half.inputs(ids, of_half, 0, noise_of_half) for ids, of_half, noise_of_half in halves)
 
@@ -126,3 +128,7 @@ class TokenShare:
     def _groups_sharing_rows(self) -> tuple[str, ...]:
         groups = (self.world.group("cp"), self.world.group("tp"))
         return tuple(group.group_name for group in groups if group is not None)
+
+
+def _half(number: int, x_T: Tensor) -> Tensor:
+    return x_T.chunk(2)[number]

@@ -124,6 +124,20 @@ REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
 Z_LOSS = {"phase": {"z_loss_weight": 0.01}}
 WITH_Z_LOSS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(4, {"cp": 2, "tp": 2}, Z_LOSS)]
 
+SFT = {"stage": {"stage": "sft", "init_from": "nowhere"}, "regularization": {"neftune_alpha": 5.0}}
+FINE_TUNED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"cp": 2, "micro_batch_size": 2}, SFT),
+    (2, {"tp": 2, "micro_batch_size": 2}, SFT),
+]
+FINE_TUNED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (2, {"dp_shard": 2, "ep": 2}, SFT),
+    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, SFT),
+    (2, {"pp": 2, "micro_batch_size": 2}, SFT),
+    (4, {"cp": 2, "tp": 2, "ep": 4}, SFT | Z_LOSS),
+    (4, {"pp": 2, "dp_shard": 2, "micro_batch_size": 2, "pipeline_schedule": "zero_bubble"}, SFT),
+    (2, {"dp_shard": 2, "compile": True, "recompute": "full"}, SFT),
+]
+
 TRITON = dict.fromkeys(("rms_norm", "qk_rope", "cross_entropy", "symmetric_matmul"), "triton")
 BY_TRITON: list[tuple[int, dict[str, Any], dict[str, Any]]] = [(2, {"tp": 2}, {"kernels": TRITON} | Z_LOSS)]
 
@@ -170,14 +184,14 @@ def named(cases: list[tuple[Any, ...]]) -> list[Any]:
             for size, parallel, *rest in cases]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED, *TIED_EMBEDDINGS, *WITH_Z_LOSS]))
+@pytest.mark.parametrize("case", named([*ALONE, *COMBINED, *REGULARISED, *TIED_EMBEDDINGS, *WITH_Z_LOSS, *FINE_TUNED]))
 def test_three_steps_equal_one_process(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX, *TIED_MATRIX, *BY_TRITON])
+    "case", named([*MATRIX, *COMPILED, *OTHER_RUNS, *REGULARISED_MATRIX, *TIED_MATRIX, *FINE_TUNED_MATRIX, *BY_TRITON])
 )
 def test_three_steps_equal_one_process_on_every_layout(case: Case) -> None:
     check(case)

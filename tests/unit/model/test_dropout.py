@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glmforge.config.schema import RegularizationConfig
+from glmforge.config.regularization import RegularizationConfig
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
 from glmforge.model.dropout import LayerDropout, Noise, TokenNoise
@@ -44,7 +44,7 @@ def logits(model: GlmMoe, noise: Noise | None, rows: range = range(B)) -> tuple[
     """Of the trunk and of the MTP layer, of these rows run together."""
     ids_BS, lengths = ids_and_documents()
     documents = Documents.from_lengths([length for row in rows for length in lengths[row]])
-    tokens = None if noise is None else noise.of_samples([100 + row for row in rows], S)
+    tokens = None if noise is None else noise.of_samples([100 + row for row in rows], S, documents)
     output = model(ModelInputs.whole(ids_BS[rows.start : rows.stop], documents, 1, tokens))
     return output.main, output.mtp[0]
 
@@ -172,3 +172,32 @@ def test_gradients_are_those_of_the_dropped_function(rates: tuple[float, float])
     quotient = (loss(size) - loss(-2 * size)) / (2 * size)
     # RMSNorm computes in fp32, whose rounding the quotient magnifies by 1 / size.
     assert (weight.grad * direction).sum().item() == pytest.approx(quotient.item(), rel=1e-2)
+
+
+def test_noise_on_embeddings() -> None:
+    """Uniform within alpha / sqrt(length x width) of the token's document, a function of the token alone."""
+    alpha, width, lengths = 5.0, 512, [3, 5, 8]
+    noise = Noise.of_step(RegularizationConfig(neftune_alpha=alpha), 0, 0)
+    assert noise is not None
+    tokens = noise.of_samples([4, 7], 8, Documents.from_lengths(lengths))
+    added_TD = tokens.add_to_embeddings(torch.zeros(16, width))
+    for part_TD, length in zip(added_TD.split(lengths), lengths, strict=True):
+        bound = alpha / (length * width) ** 0.5
+        assert part_TD.abs().max() <= bound
+        # Of n draws the largest is within a share of about 1/n of the bound; the variance is bound^2 / 3, whose
+        # estimate from n >= 1,500 draws is within 3 sqrt(0.8 / n) of it.
+        assert part_TD.abs().max() > bound * 0.99
+        assert abs(part_TD.var() / (bound**2 / 3) - 1) < 3 * (0.8 / part_TD.numel()) ** 0.5
+        assert abs(part_TD.mean()) < 4 * bound / (3 * part_TD.numel()) ** 0.5
+    alone = noise.of_samples([7], 8, Documents.from_lengths([8]))
+    assert torch.equal(alone.add_to_embeddings(torch.zeros(8, width)), added_TD[8:])
+    assert step_noise().of_samples([4], 16).add_to_embeddings(added_TD) is added_TD
+
+
+def test_noise_on_embeddings_in_training_alone() -> None:
+    trained, noise = model(), Noise.of_step(RegularizationConfig(neftune_alpha=5.0), 0, 0)
+    plain = logits(trained, None)
+    noisy = logits(trained, noise)
+    assert not torch.equal(noisy[0], plain[0])
+    trained.eval()
+    assert all(torch.equal(a, e) for a, e in zip(logits(trained, noise), plain, strict=True))
