@@ -63,6 +63,7 @@ RULES = (
     Rule("data.*", FREE, FREE, "how the same samples are read"),
     Rule("phases.*.tokens", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
     Rule("phases.*.steps", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
+    Rule("phases.*.epochs", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
     Rule("phases.*.batch_size", NOTED, NOTED, "the run goes on at the next sample"),
     Rule("phases.*.batch_ramp*", NOTED, NOTED, "the run goes on at the next sample"),
     Rule("phases.*.seq_len", NOTED, REFUSED, "samples are numbered by it"),

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from glmforge.config.model import Strict, refuse
+from glmforge.errors import ConfigError
 
 
 class BatchSpan(NamedTuple):
@@ -53,6 +54,10 @@ class PhaseConfig(Strict):
     name: str = Field(min_length=1)
     tokens: PositiveInt | None = Field(default=None, description="length in tokens, rounded up to whole steps")
     steps: PositiveInt | None = Field(default=None, description="length in optimizer steps")
+    epochs: PositiveFloat | None = Field(
+        default=None,
+        description="length in passes: until the source that is through first has been gone through so often",
+    )
     seq_len: PositiveInt
     batch_size: PositiveInt = Field(description="sequences per optimizer step, all ranks together")
     batch_ramp: BatchRamp | None = Field(default=None, description="None uses batch_size from the first step")
@@ -135,15 +140,21 @@ class PhaseConfig(Strict):
         """Steps of `size` that are left of the phase after `steps` steps and `first` samples."""
         if self.steps is not None:
             return self.steps - steps
-        return -(-((self.tokens or 0) - first * self.seq_len) // (size * self.seq_len))
+        if self.tokens is None:
+            raise ConfigError(
+                f"phase '{self.name}': is {self.epochs:g} epochs long, and how many tokens these are only its data tell; "
+                "give tokens or steps where there are none"
+            )
+        return -(-(self.tokens - first * self.seq_len) // (size * self.seq_len))
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
-        if (self.tokens is None) == (self.steps is None):
-            both = "both are" if self.tokens is not None else "neither is"
+        given = [name for name in ("tokens", "steps", "epochs") if getattr(self, name) is not None]
+        if len(given) != 1:
             refuse(
                 "tokens",
-                f"give exactly one of 'tokens' and 'steps'; {both} set in phase '{self.name}' (null unsets)",
+                "give exactly one of 'tokens', 'steps' and 'epochs'; "
+                f"{' and '.join(given) or 'none'} set in phase '{self.name}' (null unsets)",
             )
         return self
 

@@ -81,7 +81,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
         if world.is_main and world.device.type == "cpu":
             warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
         data = open_data(config, world)
-        config = _with_tokens(config, data, say_so=world.is_main)
+        config = _with_tokens(data.config, data, say_so=world.is_main)
         config = _with_kernels(config, world)
         trainer, checkpoints = build_trainer(config, world, data, hooks)
         watch.trainer = trainer

@@ -14,6 +14,7 @@ from glmforge.config.data import DataConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.stream.curriculum import Curriculum
+from glmforge.data.stream.epochs import with_counted_epochs
 from glmforge.data.stream.packing import ensure_packing
 from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -25,8 +26,10 @@ from glmforge.parallel.world import World
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run reads, opened and checked against each other and the model."""
+    """What a run reads, opened and checked against each other and the model; `config` is the run with phases of known
+    length."""
 
+    config: RunConfig
     tokenizer: Tokenizer
     curriculum: Curriculum
     held_out: list[HeldOut]
@@ -44,8 +47,9 @@ def open_data(config: RunConfig, world: World) -> RunData:
     copy_shards(config.data)
     shards = {source.name: _open_shard(local_prefix(source, config.data), tokenizer) for source in config.data.sources}
     _pack_once(config, shards, world)
+    config = with_counted_epochs(config, shards)
     held_out = [HeldOut(source.name, _open_shard(source.path, tokenizer)) for source in config.data.held_out]
-    return RunData(tokenizer, Curriculum(config, shards), held_out)
+    return RunData(config, tokenizer, Curriculum(config, shards), held_out)
 
 
 def _check_paths(data: DataConfig) -> None:
