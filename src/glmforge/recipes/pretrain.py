@@ -4,13 +4,11 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from glmforge.backend.native import NativeBackend
-from glmforge.backend.objective import ObjectiveFactory
 from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
@@ -22,7 +20,6 @@ from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.choice import choose
-from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
@@ -34,6 +31,7 @@ from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_lock import run_lock
+from glmforge.recipes.stages import objective_factory
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
@@ -112,17 +110,9 @@ def build_trainer(
     fingerprints = data.curriculum.fingerprint()
     checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
     hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
-    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    source = CurriculumSource(config, data.curriculum, world, objective_factory(config))
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
     return Trainer(config, backend, source, hooks, bus), checkpoints
-
-
-def _objective_factory(config: RunConfig) -> ObjectiveFactory:
-    return partial(
-        NextTokenObjective,
-        num_mtp_layers=config.model.num_nextn_predict_layers,
-        num_sources=len(config.data.sources),
-    )
 
 
 def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
@@ -172,7 +162,7 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
     data = open_data(config, world)
-    source = CurriculumSource(config, data.curriculum, world, _objective_factory(config))
+    source = CurriculumSource(config, data.curriculum, world, objective_factory(config))
     Trainer(config, NativeBackend.build(config, world), source, [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
