@@ -142,7 +142,7 @@ class PhaseConfig(Strict):
             return self.steps - steps
         if self.tokens is None:
             raise ConfigError(
-                f"phase '{self.name}': is {self.epochs:g} epochs long, and how many tokens these are only its data tell; "
+                f"phase '{self.name}': is {self.epochs:g} epochs long, and how much that is only its data tell; "
                 "give tokens or steps where there are none"
             )
         return -(-(self.tokens - first * self.seq_len) // (size * self.seq_len))
