@@ -21,7 +21,7 @@ from pathlib import Path
 
 from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.data.files import discard_partial, disk_errors, partial_path, publish
-from glmforge.data.tokens.shards import ShardInfo, shard_paths
+from glmforge.data.tokens.shards import ShardInfo, loss_path, shard_paths
 from glmforge.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -57,15 +57,19 @@ def _copy_prefix(prefix: Path, cache_dir: Path) -> Path:
 
 def _missing_files(prefix: Path, cache_dir: Path) -> list[tuple[Path, Path]]:
     """(original, copy) of the shard's files that have no good copy, the description first."""
-    copies = shard_paths(_copy_prefix(prefix, cache_dir))
-    pairs = list(zip(shard_paths(prefix), copies, strict=True))[::-1]
-    for original, _ in pairs[1:]:
+    bin_path, idx_path, json_path = shard_paths(prefix)
+    for original in (bin_path, idx_path):
         if not original.is_file():
             raise DataError(f"{original}: missing; data.sources needs a shard's .bin and .idx")
-    if not pairs[0][0].exists():
-        pairs[0][1].unlink(missing_ok=True)
-        pairs = pairs[1:]
-    return [pair for pair in pairs if not _are_equal(*pair)]
+    directory = _copy_prefix(prefix, cache_dir).parent
+    pairs = []
+    for original in (json_path, loss_path(prefix), idx_path, bin_path):
+        copy = directory / original.name
+        if not original.exists():
+            copy.unlink(missing_ok=True)
+        elif not _are_equal(original, copy):
+            pairs.append((original, copy))
+    return pairs
 
 
 def _are_equal(original: Path, copy: Path) -> bool:

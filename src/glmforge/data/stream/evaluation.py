@@ -93,4 +93,5 @@ def _filled(window: Window, seq_len: int) -> Window:
         np.pad(window.ids_S, (0, missing)),
         np.pad(window.labels_S, (0, missing), constant_values=IGNORED_LABEL),
         (*window.lengths, missing),
+        None if window.weights_S is None else np.pad(window.weights_S, (0, missing)),
     )
