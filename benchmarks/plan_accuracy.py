@@ -3,6 +3,7 @@
     python benchmarks/plan_accuracy.py                  # all of it, at most 20 minutes on two idle cores
     python benchmarks/plan_accuracy.py --quick          # a minute: one size, few layouts; writes nothing
     python benchmarks/plan_accuracy.py --rows           # the third part alone; points and sweeps stay as they are
+    python benchmarks/plan_accuracy.py --choices        # today's choices alone, against the layouts that were fastest
 
 Measured on gloo ranks of one thread each, in this order:
 
@@ -77,12 +78,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="to try it: the small size, few layouts")
     parser.add_argument("--rows", action="store_true", help="keep points and sweeps, compare the three sizes again")
+    parser.add_argument("--choices", action="store_true", help="keep all but the choices, and measure these again")
     parser.add_argument("--points", type=Path, help="points that were measured before")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        kept = RESULTS / "plan_calibration.json" if arguments.rows else arguments.points
+        kept = RESULTS / "plan_calibration.json" if arguments.rows or arguments.choices else arguments.points
         points = kept or _measured_points(Path(folder), quick=arguments.quick)
         machine = calibrated_machine(points, None, "tcp10", max(POOLS))
     content: dict[str, Any] = {"limit": LIMIT, "sweeps": {}, "summary": {}, "rows": []}
@@ -91,11 +93,18 @@ def main() -> None:
         if arguments.quick:
             compare("small", machine, pools, QUICK)
             return
-        if arguments.rows:
-            content["sweeps"] = json.loads((RESULTS / "plan_accuracy.json").read_text())["sweeps"]
+        if arguments.rows or arguments.choices:
+            before = json.loads((RESULTS / "plan_accuracy.json").read_text())
+            content |= {key: before[key] for key in ("sweeps", "summary", "rows", "seconds")}
         for world_size in () if arguments.rows else SWEPT:
-            content["sweeps"][f"{world_size} ranks"] = sweep(world_size, machine, pools[world_size])
-        for size in SIZES:
+            name = f"{world_size} ranks"
+            known = {row["layout"]: row["seconds"] for row in content["sweeps"].get(name, {}).get("rows", ())}
+            content["sweeps"][name] = sweep(world_size, machine, pools[world_size], known)
+        if arguments.choices:
+            print(write_result("plan_accuracy", content, code=CODE, out=arguments.out))
+        else:
+            content["rows"] = []
+        for size in () if arguments.choices else SIZES:
             content["rows"] += compare(size, machine, pools, LAYOUTS)
             content |= {"summary": summary(content["rows"]), "seconds": round(time.perf_counter() - started)}
             print(json.dumps(content["summary"]), write_result("plan_accuracy", content, code=CODE, out=arguments.out))
@@ -143,13 +152,16 @@ def compare(size: str, machine: Machine, pools: Pools, names: Mapping[str, Any] 
     return rows
 
 
-def sweep(world_size: int, machine: Machine, ranks: Ranks) -> dict[str, Any]:
-    """Measure every layout of the small model on so many ranks, and the planner's choice against the fastest again."""
+def sweep(world_size: int, machine: Machine, ranks: Ranks, known: Mapping[str, float]) -> dict[str, Any]:
+    """Measure every layout of the small model on so many ranks, and the planner's choice against the fastest again.
+
+    `known` are seconds of layouts that need not be measured.
+    """
     configs = {name: small_run("small", parallel) for name, parallel in every_layout("small", world_size)}
     predicted = {name: predict(config, world_size, machine) for name, config in configs.items()}
     seconds: dict[str, float] = {}
     for name, config in configs.items():
-        seconds[name] = _step_seconds(config, ranks, SHORT_S)
+        seconds[name] = known[name] if name in known else _step_seconds(config, ranks, SHORT_S)
         print(f"{world_size} ranks, {name}: {seconds[name]:.3f} s, predicted {predicted[name]:.3f}", flush=True)
     in_order = sorted(seconds, key=seconds.__getitem__)
     chosen = min(predicted, key=predicted.__getitem__)
