@@ -1,10 +1,18 @@
 """`chat`: how conversations become tokens to learn from."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from glmforge.config.model import Strict
+
+CONVERSATION_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def is_conversation_file(path: Path) -> bool:
+    """Whether the name is that of a file of records rather than the prefix of a token shard."""
+    return path.name.removesuffix(".gz").removesuffix(".zst").endswith(CONVERSATION_SUFFIXES)
 
 
 class ChatConfig(Strict):

@@ -6,6 +6,7 @@ others read.
 """
 
 import errno
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -56,6 +57,17 @@ def write_whole(path: Path, data: bytes) -> None:
         publish(path)
     finally:
         discard_partial(path)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from glmforge.config.chat import ChatConfig
-from glmforge.data.chat.encode import Sample, encode
+from glmforge.data.chat.encode import EncodedConversation, encode
 from glmforge.data.chat.read import read_records
 from glmforge.data.chat.records import conversation_of
 from glmforge.data.chat_template.template import render
@@ -142,22 +142,22 @@ def test_records_of_real_sets(ours: Tokenizer, theirs: Any, stride: int) -> None
         conversation = conversation_of({f: record[f] for f in record if f not in ("chosen", "rejected", "label")})
         for thinking in ("on", "off") if number % stride == 0 else ():
             try:
-                (sample,) = encode(conversation, ours, ChatConfig(thinking=thinking))
+                (document,) = encode(conversation, ours, ChatConfig(thinking=thinking))
             except DataError:
                 assert any(re.search(r"<\|(user|assistant|system|observation)\|>", str(m)) for m in messages)
                 continue
-            _compare(sample, _second(theirs, messages, tools, thinking=thinking == "on"), thinking, theirs)
+            _compare(document, _second(theirs, messages, tools, thinking=thinking == "on"), thinking, theirs)
     assert number + 1 == sum(map(_count, files))
 
 
-def _compare(sample: Sample, text: str, thinking: str, theirs: Any) -> None:
+def _compare(document: EncodedConversation, text: str, thinking: str, theirs: Any) -> None:
     encoded = theirs(text + "<|user|>", add_special_tokens=False, return_offsets_mapping=True)
-    assert sample.ids.tolist() == encoded["input_ids"]
+    assert document.ids.tolist() == encoded["input_ids"]
     learnt = np.zeros(len(text) + 8, bool)
     for start, stop in _learnt_spans(text + "<|user|>", thinking == "on"):
         learnt[start:stop] = True
     starts = [start for start, _ in encoded["offset_mapping"]]
-    assert (sample.weights == learnt[starts]).all()
+    assert (document.weights == learnt[starts]).all()
 
 
 def _second(theirs: Any, messages: list[dict[str, Any]], tools: Any, *, thinking: bool, **options: Any) -> str:

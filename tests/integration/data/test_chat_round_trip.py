@@ -23,12 +23,12 @@ def test_nothing_is_lost_and_nothing_else_is_learnt(tiny_data: TinyData, num_con
     for number in range(num_conversations):
         made = record(draw)
         line = json.dumps(made, ensure_ascii=draw.random() < 0.5).encode()
-        (sample,) = encode(conversation_of(RawRecord(f"a:{number}", line).parse()), tokenizer, ChatConfig())
+        (document,) = encode(conversation_of(RawRecord(f"a:{number}", line).parse()), tokenizer, ChatConfig())
         pieces = spelt(made)
         expected = "".join(text for text, _ in pieces)
-        assert tokenizer.decode(sample.ids.tolist()) == expected, line
+        assert tokenizer.decode(document.ids.tolist()) == expected, line
         learnt = [tokenizer.encode_with_special_tokens(text) for text in _joined(pieces)]
-        assert sample.weights.tolist() == [float(i % 2) for i, ids in enumerate(learnt) for _ in ids], line
+        assert document.weights.tolist() == [float(i % 2) for i, ids in enumerate(learnt) for _ in ids], line
         assert [_comparable(message) for message in made["messages"]] == _without_tools(read_back(expected), made), line
 
 

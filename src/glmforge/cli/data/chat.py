@@ -13,7 +13,7 @@ from glmforge.cli.data.options import ForceOption
 
 if TYPE_CHECKING:
     from glmforge.config.chat import ChatConfig
-    from glmforge.data.chat.encode import Sample
+    from glmforge.data.chat.encode import EncodedConversation
     from glmforge.data.chat.tokenize import ChatCounts, ChatReport
     from glmforge.data.tokens.tokenizer import Tokenizer
 
@@ -47,7 +47,7 @@ def chat(
         typer.Argument(help="Files (.jsonl, .json, also .gz and .zst; .parquet) or directories of them."),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer.")],
-    show: Annotated[int, typer.Option(min=0, help="Samples to print, what is learnt in colour.")] = 0,
+    show: Annotated[int, typer.Option(min=0, help="Documents to print, what is learnt in colour.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -59,7 +59,7 @@ def chat(
         Thinking, typer.Option(help="Keep reasoning; auto does in conversations that have some.")
     ] = Thinking.auto,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest sample: the seq_len of the run.", show_default="no limit")
+        int | None, typer.Option(min=1, help="Longest document: the seq_len of the run.", show_default="no limit")
     ] = None,
     overlong: Annotated[
         Overlong, typer.Option(help="Refuse longer ones, leave them out, or keep the turns that fit.")
@@ -107,20 +107,20 @@ def _inspect(
     *,
     until_shown: bool,
 ) -> None:
-    """Print the first samples, and unless it goes on `until_shown` only, what all of the files come to."""
+    """Print the first documents, and unless it goes on `until_shown` only, what all of the files come to."""
     from glmforge.data.chat.tokenize import ChatReport, encode_files
     from glmforge.data.tokens.tokenizer import Tokenizer
 
     tokenizer, report, lengths, left = Tokenizer.load(tokenizer_dir), ChatReport(), list[int](), num_shown
     as_told = config if config.max_tokens is None or config.overlong != "refuse" else _dropping(config)
     for encoded in encode_files(files, tokenizer_dir, as_told, num_workers):
-        for sample, place in itertools.islice(zip(encoded.samples, encoded.places, strict=True), left):
-            console.print(_shown(sample, place, tokenizer, marked=console.color_system is None), soft_wrap=True)
+        for document, place in itertools.islice(zip(encoded.documents, encoded.places, strict=True), left):
+            console.print(_shown(document, place, tokenizer, marked=console.color_system is None), soft_wrap=True)
             left -= 1
         if until_shown and not left:
             return
         report.add(encoded)
-        lengths += [len(sample.ids) for sample in encoded.samples]
+        lengths += [len(document.ids) for document in encoded.documents]
     if not until_shown:
         _print_report(console, report, lengths, config)
 
@@ -130,11 +130,11 @@ def _dropping(config: "ChatConfig") -> "ChatConfig":
     return config.model_copy(update={"overlong": "drop"})
 
 
-def _shown(sample: "Sample", place: str, tokenizer: "Tokenizer", *, marked: bool) -> Text:
-    """The sample's text, what is learnt in green; between marks where there are no colours."""
+def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", *, marked: bool) -> Text:
+    """The document's text, what is learnt in green; between marks where there are no colours."""
     text = Text()
-    text.append(f"--- {place}: {len(sample.ids):,} tokens, {sample.num_learnt:,} learnt\n", "bold")
-    pairs = zip(sample.weights.tolist(), sample.ids.tolist(), strict=True)
+    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
+    pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
         piece = tokenizer.decode([token for _, token in part])
         if weight:
@@ -151,7 +151,7 @@ def _print_report(console: Console, report: "ChatReport", lengths: list[int], co
     console.print(report.counts.summary(), soft_wrap=True)
     if lengths:
         median, tail, longest = np.percentile(lengths, (50, 95, 100)).astype(int).tolist()
-        console.print(f"lengths of samples: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
+        console.print(f"lengths of documents: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
     lost = report.counts.dropped + report.counts.cut
     if lost:
         told = {"refuse": "--out would refuse the first of them", "drop": "left out", "cut": "cut or left out"}

@@ -8,9 +8,9 @@ without thinking also the empty `<think></think>` that the prompt then ends with
 History and reasoning. The template takes the reasoning out of turns before the last user message, as it is done when
 the model is served. A conversation of several questions that was learnt as one text would therefore teach the model
 to answer all but the last with an empty thought although thinking was asked for. So where a turn that is to be learnt
-would lose its reasoning, the conversation is unfolded: each question becomes a sample of its own, with the history
+would lose its reasoning, the conversation is unfolded: each question becomes a document of its own, with the history
 that the model will see when it is asked, and only what answers this question is learnt in it. Every turn is still
-learnt once, and the price is that histories are read again. Without reasoning a conversation is one sample.
+learnt once, and the price is that histories are read again. Without reasoning a conversation is one document.
 
 A message's text is rendered into the control tokens' own stream, so it must not spell role tokens itself: a user who
 could write `<|assistant|>` could put words into the model's mouth, and into its loss. The role tokens of the encoded
@@ -34,7 +34,7 @@ from glmforge.errors import DataError
 _ROLE_TOKEN = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": OBSERVATION}
 
 
-class Sample(NamedTuple):
+class EncodedConversation(NamedTuple):
     """Token ids [T], int32, and the loss weight of each, float32: 0 where the model is not to learn to produce it.
 
     The label of a position is the token after it, and weighs what that token does.
@@ -48,8 +48,8 @@ class Sample(NamedTuple):
         return int(np.count_nonzero(self.weights))
 
 
-def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig) -> list[Sample]:
-    """The samples that a conversation makes: one, or one for each question where reasoning would be lost otherwise.
+def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig) -> list[EncodedConversation]:
+    """The documents that a conversation makes: one, or one for each question where reasoning would be lost otherwise.
 
     Raises:
         DataError: nothing is to be learnt, a message spells a control token, or the tokenizer's chat template does not
@@ -59,20 +59,20 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig)
     if not thinking:
         conversation = conversation.without_reasoning()
     weights = _weights(conversation, config.turns)
-    samples = [
+    documents = [
         _encode(Conversation(messages, conversation.tools), learnt, tokenizer, thinking=thinking)
         for messages, learnt in _unfolded(conversation, weights)
     ]
-    if not any(sample.num_learnt for sample in samples):
+    if not any(document.num_learnt for document in documents):
         raise DataError("nothing is to be learnt: no message of the assistant has a loss weight above 0")
-    return samples
+    return documents
 
 
-def cut(sample: Sample, max_tokens: int, tokenizer: Tokenizer) -> Sample | None:
-    """The turns of a sample that fit in `max_tokens`, up to the end of one that is learnt; None if none fits."""
-    is_end = np.isin(sample.ids, tokenizer.stop_ids) & (sample.weights > 0)
+def cut(document: EncodedConversation, max_tokens: int, tokenizer: Tokenizer) -> EncodedConversation | None:
+    """The turns of a document that fit in `max_tokens`, up to the end of one that is learnt; None if none fits."""
+    is_end = np.isin(document.ids, tokenizer.stop_ids) & (document.weights > 0)
     ends = np.flatnonzero(is_end[:max_tokens])
-    return Sample(sample.ids[: ends[-1] + 1], sample.weights[: ends[-1] + 1]) if len(ends) else None
+    return EncodedConversation(document.ids[: ends[-1] + 1], document.weights[: ends[-1] + 1]) if len(ends) else None
 
 
 def _weights(conversation: Conversation, turns: str) -> list[float]:
@@ -89,7 +89,7 @@ def _weights(conversation: Conversation, turns: str) -> list[float]:
 def _unfolded(
     conversation: Conversation, weights: Sequence[float]
 ) -> Iterator[tuple[tuple[dict[str, object], ...], list[float]]]:
-    """Messages and their weights of each sample."""
+    """Messages and their weights of each document."""
     messages = conversation.messages
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     loses_reasoning = any(
@@ -107,7 +107,9 @@ def _unfolded(
             yield messages[:end], [0.0] * start + list(weights[start:end])
 
 
-def _encode(conversation: Conversation, weights: Sequence[float], tokenizer: Tokenizer, *, thinking: bool) -> Sample:
+def _encode(
+    conversation: Conversation, weights: Sequence[float], tokenizer: Tokenizer, *, thinking: bool
+) -> EncodedConversation:
     messages, tools = conversation.messages, conversation.tools
     closing = OBSERVATION if messages[-1].get("tool_calls") else USER
     text = render(messages, tools, thinking=thinking, template=tokenizer.chat_template) + closing
@@ -125,7 +127,7 @@ def _encode(conversation: Conversation, weights: Sequence[float], tokenizer: Tok
             first += len(given)
         stops = int(ids[end]) in tokenizer.stop_ids
         of_tokens[first : end + stops] = next(answers)
-    return Sample(ids, of_tokens)
+    return EncodedConversation(ids, of_tokens)
 
 
 def _roles(conversation: Conversation) -> Iterator[str]:

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from glmforge.config.chat import CONVERSATION_SUFFIXES, is_conversation_file
 from glmforge.data.chat.records import RECORD_FIELDS
-from glmforge.data.documents.compression import chunks_of, stem
+from glmforge.data.documents.compression import chunks_of
 from glmforge.data.documents.formats import lines_of
 from glmforge.data.files import arrow_input, printable
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
 from glmforge.files import parse_json
 
-SUFFIXES = (".jsonl", ".json", ".parquet")
 MAX_ARRAY_BYTES = 1 << 30
 
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -52,11 +52,6 @@ class RawRecord(NamedTuple):
         return parse_json(text, dict, source=self.where, error=DataError)
 
 
-def is_conversation_file(path: Path) -> bool:
-    """Whether the name says that the file may hold records of conversations."""
-    return stem(path.name).endswith(SUFFIXES)
-
-
 def read_records(paths: Sequence[Path]) -> Iterator[RawRecord]:
     """The records of files and directories in order; of a directory all files of a known kind, by name.
 
@@ -73,12 +68,16 @@ def _files(path: Path) -> list[Path]:
         found = [Path(root, name) for root, _, names in os.walk(path) for name in names if not name.startswith(".")]
         files = sorted(file for file in found if is_conversation_file(file))
         if not files:
-            raise DataError(f"{path}: holds no file of conversations ({', '.join(SUFFIXES)}): check the path")
+            raise DataError(
+                f"{path}: holds no file of conversations ({', '.join(CONVERSATION_SUFFIXES)}): check the path"
+            )
         return files
     if not path.is_file():
         raise DataError(f"{path}: no such file or directory: check the path")
     if not is_conversation_file(path):
-        raise DataError(f"{path}: conversations are read from {', '.join(SUFFIXES)} (also .gz, .zst): rename it")
+        raise DataError(
+            f"{path}: conversations are read from {', '.join(CONVERSATION_SUFFIXES)} (also .gz, .zst): rename it"
+        )
     return [path]
 
 

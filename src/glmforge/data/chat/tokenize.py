@@ -1,4 +1,4 @@
-"""Files of conversations to samples, and to a token shard with loss weights, on all cores.
+"""Files of conversations to documents, and to a token shard with loss weights, on all cores.
 
 Nothing is left out in silence: wrong records, conversations that are too long and those that were cut are counted, and
 the first wrong ones told with line and reason. How many may be wrong is the configuration's word; by default none.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.config.chat import ChatConfig
-from glmforge.data.chat.encode import Sample, cut, encode
+from glmforge.data.chat.encode import EncodedConversation, cut, encode
 from glmforge.data.chat.read import RawRecord, read_records
 from glmforge.data.chat.records import conversation_of
 from glmforge.data.tokens.shard_writer import ShardWriter
@@ -35,18 +35,18 @@ class ChatCounts:
     Attributes:
         records: read.
         wrong: of those, refused.
-        samples: made of the others; a conversation may make several.
-        dropped: samples left out as too long, also where not even their first turn would have fit.
-        cut: samples of which only the first turns were kept.
-        tokens: of the samples kept.
+        documents: made of the others; a conversation may make several.
+        dropped: documents left out as too long, also where not even their first turn would have fit.
+        cut: documents of which only the first turns were kept.
+        tokens: of the documents kept.
         learnt: of those tokens, with a weight above 0.
-        tokens_cut: that dropped and cut samples lost.
+        tokens_cut: that dropped and cut documents lost.
         text_bytes: of the records.
     """
 
     records: int = 0
     wrong: int = 0
-    samples: int = 0
+    documents: int = 0
     dropped: int = 0
     cut: int = 0
     tokens: int = 0
@@ -62,16 +62,16 @@ class ChatCounts:
         """In one line."""
         parts = [
             f"{counted(self.records, 'record')}, {self.wrong:,} wrong",
-            f"{counted(self.samples, 'sample')}, {self.dropped:,} dropped and {self.cut:,} cut as too long",
+            f"{counted(self.documents, 'document')}, {self.dropped:,} dropped and {self.cut:,} cut as too long",
             f"{counted(self.tokens, 'token')}, {self.learnt:,} ({self.learnt / max(1, self.tokens):.0%}) learnt",
         ]
         return "; ".join(parts)
 
 
 class Encoded(NamedTuple):
-    """Samples of some records, where each comes from, what is wrong with the other records, and how many there are."""
+    """Documents of some records, the place of each, what is wrong with the other records, and how many there are."""
 
-    samples: list[Sample]
+    documents: list[EncodedConversation]
     places: list[str]
     problems: list[str]
     counts: ChatCounts
@@ -92,10 +92,10 @@ class ChatReport:
 def encode_files(
     paths: Sequence[Path], tokenizer_dir: Path, config: ChatConfig, num_workers: int = 1
 ) -> Iterator[Encoded]:
-    """The records of files and directories as samples, some hundred records at a time, in order.
+    """The records of files and directories as documents, some hundred records at a time, in order.
 
     Raises:
-        DataError: a file cannot be read; a sample is longer than `max_tokens` where that is to be refused; a worker
+        DataError: a file cannot be read; a document is longer than `max_tokens` where that is to be refused; a worker
             died. Wrong records are in the result.
     """
     if num_workers < 1:
@@ -118,7 +118,7 @@ def tokenize_chat(
     overwrite: bool = False,
     progress: Callable[[ChatCounts], None] = lambda _: None,
 ) -> tuple[ShardInfo, ChatReport]:
-    """Encode files of conversations into the token shard `prefix` with loss weights, a document for each sample.
+    """Encode files of conversations into the token shard `prefix` with loss weights.
 
     Raises:
         DataError: more records are wrong than `config.max_wrong`, or one is too long and that is to be refused; there
@@ -130,11 +130,11 @@ def tokenize_chat(
             report.add(encoded)
             if report.counts.wrong > config.max_wrong:
                 raise DataError(_too_many_wrong(report, config.max_wrong))
-            if encoded.samples:
-                writer.add(*_joined(encoded.samples))
+            if encoded.documents:
+                writer.add(*_joined(encoded.documents))
             progress(report.counts)
         source = " ".join(map(str, paths))
-        if not report.counts.samples:
+        if not report.counts.documents:
             raise DataError(f"{source}: no conversation to write ({report.counts.summary()})")
         return writer.finish(tokenizer.fingerprint, source, report.counts.text_bytes), report
 
@@ -146,11 +146,13 @@ def _too_many_wrong(report: ChatReport, allowed: int) -> str:
     )
 
 
-def _joined(samples: Sequence[Sample]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]:
+def _joined(
+    documents: Sequence[EncodedConversation],
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]:
     """Ids end to end, lengths, weights end to end."""
-    lengths = np.array([len(sample.ids) for sample in samples], np.int64)
-    ids = np.concatenate([sample.ids for sample in samples])
-    return ids, lengths, np.concatenate([sample.weights for sample in samples])
+    lengths = np.array([len(document.ids) for document in documents], np.int64)
+    ids = np.concatenate([document.ids for document in documents])
+    return ids, lengths, np.concatenate([document.weights for document in documents])
 
 
 def _chunks(records: Iterable[RawRecord]) -> Iterator[list[RawRecord]]:
@@ -186,33 +188,33 @@ def _encode_chunk(chunk: list[RawRecord], tokenizer: Tokenizer, config: ChatConf
         result.counts.records += 1
         result.counts.text_bytes += record.num_bytes
         try:
-            samples = encode(conversation_of(record.parse()), tokenizer, config)
+            documents = encode(conversation_of(record.parse()), tokenizer, config)
         except DataError as error:
             told = str(error)
             result.problems.append(told if told.startswith(record.where) else f"{record.where}: {told}")
             result.counts.wrong += 1
             continue
-        for sample in samples:
-            _keep(result, sample, record.where, tokenizer, config)
+        for document in documents:
+            _keep(result, document, record.where, tokenizer, config)
     return result
 
 
-def _keep(result: Encoded, sample: Sample, where: str, tokenizer: Tokenizer, config: ChatConfig) -> None:
-    """Add a sample to the result, or what is left of it under `max_tokens`."""
-    kept: Sample | None = sample
-    if config.max_tokens is not None and len(sample.ids) > config.max_tokens:
+def _keep(result: Encoded, document: EncodedConversation, where: str, tokenizer: Tokenizer, config: ChatConfig) -> None:
+    """Add a document to the result, or what is left of it under `max_tokens`."""
+    kept: EncodedConversation | None = document
+    if config.max_tokens is not None and len(document.ids) > config.max_tokens:
         if config.overlong == "refuse":
             raise DataError(
-                f"{where}: {len(sample.ids):,} tokens, more than max_tokens {config.max_tokens:,}: raise it (a longer "
+                f"{where}: {len(document.ids):,} tokens, more than max_tokens {config.max_tokens:,}: raise it (and "
                 "seq_len), or set overlong to drop or cut"
             )
-        kept = cut(sample, config.max_tokens, tokenizer) if config.overlong == "cut" else None
+        kept = cut(document, config.max_tokens, tokenizer) if config.overlong == "cut" else None
         result.counts.cut += kept is not None
         result.counts.dropped += kept is None
-        result.counts.tokens_cut += len(sample.ids) - (0 if kept is None else len(kept.ids))
+        result.counts.tokens_cut += len(document.ids) - (0 if kept is None else len(kept.ids))
     if kept is not None:
-        result.samples.append(kept)
+        result.documents.append(kept)
         result.places.append(where)
-        result.counts.samples += 1
+        result.counts.documents += 1
         result.counts.tokens += len(kept.ids)
         result.counts.learnt += kept.num_learnt

@@ -10,17 +10,15 @@ that checksum; it then gets the original's time of change, by which (with the le
 that the copy is still good.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from glmforge.config.data import DataConfig, SourceConfig
-from glmforge.data.files import discard_partial, disk_errors, partial_path, publish
+from glmforge.data.files import alone_in, discard_partial, disk_errors, partial_path, publish
 from glmforge.data.tokens.shards import ShardInfo, loss_path, shard_paths
 from glmforge.errors import DataError
 
@@ -42,7 +40,7 @@ def copy_shards(data: DataConfig) -> None:
     """
     if data.cache_dir is None:
         return
-    with _alone_in(data.cache_dir):
+    with alone_in(data.cache_dir):
         missing = [pair for source in data.sources for pair in _missing_files(source.path, data.cache_dir)]
         _check_space(data.cache_dir, sum(original.stat().st_size for original, _ in missing))
         for original, copy in missing:
@@ -133,14 +131,3 @@ def _expected_checksum(original: Path) -> str | None:
     if original.suffix != ".bin" or not description.exists():
         return None
     return ShardInfo.load(description).bin_sha256
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
-    with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

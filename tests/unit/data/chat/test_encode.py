@@ -19,19 +19,19 @@ RESULT = {"role": "tool", "content": "T"}
 CALL_TEXT = "\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call><|observation|>"
 
 
-def samples(tokenizer, messages, tools=None, **options):
+def documents(tokenizer, messages, tools=None, **options):
     return encode(Conversation.from_messages(messages, tools), tokenizer, ChatConfig(**options))
 
 
-def stretches(tokenizer, sample) -> list[tuple[float, str]]:
-    """The sample as texts of one weight each."""
-    pairs = zip(sample.weights.tolist(), sample.ids.tolist(), strict=True)
+def stretches(tokenizer, document) -> list[tuple[float, str]]:
+    """The document as texts of one weight each."""
+    pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     return [(w, tokenizer.decode([token for _, token in part])) for w, part in groupby(pairs, lambda pair: pair[0])]
 
 
 def targets(tokenizer, messages, **options) -> list[list[str]]:
-    """For each sample, the stretches of text that are learnt."""
-    return [[text for w, text in stretches(tokenizer, s) if w] for s in samples(tokenizer, messages, **options)]
+    """For each document, the stretches of text that are learnt."""
+    return [[text for w, text in stretches(tokenizer, s) if w] for s in documents(tokenizer, messages, **options)]
 
 
 def test_loss_covers_the_answer_and_the_role_token_that_ends_it(tokenizer):
@@ -40,8 +40,8 @@ def test_loss_covers_the_answer_and_the_role_token_that_ends_it(tokenizer):
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_rest_is_the_prompt_that_generation_starts_from(tokenizer, thinking):
-    (sample,) = samples(tokenizer, [USER, ANSWER], thinking="on" if thinking else "off")
-    prompt = sample.ids[sample.weights == 0].tolist()
+    (document,) = documents(tokenizer, [USER, ANSWER], thinking="on" if thinking else "off")
+    prompt = document.ids[document.weights == 0].tolist()
     assert prompt == tokenizer.apply_chat_template([USER], add_generation_prompt=True, thinking=thinking)
 
 
@@ -72,17 +72,17 @@ def test_turns(tokenizer):
 
 def test_weights_of_messages_override_turns(tokenizer):
     conversation = [USER, PLAIN | {"loss_weight": 0}, USER, PLAIN | {"loss_weight": 0.5}, USER, PLAIN]
-    (sample,) = samples(tokenizer, conversation)
-    learnt = [(w, text) for w, text in stretches(tokenizer, sample) if w]
+    (document,) = documents(tokenizer, conversation)
+    learnt = [(w, text) for w, text in stretches(tokenizer, document) if w]
     assert learnt == [(0.5, "\nA1<|user|>"), (1, "\nA1<|user|>")]
-    (last,) = samples(tokenizer, [USER, PLAIN | {"weight": 2}, USER, PLAIN], turns="last")
+    (last,) = documents(tokenizer, [USER, PLAIN | {"weight": 2}, USER, PLAIN], turns="last")
     assert [w for w, _ in stretches(tokenizer, last) if w] == [2, 1]
 
 
 def test_a_conversation_whose_reasoning_would_be_lost_is_unfolded(tokenizer):
     """Each question with the history that is served with it; every turn learnt once, none with an empty thought."""
     second = [{"role": "user", "content": "U2"}, ANSWER | {"tool_calls": CALL["tool_calls"]}, RESULT, ANSWER]
-    first, then = samples(tokenizer, [USER, ANSWER, *second])
+    first, then = documents(tokenizer, [USER, ANSWER, *second])
     assert [text for w, text in stretches(tokenizer, first) if w] == ["\n<think>R1</think>\nA1<|user|>"]
     history = tokenizer.decode(then.ids.tolist())
     assert history.startswith("[gMASK]<sop><|user|>\nU1<|assistant|>\n<think></think>\nA1<|user|>\nU2")
@@ -92,9 +92,9 @@ def test_a_conversation_whose_reasoning_would_be_lost_is_unfolded(tokenizer):
 
 
 def test_a_turn_that_is_not_learnt_does_not_unfold(tokenizer):
-    assert len(samples(tokenizer, [USER, ANSWER, USER, ANSWER], turns="last")) == 1
-    assert len(samples(tokenizer, [USER, ANSWER | {"loss_weight": 0}, USER, ANSWER])) == 1
-    assert len(samples(tokenizer, [USER, ANSWER, USER, ANSWER], thinking="off")) == 1
+    assert len(documents(tokenizer, [USER, ANSWER, USER, ANSWER], turns="last")) == 1
+    assert len(documents(tokenizer, [USER, ANSWER | {"loss_weight": 0}, USER, ANSWER])) == 1
+    assert len(documents(tokenizer, [USER, ANSWER, USER, ANSWER], thinking="off")) == 1
 
 
 def test_a_second_system_message_is_not_a_target(tokenizer):
@@ -103,8 +103,8 @@ def test_a_second_system_message_is_not_a_target(tokenizer):
 
 
 def test_tools_are_not_learnt(tokenizer):
-    (sample,) = samples(tokenizer, [USER, CALL], tools=[{"name": "f", "parameters": {}}])
-    (_, header), (_, learnt) = stretches(tokenizer, sample)
+    (document,) = documents(tokenizer, [USER, CALL], tools=[{"name": "f", "parameters": {}}])
+    (_, header), (_, learnt) = stretches(tokenizer, document)
     assert '{"name": "f", "parameters": {}}' in header
     assert learnt == CALL_TEXT
 
@@ -126,23 +126,23 @@ def test_tools_are_not_learnt(tokenizer):
 )
 def test_conversations_that_cannot_be_trained_on(tokenizer, messages, tools, complaint):
     with pytest.raises(DataError, match=complaint):
-        samples(tokenizer, messages, tools)
+        documents(tokenizer, messages, tools)
 
 
 def test_a_template_with_other_turns_is_refused(tokenizer):
     foreign = Tokenizer(tokenizer.to_json(), "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}")
     with pytest.raises(DataError, match="chat template does not open turns as GLM's does"):
-        samples(foreign, [USER, PLAIN])
+        documents(foreign, [USER, PLAIN])
 
 
 def test_cut_keeps_whole_turns(tokenizer):
-    (sample,) = samples(tokenizer, [USER, PLAIN, USER, PLAIN, USER, PLAIN])
-    ends = np.flatnonzero(sample.weights[:-1] > sample.weights[1:])
-    for max_tokens in range(1, len(sample.ids) + 1):
-        kept = cut(sample, max_tokens, tokenizer)
-        whole = [end + 1 for end in [*ends, len(sample.ids) - 1] if end < max_tokens]
+    (document,) = documents(tokenizer, [USER, PLAIN, USER, PLAIN, USER, PLAIN])
+    ends = np.flatnonzero(document.weights[:-1] > document.weights[1:])
+    for max_tokens in range(1, len(document.ids) + 1):
+        kept = cut(document, max_tokens, tokenizer)
+        whole = [end + 1 for end in [*ends, len(document.ids) - 1] if end < max_tokens]
         if not whole:
             assert kept is None
         else:
-            assert kept.ids.tolist() == sample.ids[: whole[-1]].tolist()
-            assert kept.weights.tolist() == sample.weights[: whole[-1]].tolist()
+            assert kept.ids.tolist() == document.ids[: whole[-1]].tolist()
+            assert kept.weights.tolist() == document.weights[: whole[-1]].tolist()

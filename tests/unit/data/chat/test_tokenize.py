@@ -36,11 +36,11 @@ def test_a_shard_holds_the_samples_and_their_weights(write, tokenizer, tokenizer
     shard.verify()
     shard.check_tokenizer(tokenizer)
     for number, record in enumerate([*RECORDS, weighted]):
-        (sample,) = encode(conversation_of(record), tokenizer, ChatConfig())
-        assert shard.document(number).tolist() == sample.ids.tolist()
-        assert shard.loss.read(*shard.document_range(number)).tolist() == sample.weights.tolist()
+        (document,) = encode(conversation_of(record), tokenizer, ChatConfig())
+        assert shard.document(number).tolist() == document.ids.tolist()
+        assert shard.loss.read(*shard.document_range(number)).tolist() == document.weights.tolist()
     counts = report.counts
-    assert (counts.records, counts.wrong, counts.samples, counts.dropped, counts.cut) == (4, 0, 4, 0, 0)
+    assert (counts.records, counts.wrong, counts.documents, counts.dropped, counts.cut) == (4, 0, 4, 0, 0)
     assert counts.tokens == info.num_tokens == shard.num_tokens
     assert counts.learnt == np.count_nonzero(shard.loss.read(0, shard.num_tokens))
 
@@ -56,7 +56,7 @@ def test_processes_write_the_same_bytes(write, tokenizer_dir, tmp_path):
 def test_wrong_records_are_counted_and_told_up_to_the_limit(write, tokenizer_dir, tmp_path):
     path = write([RECORDS[0], WRONG, {"x": 1}, RECORDS[1]])
     _, report = tokenize_chat([path], tokenizer_dir, tmp_path / "a", ChatConfig(max_wrong=2))
-    assert (report.counts.records, report.counts.wrong, report.counts.samples) == (4, 2, 2)
+    assert (report.counts.records, report.counts.wrong, report.counts.documents) == (4, 2, 2)
     assert report.problems[0].startswith(f"{path}:2: the last message must be the assistant's")
     assert report.problems[1].startswith(f"{path}:3: no conversation: it has the fields x")
     for allowed, line in ((0, 2), (1, 3)):
@@ -72,8 +72,8 @@ def test_what_is_too_long_is_refused_dropped_or_cut(write, tokenizer, tokenizer_
     def run(overlong: str, max_tokens: int):
         config = ChatConfig(overlong=overlong, max_tokens=max_tokens)
         info, report = tokenize_chat([path], tokenizer_dir, tmp_path / overlong, config, overwrite=True)
-        assert (info.num_documents, info.num_tokens) == (report.counts.samples, report.counts.tokens)
-        return report.counts.samples, report.counts.dropped, report.counts.cut, report.counts.tokens_cut
+        assert (info.num_documents, info.num_tokens) == (report.counts.documents, report.counts.tokens)
+        return report.counts.documents, report.counts.dropped, report.counts.cut, report.counts.tokens_cut
 
     with pytest.raises(DataError, match=rf"chat\.jsonl:2: {three} tokens, more than max_tokens {two}"):
         run("refuse", two)
@@ -82,7 +82,7 @@ def test_what_is_too_long_is_refused_dropped_or_cut(write, tokenizer, tokenizer_
     # The whole of three turns begins as the whole of two does, but for the end: <|user|> either way.
     assert run("cut", two) == (3, 0, 1, three - two)
     assert run("cut", two - 1) == (3, 0, 2, three + two - 2 * one)
-    with pytest.raises(DataError, match=r"no conversation to write .3 records, 0 wrong; 0 samples, 3 dropped"):
+    with pytest.raises(DataError, match=r"no conversation to write .3 records, 0 wrong; 0 documents, 3 dropped"):
         run("cut", one - 1)
 
 
