@@ -1,6 +1,7 @@
 """`glmforge data chat`: conversations looked at, and written as a token shard with loss weights."""
 
 import itertools
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -136,13 +137,21 @@ def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", 
     text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
-        piece = tokenizer.decode([token for _, token in part])
+        piece = _CONTROL.sub(_visible, tokenizer.decode([token for _, token in part]))
         if weight:
             note = "" if weight == 1 else f"(weight {weight:g})"
             text.append(f"»{note}{piece}«" if marked else f"{note}{piece}", "green")
         else:
             text.append(piece, "dim")
     return text.append("\n")
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What could move a terminal's cursor or worse; a record's text comes from anywhere."""
+
+
+def _visible(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 def _print_report(console: Console, report: "ChatReport", lengths: list[int], config: "ChatConfig") -> None:

@@ -11,6 +11,7 @@ another one, waits and then finds all there. Old files are never deleted.
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 
 from glmforge.config.chat import ChatConfig
@@ -64,6 +65,8 @@ def ensure_encoded(
             names another.
     """
     prefix = encoded_prefix(path, identity, directory)
+    if directory is None and not _is_there(prefix) and not os.access(path.parent, os.W_OK):
+        raise DataError(f"{path.parent}: cannot be written, to keep encoded conversations in: set data.encoded_dir")
     told = prefix.with_name(f"{prefix.name}.records.json")
     if not _is_there(prefix):
         with alone_in(prefix.parent):

@@ -10,7 +10,7 @@ ignored for a typing error is the worse end. Other unknown fields are none of ou
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ _FIELDS = (
     "name",
     "tool_call_id",
 )
+_MAX_FIELDS = 500  # of a record or message: each is compared with those known
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,10 @@ class Conversation:
         return Conversation(messages, self.tools, self.weights)
 
 
-def refuse_misspelt(fields: Iterable[str], known: Sequence[str], where: str) -> None:
+def refuse_misspelt(fields: Collection[str], known: Sequence[str], where: str) -> None:
     """Raise a DataError if a field is not one of those known, but nearly so."""
+    if len(fields) > _MAX_FIELDS:
+        raise DataError(f"{where}: has {len(fields):,} fields, more than a conversation's; is it the right file?")
     for field in fields:
         near = difflib.get_close_matches(field, known, n=1, cutoff=0.85) if field not in known else []
         if near:

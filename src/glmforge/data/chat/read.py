@@ -23,9 +23,9 @@ from glmforge.data.documents.formats import lines_of
 from glmforge.data.files import arrow_input, printable
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
-from glmforge.files import parse_json
+from glmforge.files import parse_json, shown
 
-MAX_ARRAY_BYTES = 1 << 30
+MAX_ARRAY_BYTES = 256 << 20
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -149,8 +149,8 @@ def _parquet(path: Path) -> Iterator[RawRecord]:
             rows = (row for batch in table.iter_batches(batch_size=1024, columns=columns) for row in batch.to_pylist())
             for number, row in enumerate(rows, start=1):
                 yield RawRecord(f"{name}:{number}", _without_nulls(row))
-    except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not readable as Parquet ({error}): is the file whole?") from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not readable as Parquet ({shown(error)}): is the file whole?") from error
 
 
 def _without_nulls(value: Any) -> Any:

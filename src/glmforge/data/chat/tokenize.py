@@ -22,7 +22,6 @@ from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.worker_pool import in_processes
 from glmforge.errors import DataError
-from glmforge.observe.units import counted
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 1 << 20, 512
 _NUM_PROBLEMS_KEPT = 10
@@ -60,12 +59,12 @@ class ChatCounts:
 
     def summary(self) -> str:
         """In one line."""
-        parts = [
-            f"{counted(self.records, 'record')}, {self.wrong:,} wrong",
-            f"{counted(self.documents, 'document')}, {self.dropped:,} dropped and {self.cut:,} cut as too long",
-            f"{counted(self.tokens, 'token')}, {self.learnt:,} ({self.learnt / max(1, self.tokens):.0%}) learnt",
-        ]
-        return "; ".join(parts)
+        too_long = f"too long {self.dropped:,} dropped and {self.cut:,} cut"
+        learnt = f"learnt {self.learnt / max(1, self.tokens):.0%}"
+        return (
+            f"records: {self.records:,}, wrong {self.wrong:,}; documents: {self.documents:,}, {too_long}; "
+            f"tokens: {self.tokens:,}, {learnt}"
+        )
 
 
 class Encoded(NamedTuple):
@@ -141,9 +140,7 @@ def tokenize_chat(
 
 def _too_many_wrong(report: ChatReport, allowed: int) -> str:
     first = report.problems[min(allowed, len(report.problems) - 1)]
-    return (
-        f"{first} ({counted(report.counts.wrong, 'wrong record')}, allowed are {allowed:,}: mend it, or set max_wrong)"
-    )
+    return f"{first} (wrong records: {report.counts.wrong:,}, allowed: {allowed:,}; mend it, or set max_wrong)"
 
 
 def _joined(

@@ -156,9 +156,11 @@ class LossWeightsWriter:
 
     def discard(self) -> None:
         """Remove what was not published."""
-        with disk_errors(self._path):
-            self._file.close()
-        discard_partial(self._path)
+        try:
+            with disk_errors(self._path):
+                self._file.close()
+        finally:
+            discard_partial(self._path)
 
 
 def _header(num_weights: int, num_tokens: int, digest: bytes, weights: NDArray[np.float32]) -> bytes:

@@ -93,7 +93,7 @@ class ShardWriter:
             with disk_errors(self._bin_path):
                 self._file.close()
         finally:
-            for path in self._paths:
+            for path in (*self._paths, self._loss_path):
                 discard_partial(path)
             if self._loss is not None:
                 self._loss.discard()

@@ -37,7 +37,7 @@ def test_a_file_is_encoded_once_and_its_wrong_records_are_told_every_time(path, 
             caplog.clear()
             prefix = ensure(path, tokenizer_dir, config, tmp_path / "kept")
             times.append(shard_paths(prefix)[0].stat().st_mtime_ns)
-            assert "3 records, 1 wrong; 2 documents" in caplog.text
+            assert "records: 3, wrong 1; documents: 2" in caplog.text
             assert f"left out: {path}:2: messages must be a list" in caplog.text
     assert times[0] == times[1]
     assert prefix.parent == tmp_path / "kept"
@@ -61,7 +61,7 @@ def test_whatever_the_encoding_depends_on_changes_its_name(path, tokenizer):
 
 
 def test_what_is_refused_leaves_nothing(path, tokenizer_dir, tmp_path):
-    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*allowed are 0"):
+    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*allowed: 0"):
         ensure(path, tokenizer_dir, ChatConfig(), tmp_path / "kept")
     assert [file.name for file in (tmp_path / "kept").iterdir()] == [".lock"]
 

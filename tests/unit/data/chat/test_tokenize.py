@@ -60,7 +60,7 @@ def test_wrong_records_are_counted_and_told_up_to_the_limit(write, tokenizer_dir
     assert report.problems[0].startswith(f"{path}:2: the last message must be the assistant's")
     assert report.problems[1].startswith(f"{path}:3: no conversation: it has the fields x")
     for allowed, line in ((0, 2), (1, 3)):
-        with pytest.raises(DataError, match=rf"chat\.jsonl:{line}: .*2 wrong records, allowed are {allowed}"):
+        with pytest.raises(DataError, match=rf"chat\.jsonl:{line}: .*wrong records: 2, allowed: {allowed}"):
             tokenize_chat([path], tokenizer_dir, tmp_path / "b", ChatConfig(max_wrong=allowed))
     assert not list(tmp_path.glob("b*"))
 
@@ -82,7 +82,7 @@ def test_what_is_too_long_is_refused_dropped_or_cut(write, tokenizer, tokenizer_
     # The whole of three turns begins as the whole of two does, but for the end: <|user|> either way.
     assert run("cut", two) == (3, 0, 1, three - two)
     assert run("cut", two - 1) == (3, 0, 2, three + two - 2 * one)
-    with pytest.raises(DataError, match=r"no conversation to write .3 records, 0 wrong; 0 documents, 3 dropped"):
+    with pytest.raises(DataError, match=r"no conversation to write .*wrong 0; documents: 0, too long 3 dropped"):
         run("cut", one - 1)
 
 

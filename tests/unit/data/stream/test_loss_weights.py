@@ -16,7 +16,7 @@ from glmforge.data.stream.rows import open_rows
 from glmforge.data.stream.windows import to_batch
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import TokenShard
-from glmforge.errors import DataError
+from glmforge.errors import CheckpointError, DataError
 from helpers.stream_runs import stream_config
 
 LENGTHS = [5, 9, 3, 7, 1, 8, 4, 12, 6]
@@ -105,14 +105,39 @@ def test_batches_of_a_mixture_weigh_every_label(make_weighted, make_shard):
             assert set(weights_S.tolist()) <= ({0, 0.5, 1} if config.data.sources[source].name == "chat" else {0, 1})
 
 
-def test_held_out_conversations_are_scored_where_they_are_learnt(make_weighted):
+@pytest.mark.parametrize("seq_len", [12, 20, 64])
+def test_held_out_conversations_are_scored_whole_and_where_they_are_learnt(make_weighted, seq_len):
     shard = make_weighted(thirds)
-    batches = EvaluationBatches(shard, 16, 1000, np.ones(1000, np.int64), rows_per_batch=2)
+    batches = EvaluationBatches(shard, seq_len, 1000, np.ones(1000, np.int64), rows_per_batch=2)
     scored = [batches[index] for index in range(len(batches))]
     labels = torch.cat([each.batch.labels_BS.flatten() for each in scored])
-    learnt = labels[labels != IGNORED_LABEL]
-    assert sum(each.num_bytes for each in scored) == len(learnt) > 20
-    assert all(thirds(token - 1) for token in learnt.tolist())
+    found = labels[labels != IGNORED_LABEL].tolist()
+    starts = {0, *np.cumsum(LENGTHS).tolist()}
+    assert found == [1 + t for t in range(sum(LENGTHS)) if thirds(t) and t not in starts]
+    assert sum(each.num_bytes for each in scored) == len(found)
+
+
+def test_few_held_out_conversations_are_spread_evenly(make_weighted):
+    batches = EvaluationBatches(make_weighted(thirds), 12, 30, np.ones(1000, np.int64))
+    assert len(batches) == 2
+    assert [batches[row].batch.ids_BS[0, 0].item() for row in range(2)] == [1, 26]  # rows 0 and 3 of 6
+
+
+def test_a_longer_held_out_conversation_is_cut(make_weighted):
+    batches = EvaluationBatches(make_weighted(lambda t: 1), 8, 1000, np.ones(1000, np.int64))
+    assert {length for each in batches for row in each.batch.document_lengths for length in row} <= set(range(1, 9))
+    assert sum(each.batch.num_label_tokens for each in batches) == sum(LENGTHS) - len(LENGTHS)
+
+
+def test_a_run_does_not_go_on_with_other_weights(make_weighted):
+    first, second = (Curriculum(stream_config(s, [{"steps": 9}]), s) for s in _with(make_weighted, thirds, lambda t: 1))
+    first.stream(0, {})
+    with pytest.raises(CheckpointError, match="source 'chat'"):
+        second.load_state_dict(first.state_dict(), {"phase0": 4})
+
+
+def _with(make_weighted, *weights):
+    return [{"chat": make_weighted(weight, f"weighted-{number}")} for number, weight in enumerate(weights)]
 
 
 def test_fill_in_the_middle_does_not_take_weights_apart(make_weighted, tokenizer_dir):
