@@ -1,4 +1,4 @@
-"""Token shards (.bin, .idx, .json) and best-fit packings of them, opened and used as a run does."""
+"""Token shards (.bin, .idx, .json, .loss) and best-fit packings of them, opened and used as a run does."""
 
 import struct
 from pathlib import Path
@@ -10,7 +10,8 @@ from fuzz.mutate import byte_mutator
 from fuzz.suite import check
 from fuzz.trees import json_mutator
 from glmforge.data.stream.packing import open_packing
-from glmforge.data.stream.rows import open_rows
+from glmforge.data.stream.rows import Packing, open_rows
+from glmforge.data.tokens.loss_weights import MAX_WEIGHT
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import HEADER, TokenShard, check_ids
 
@@ -25,12 +26,26 @@ def write(directory: Path) -> None:
         writer.add(rng.integers(0, _VOCAB_SIZE, int(lengths.sum())).astype(np.int32), lengths)
         writer.finish("0" * 64, "made up", 4000)
     open_packing(TokenShard(directory / "text"), _SEQ_LEN)
+    lengths = rng.integers(1, _SEQ_LEN + 1, 40).astype(np.int32)
+    total = int(lengths.sum())
+    with ShardWriter(directory / "chat", _VOCAB_SIZE, weighted=True) as writer:
+        ids = rng.integers(0, _VOCAB_SIZE, total).astype(np.int32)
+        writer.add(ids, lengths, rng.choice([0, 0.5, 1], total))
+        writer.finish("0" * 64, "made up", 4000)
 
 
 def read(directory: Path) -> None:
-    shard = TokenShard(directory / "text")
-    for packing in ("truncate", "best_fit"):
-        rows = open_rows(shard, seq_len=_SEQ_LEN, packing=packing, document_mask=True)  # type: ignore[arg-type]
+    _use(TokenShard(directory / "text"), "truncate", "best_fit")
+    chat = TokenShard(directory / "chat")
+    _use(chat, "truncate", "single")
+    if chat.loss is not None:
+        weights = chat.loss.read(0, chat.num_tokens)
+        assert ((weights >= 0) & (weights <= MAX_WEIGHT)).all()
+
+
+def _use(shard: TokenShard, *packings: Packing) -> None:
+    for packing in packings:
+        rows = open_rows(shard, seq_len=_SEQ_LEN, packing=packing, document_mask=True)
         for index in range(min(rows.num_rows, 50)):
             window = rows.row(index)
             assert sum(window.lengths) == len(window.ids_S) == len(window.labels_S) == _SEQ_LEN

@@ -4,15 +4,19 @@ from typing import Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from glmforge.config.chat import ChatConfig, is_conversation_file
 from glmforge.config.fields import YamlPath, refuse_duplicates
-from glmforge.config.model import Strict
+from glmforge.config.model import Strict, refuse
 
 
 class SourceConfig(Strict):
-    """One token shard and how often it is drawn."""
+    """One token shard, or file of conversations, and how often it is drawn."""
 
     name: str = Field(min_length=1)
-    path: YamlPath = Field(description="prefix of the .bin and .idx files")
+    path: YamlPath = Field(
+        description="prefix of the .bin and .idx files; or a file of conversations (.jsonl, .json, .parquet), which is "
+        "encoded once and kept"
+    )
     weight: PositiveFloat = Field(default=1.0, description="share of the tokens, relative to the other sources")
     max_epochs: PositiveFloat | None = Field(
         default=None,
@@ -20,6 +24,25 @@ class SourceConfig(Strict):
         "the other sources in proportion. None: no limit",
     )
     code: bool = Field(default=False, description="source code: a phase's fim_rate rearranges its documents")
+    chat: ChatConfig | None = Field(
+        default=None,
+        description="how a file of conversations is encoded; None takes the defaults. Not for token shards",
+    )
+
+    @property
+    def is_conversations(self) -> bool:
+        """Whether `path` is a file of conversations rather than a token shard."""
+        return is_conversation_file(self.path)
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.chat is not None and not self.is_conversations:
+            refuse(
+                "chat", f"is for files of conversations, and '{self.path}' is the prefix of a token shard; remove it"
+            )
+        if self.code and self.is_conversations:
+            refuse("code", f"conversations ('{self.path}') are not rearranged; set it to false")
+        return self
 
 
 class DataConfig(Strict):
@@ -37,6 +60,9 @@ class DataConfig(Strict):
     )
     packing_dir: YamlPath | None = Field(
         default=None, description="where best-fit packings are stored; None stores each beside its shard"
+    )
+    encoded_dir: YamlPath | None = Field(
+        default=None, description="where encoded conversations are kept; None keeps those of a file beside it"
     )
 
     @model_validator(mode="after")

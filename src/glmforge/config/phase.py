@@ -62,10 +62,10 @@ class PhaseConfig(Strict):
     batch_size: PositiveInt = Field(description="sequences per optimizer step, all ranks together")
     batch_ramp: BatchRamp | None = Field(default=None, description="None uses batch_size from the first step")
     document_mask: bool = Field(default=True, description="attention and loss stop at document boundaries")
-    packing: Literal["truncate", "best_fit"] = Field(
+    packing: Literal["truncate", "best_fit", "single"] = Field(
         default="truncate",
         description="truncate cuts the stream of documents every seq_len tokens; best_fit cuts only documents that are "
-        "longer, and packs whole ones",
+        "longer, and packs whole ones; single gives each document a row of its own, and refuses longer ones",
     )
     fim_rate: float = Field(
         default=0.0, ge=0, le=1, description="share of the documents of code sources that become fill-in-the-middle"

@@ -6,6 +6,8 @@ others read.
 """
 
 import errno
+import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +57,17 @@ def write_whole(path: Path, data: bytes) -> None:
         publish(path)
     finally:
         discard_partial(path)
+
+
+@contextmanager
+def alone_in(directory: Path) -> Iterator[None]:
+    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
@@ -113,6 +126,21 @@ def printable(name: str) -> str:
     """A file name, or what quotes one, as text: bytes that are no UTF-8, which Python keeps as half characters, stand
     there as `\\xff`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def mapped(path: Path) -> memoryview:
+    """The file's bytes, mapped read-only. An empty file, which cannot be mapped, is no bytes.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): make it readable, or copy it again") from error
 
 
 @contextmanager

@@ -1,17 +1,20 @@
 """What a run reads, opened and checked before the first step: tokenizer, sources, held-out text.
 
-Also what has to be made once before it can be read: copies on a node's own disk, best-fit packings.
+Also what has to be made once before it can be read: encoded conversations, copies on a node's own disk, best-fit
+packings.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.config.data import DataConfig
+from glmforge.config.chat import ChatConfig
+from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.config.schema import RunConfig
+from glmforge.data.chat.cache import encoded_identity, encoded_prefix, ensure_encoded
 from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.stream.epochs import with_counted_epochs
@@ -19,7 +22,7 @@ from glmforge.data.stream.packing import ensure_packing
 from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
-from glmforge.errors import ConfigError, DataError
+from glmforge.errors import ConfigError, DataError, GlmforgeError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World
 
@@ -36,7 +39,7 @@ class RunData:
 
 
 def open_data(config: RunConfig, world: World) -> RunData:
-    """Tokenizer, sources and held-out shards; makes copies and packings that are not there yet. Collective."""
+    """Tokenizer, sources and held-out shards; makes what of them is not there yet. Collective."""
     _check_paths(config.data)
     tokenizer = Tokenizer.load(config.data.tokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
@@ -44,6 +47,7 @@ def open_data(config: RunConfig, world: World) -> RunData:
             f"model.vocab_size: {config.model.vocab_size:,} is less than the {tokenizer.vocab_size:,} tokens of "
             f"{config.data.tokenizer}; raise it to {-(-tokenizer.vocab_size // 128) * 128:,} or take another tokenizer"
         )
+    config = _with_encoded_conversations(config, tokenizer, world)
     copy_shards(config.data)
     shards = {source.name: _open_shard(local_prefix(source, config.data), tokenizer) for source in config.data.sources}
     _pack_once(config, shards, world)
@@ -56,7 +60,10 @@ def _check_paths(data: DataConfig) -> None:
     """Name the setting whose file is not there, and from where a relative path was looked for."""
     wanted = {"data.tokenizer": data.tokenizer / TOKENIZER_FILE}
     for key, sources in (("sources", data.sources), ("held_out", data.held_out)):
-        wanted |= {f"data.{key}.{i}.path": shard_paths(source.path)[0] for i, source in enumerate(sources)}
+        wanted |= {
+            f"data.{key}.{i}.path": source.path if source.is_conversations else shard_paths(source.path)[0]
+            for i, source in enumerate(sources)
+        }
     for key, path in wanted.items():
         if not path.exists():
             place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
@@ -66,23 +73,68 @@ def _check_paths(data: DataConfig) -> None:
             )
 
 
+def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
+    """The run with a token shard in the place of each file of conversations. One process encodes what is not kept."""
+    data = config.data
+    files = [source for source in (*data.sources, *data.held_out) if source.is_conversations]
+    if not files:
+        return config
+    settings = [_chat_settings(config, source) for source in files]
+    identities = torch.zeros(len(files), 16, dtype=torch.int64, device=world.device)
+
+    def encode() -> None:
+        for number, (source, chat) in enumerate(zip(files, settings, strict=True)):
+            identity = encoded_identity(source.path, tokenizer, chat)
+            workers = max(1, data.num_workers)
+            ensure_encoded(source.path, data.tokenizer, chat, identity, data.encoded_dir, workers)
+            identities[number] = torch.tensor(list(identity))
+
+    _once(encode, world, here=world.is_main, what="encode conversations")
+    found = world.sum(identities).tolist()  # the other processes, who have not read the files, add zeros
+    prefixes = {id(s): encoded_prefix(s.path, bytes(i), data.encoded_dir) for s, i in zip(files, found, strict=True)}
+    changed = {
+        key: [s.model_copy(update={"path": prefixes[id(s)], "chat": None}) if id(s) in prefixes else s for s in sources]
+        for key, sources in (("sources", data.sources), ("held_out", data.held_out))
+    }
+    return config.model_copy(update={"data": data.model_copy(update=changed)})
+
+
+def _chat_settings(config: RunConfig, source: SourceConfig) -> ChatConfig:
+    """With a limit on lengths: that of the shortest rows that the source's documents are to fit in."""
+    chat = source.chat or ChatConfig()
+    if chat.max_tokens is not None:
+        return chat
+    drawing = [phase for phase in config.phases if source.name in config.source_weights(phase)] or config.phases
+    return chat.model_copy(update={"max_tokens": min(phase.seq_len for phase in drawing)})
+
+
 def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World) -> None:
     """One process makes the best-fit packings that some phase needs: of the run, or of each node beside its copies."""
     data = config.data
     beside_copies = data.cache_dir is not None and data.packing_dir is None
-    failure: DataError | None = None
-    if LaunchEnvironment.read().is_first_of_node if beside_copies else world.is_main:
+
+    def pack() -> None:
+        for phase in config.phases:
+            for name in config.source_weights(phase) if phase.packing == "best_fit" else ():
+                ensure_packing(shards[name], phase.seq_len, data.packing_dir)
+
+    here = LaunchEnvironment.read().is_first_of_node if beside_copies else world.is_main
+    _once(pack, world, here=here, what="pack the sources")
+
+
+def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> None:
+    """Call `make` in the processes that are `here` while the others wait. All raise if it fails anywhere."""
+    failure: GlmforgeError | None = None
+    if here:
         try:
-            for phase in config.phases:
-                for name in config.source_weights(phase) if phase.packing == "best_fit" else ():
-                    ensure_packing(shards[name], phase.seq_len, data.packing_dir)
-        except DataError as error:
+            make()
+        except GlmforgeError as error:
             failure = error
     failed = world.sum(torch.tensor(float(failure is not None), device=world.device))
     if failure is not None:
         raise failure
     if failed:
-        raise DataError("data: another process failed to pack the sources and reported why; nothing was trained")
+        raise DataError(f"data: another process failed to {what} and reported why; nothing was trained")
 
 
 def _open_shard(prefix: Path, tokenizer: Tokenizer) -> TokenShard:

@@ -1,95 +1,199 @@
-"""A conversation as ids and a loss mask.
+"""A conversation in one form, whatever record it came from: checked, and with nothing left to interpret.
 
-The loss covers what the assistant has to produce and nothing else. That includes the role token that ends its
-turn: GLM has no end-of-turn token, the model stops by predicting `<|user|>` (or `<|observation|>` after a
-tool call), so a model trained without that token would never stop. It excludes `<|assistant|>`, which the
-prompt gives, and in a conversation without thinking also the empty `<think></think>` that the prompt then
-ends with.
+`Conversation.from_messages` takes what OpenAI's interface calls messages and says in one line what is wrong with them.
+Rendered, its result is what the template makes of the messages as given: texts in parts are joined, reasoning that was
+written into the answer has a field of its own, arguments of calls that came as JSON text are values.
 
-A message's text is rendered into the control tokens' own stream, so it must not spell role tokens itself: a
-user who could write `<|assistant|>` could put words into the model's mouth, and into its loss.
+A field that is nearly one of those known is refused as misspelt: learning from a conversation whose reasoning was
+ignored for a typing error is the worse end. Other unknown fields are none of ours.
 """
 
-from collections.abc import Mapping, Sequence
+import difflib
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from glmforge.data.chat_template.template import Message, render
-from glmforge.data.tokens.special import ASSISTANT, END_OF_TEXT, OBSERVATION, ROLE_TOKENS, USER
-from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.tokens.loss_weights import MAX_WEIGHT
 from glmforge.errors import DataError
+from glmforge.files import parse_json, shown
 
-Turns = Literal["all", "last"]
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_FIELDS = (
+    "role",
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "loss_weight",
+    "weight",
+    "name",
+    "tool_call_id",
+)
+_MAX_FIELDS = 500  # of a record or message: each is compared with those known
 
 
 @dataclass(frozen=True)
-class EncodedConversation:
-    """Token ids and, for each, whether the model is to learn to produce it.
+class Conversation:
+    """Messages in the template's own form.
 
     Attributes:
-        ids: token ids.
-        loss_mask: as long as `ids`; True where the token is a target. Labels are `ids` shifted by one, masked
-            where the mask of the NEXT token is False.
+        messages: `role` (system, user, assistant, tool), `content` (text); of an assistant also `reasoning_content`
+            (text) and `tool_calls`, each `{"function": {"name": ..., "arguments": {...}}}`.
+        tools: JSON schemas of the functions that may be called; None if there are none.
+        weights: for each message, how much it is to be learnt; None where the record does not say.
     """
 
-    ids: list[int]
-    loss_mask: list[bool]
+    messages: tuple[dict[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    weights: tuple[float | None, ...] = ()
+
+    @classmethod
+    def from_messages(cls, messages: object, tools: object = None) -> "Conversation":
+        """Check messages and tools as OpenAI's interface has them.
+
+        Raises:
+            DataError: what is wrong, and with which message.
+        """
+        if not isinstance(messages, list | tuple) or not messages:
+            raise DataError(f"messages must be a list of at least one message, not {_quoted(messages)}")
+        checked = [_checked(message, f"message {number}") for number, message in enumerate(messages)]
+        _check_order([message for message, _ in checked])
+        return cls(
+            tuple(message for message, _ in checked), _checked_tools(tools), tuple(weight for _, weight in checked)
+        )
+
+    @property
+    def has_reasoning(self) -> bool:
+        return any(message.get("reasoning_content", "").strip() for message in self.messages)
+
+    def without_reasoning(self) -> "Conversation":
+        """The same answers, without the thoughts before them."""
+        messages = tuple(m | {"reasoning_content": ""} if m["role"] == "assistant" else m for m in self.messages)
+        return Conversation(messages, self.tools, self.weights)
 
 
-def encode_conversation(
-    tokenizer: Tokenizer,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    thinking: bool = True,
-    turns: Turns = "all",
-) -> EncodedConversation:
-    """Ids and loss mask of a conversation whose last message is the assistant's.
-
-    Args:
-        tokenizer: encodes the rendered text, control tokens included.
-        messages: as in `render`.
-        tools: as in `render`.
-        thinking: as in `render`.
-        turns: "all" assistant turns are targets, or only the "last" (everything after the last user message).
-            Earlier turns are rendered without their reasoning, so where the model is to keep thinking, train
-            on "last" and give each user turn its own sample.
-
-    Raises:
-        DataError: no assistant message at the end, or a message that spells a control token.
-    """
-    _check(messages)
-    text = render(messages, tools, thinking=thinking, template=tokenizer.chat_template)
-    ids = tokenizer.encode_with_special_tokens(text + _closing_token(messages[-1]))
-    given_prefix = [] if thinking else tokenizer.encode_with_special_tokens("\n<think></think>")
-    mask = _assistant_mask(ids, tokenizer, given_prefix)
-    if turns == "last":
-        user = tokenizer.special_id(USER)
-        last_user = max((position for position, token in enumerate(ids[:-1]) if token == user), default=-1)
-        mask = [target and position > last_user for position, target in enumerate(mask)]
-    return EncodedConversation(ids, mask)
+def refuse_misspelt(fields: Collection[str], known: Sequence[str], where: str) -> None:
+    """Raise a DataError if a field is not one of those known, but nearly so."""
+    if len(fields) > _MAX_FIELDS:
+        raise DataError(f"{where}: has {len(fields):,} fields, more than a conversation's; is it the right file?")
+    for field in fields:
+        near = difflib.get_close_matches(field, known, n=1, cutoff=0.85) if field not in known else []
+        if near:
+            raise DataError(f"{where}: field '{shown(field)}' is not known: is it '{near[0]}'?")
 
 
-def _assistant_mask(ids: list[int], tokenizer: Tokenizer, given_prefix: list[int]) -> list[bool]:
-    """True from after each `<|assistant|>` (and the prefix that the prompt gives) to the end of its turn."""
-    assistant = tokenizer.special_id(ASSISTANT)
-    roles = {tokenizer.special_id(token) for token in ROLE_TOKENS}
-    mask = [False] * len(ids)
-    for start in (position + 1 for position, token in enumerate(ids) if token == assistant):
-        first = start + len(given_prefix) if ids[start : start + len(given_prefix)] == given_prefix else start
-        end = next(position for position in range(first, len(ids)) if ids[position] in roles)
-        mask[first:end] = [True] * (end - first)
-        mask[end] = ids[end] in tokenizer.stop_ids
-    return mask
+def _checked(given: object, where: str) -> tuple[dict[str, Any], float | None]:
+    """A message in the template's form, and its loss weight."""
+    if not isinstance(given, Mapping):
+        raise DataError(f"{where}: {_quoted(given)} is no message with role and content")
+    role = given.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise DataError(f"{where}: unknown role {_quoted(role)}; known: {', '.join(_ROLES)}")
+    present = {field: value for field, value in given.items() if value is not None}
+    refuse_misspelt(present, _FIELDS, where)
+    message: dict[str, Any] = {"role": _ROLES[role], "content": _text(present.get("content"), where)}
+    if message["role"] == "assistant":
+        _add_assistant_fields(message, present, where)
+    else:
+        for field in ("reasoning_content", "reasoning", "tool_calls", "function_call"):
+            if present.get(field):
+                raise DataError(f"{where}: {field} in a message of role '{role}': only the assistant's may have it")
+        if message["role"] == "user" and not message["content"].strip():
+            raise DataError(f"{where}: the user says nothing; give it content, or leave the record out")
+    return message, _weight(present, message["role"], where)
 
 
-def _closing_token(message: Message) -> str:
-    return OBSERVATION if message.get("tool_calls") else USER
+def _text(content: object, where: str) -> str:
+    """The text of a message's content: a string, nothing, or a list of text parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list | tuple):
+        raise DataError(f"{where}: content must be text or a list of text parts, not {_quoted(content)}")
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        text = (part.get("text") or part.get("value") or "") if isinstance(part, Mapping) else part
+        if kind != "text" or not isinstance(text, str):
+            raise DataError(f"{where}: content has the part {_quoted(part)}: this model reads text only")
+        texts.append(text)
+    return "".join(texts)
 
 
-def _check(messages: Sequence[Message]) -> None:
-    if not messages or messages[-1].get("role") != "assistant":
-        raise DataError("conversation: the last message must be the assistant's, else nothing is to be learnt")
-    for index, message in enumerate(messages):
-        for token in (END_OF_TEXT, *ROLE_TOKENS):
-            if token in str(dict(message)):
-                raise DataError(f"message {index}: its text spells the control token {token}: remove it")
+def _add_assistant_fields(message: dict[str, Any], present: Mapping[str, Any], where: str) -> None:
+    reasoning = present.get("reasoning_content", present.get("reasoning"))
+    if reasoning is None and "</think>" in message["content"]:
+        before, _, _ = message["content"].partition("</think>")
+        reasoning = before.split("<think>")[-1]
+        message["content"] = message["content"].split("</think>")[-1]
+    if reasoning is not None:
+        message["reasoning_content"] = _text(reasoning, f"{where}, reasoning_content")
+    given = present.get("tool_calls") or ([present["function_call"]] if present.get("function_call") else [])
+    if not isinstance(given, list | tuple):
+        raise DataError(f"{where}: tool_calls must be a list of calls, not {_quoted(given)}")
+    if given:
+        message["tool_calls"] = [{"function": _call(call, where)} for call in given]
+    elif not message["content"].strip() and not message.get("reasoning_content", "").strip():
+        raise DataError(f"{where}: the assistant says nothing; give it content or tool_calls, or leave the record out")
+
+
+def _call(given: object, where: str) -> dict[str, Any]:
+    function = given.get("function", given) if isinstance(given, Mapping) else given
+    if not isinstance(function, Mapping):
+        raise DataError(f"{where}: {_quoted(given)} is no tool call with name and arguments")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name.strip() or "\n" in name:
+        raise DataError(f"{where}: a tool call's name must be one line of text, not {_quoted(name)}")
+    if isinstance(arguments, str) and arguments.strip():
+        source = f"{where}, arguments of tool call '{shown(name)}'"
+        arguments = parse_json(arguments, dict, source=source, error=DataError)
+    if not isinstance(arguments or {}, Mapping):
+        raise DataError(f"{where}: arguments of tool call '{shown(name)}' must be a mapping, not {_quoted(arguments)}")
+    return {"name": name, "arguments": dict(arguments or {})}
+
+
+def _weight(present: Mapping[str, Any], role: str, where: str) -> float | None:
+    """`loss_weight`, which OpenAI's files for fine-tuning call `weight`."""
+    weight = present.get("loss_weight", present.get("weight"))
+    if weight is None:
+        return None
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise DataError(f"{where}: loss_weight must be a number, not {_quoted(weight)}")
+    if not 0 <= weight <= MAX_WEIGHT:
+        raise DataError(f"{where}: loss_weight {weight:g} must be from 0 to {MAX_WEIGHT:g}")
+    if weight and role != "assistant":
+        raise DataError(
+            f"{where}: loss_weight {weight:g} in a message of role '{role}': only the assistant's is learnt"
+        )
+    return float(weight)
+
+
+def _checked_tools(tools: object) -> tuple[Mapping[str, Any], ...] | None:
+    if isinstance(tools, str) and tools.strip():
+        tools = parse_json(tools, list, source="tools", error=DataError)
+    if not tools:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise DataError(f"tools must be a list of JSON schemas, not {_quoted(tools)}")
+    return tuple(tools)
+
+
+def _check_order(messages: Sequence[Mapping[str, Any]]) -> None:
+    if messages[-1]["role"] != "assistant":
+        raise DataError(f"the last message must be the assistant's, not of role '{messages[-1]['role']}'")
+    for number, message in enumerate(messages):
+        before = messages[number - 1] if number else {}
+        if message["role"] == "tool" and before.get("role") != "tool" and not before.get("tool_calls"):
+            raise DataError(f"message {number}: a tool's answer without a tool call before it")
+
+
+def _quoted(value: object) -> str:
+    return shown(repr(value)[:100])

@@ -14,7 +14,7 @@ from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
 
-__all__ = ["SKIP_HINT", "is_record_file", "read_file"]
+__all__ = ["SKIP_HINT", "is_record_file", "lines_of", "read_file"]
 
 Record = tuple[str, str | DataError]
 
@@ -75,7 +75,8 @@ _READERS: dict[str, Callable[[Path, str], Iterator[Record]]] = {
 }
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of a file that comes in chunks, without their ends."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -85,7 +86,7 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _json_records(chunks: Iterator[bytes], path: Path, text_field: str) -> Iterator[Record]:
-    for number, line in enumerate(_lines(chunks), start=1):
+    for number, line in enumerate(lines_of(chunks), start=1):
         if line.strip():
             yield f":{number}", _json_text(line, f"{path}, line {number:,}", text_field)
 

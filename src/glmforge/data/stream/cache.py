@@ -10,18 +10,16 @@ that checksum; it then gets the original's time of change, by which (with the le
 that the copy is still good.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from glmforge.config.data import DataConfig, SourceConfig
-from glmforge.data.files import discard_partial, disk_errors, partial_path, publish
-from glmforge.data.tokens.shards import ShardInfo, shard_paths
+from glmforge.data.files import alone_in, discard_partial, disk_errors, partial_path, publish
+from glmforge.data.tokens.shards import ShardInfo, loss_path, shard_paths
 from glmforge.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +40,7 @@ def copy_shards(data: DataConfig) -> None:
     """
     if data.cache_dir is None:
         return
-    with _alone_in(data.cache_dir):
+    with alone_in(data.cache_dir):
         missing = [pair for source in data.sources for pair in _missing_files(source.path, data.cache_dir)]
         _check_space(data.cache_dir, sum(original.stat().st_size for original, _ in missing))
         for original, copy in missing:
@@ -57,15 +55,19 @@ def _copy_prefix(prefix: Path, cache_dir: Path) -> Path:
 
 def _missing_files(prefix: Path, cache_dir: Path) -> list[tuple[Path, Path]]:
     """(original, copy) of the shard's files that have no good copy, the description first."""
-    copies = shard_paths(_copy_prefix(prefix, cache_dir))
-    pairs = list(zip(shard_paths(prefix), copies, strict=True))[::-1]
-    for original, _ in pairs[1:]:
+    bin_path, idx_path, json_path = shard_paths(prefix)
+    for original in (bin_path, idx_path):
         if not original.is_file():
             raise DataError(f"{original}: missing; data.sources needs a shard's .bin and .idx")
-    if not pairs[0][0].exists():
-        pairs[0][1].unlink(missing_ok=True)
-        pairs = pairs[1:]
-    return [pair for pair in pairs if not _are_equal(*pair)]
+    directory = _copy_prefix(prefix, cache_dir).parent
+    pairs = []
+    for original in (json_path, loss_path(prefix), idx_path, bin_path):
+        copy = directory / original.name
+        if not original.exists():
+            copy.unlink(missing_ok=True)
+        elif not _are_equal(original, copy):
+            pairs.append((original, copy))
+    return pairs
 
 
 def _are_equal(original: Path, copy: Path) -> bool:
@@ -129,14 +131,3 @@ def _expected_checksum(original: Path) -> str | None:
     if original.suffix != ".bin" or not description.exists():
         return None
     return ShardInfo.load(description).bin_sha256
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
-    with disk_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -9,6 +9,9 @@ and become
 Departures from the paper: cuts fall between tokens rather than characters, as rows are made of tokens; and a row
 and its documents keep their lengths, so a document's last three tokens make room for the three special ones.
 
+Filling is told from documents by its lack of labels, and labels are made anew; so a shard with loss weights is never
+rearranged (`glmforge.data.stream.sources` refuses it).
+
 A document that the row cuts off is rearranged like any other; what follows it in the shard is no longer what
 follows in the row, so its last token has no label.
 """

@@ -4,20 +4,15 @@ A document of more than S tokens is cut into pieces of S; what remains of it, an
 piece, and the pieces are packed by best-fit-decreasing (Ding et al., "Fewer Truncations Improve Language
 Modeling", 2024, arXiv:2404.10830). No document that fits in a row is cut, and of usual corpora far less than a
 thousandth of the rows' places stays empty.
-
-A row that is not full ends with a document of its own that has no labels, made of the shard's last token: in our
-shards `<|endoftext|>`, elsewhere at least an id of the vocabulary.
 """
 
 import logging
 import time
 from pathlib import Path
 
-import numpy as np
-
-from glmforge.data.stream.batch import IGNORED_LABEL
 from glmforge.data.stream.packing_build import OnProgress, build_packing
 from glmforge.data.stream.packing_file import PackingFile, packing_identity, packing_path
+from glmforge.data.stream.single import join_ranges
 from glmforge.data.stream.windows import Window
 from glmforge.data.tokens.shards import TokenShard
 
@@ -38,27 +33,12 @@ class PackedRows:
         self.shard, self.packing, self.document_mask = shard, packing, document_mask
         self.seq_len = packing.counts.seq_len
         self.num_rows = packing.counts.num_rows
-        self._filler = int(shard.tokens(shard.num_tokens - 1, shard.num_tokens)[0])
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[TokenShard, PackingFile, bool]]:
         return type(self), (self.shard, self.packing, self.document_mask)
 
     def row(self, index: int) -> Window:
-        ranges = self.describe(index)
-        ids = np.full(self.seq_len, self._filler, np.int64)
-        ends, end = [], 0
-        for start, stop in ranges:
-            begin, end = end, end + stop - start
-            ids[begin:end] = self.shard.tokens(start, stop)
-            ends.append(end)
-        labels = np.full(self.seq_len, IGNORED_LABEL, np.int64)
-        labels[: end - 1] = ids[1:end]
-        if end == self.seq_len and len(ranges) == 1:
-            labels[-1] = self._label_after(stop)
-        if not self.document_mask:
-            return Window(ids, labels, (self.seq_len,))
-        labels[np.array(ends[:-1], np.int64) - 1] = IGNORED_LABEL
-        return Window(ids, labels, tuple(np.diff(ends + [self.seq_len] * (end < self.seq_len), prepend=0).tolist()))
+        return join_ranges(self.shard, self.describe(index), self.seq_len, document_mask=self.document_mask)
 
     def describe(self, index: int) -> list[tuple[int, int]]:
         """Where the row's ids lie in the shard; the filling is not among them."""
@@ -75,12 +55,6 @@ class PackedRows:
         ):
             raise self.packing.damaged()
         return [(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-
-    def _label_after(self, stop: int) -> int:
-        """The token at `stop`, if it is of the same document as the one before it. Only full rows end inside one."""
-        if stop == self.shard.num_tokens or len(self.shard.document_lengths(stop - 1, stop + 1)) == 2:
-            return IGNORED_LABEL
-        return int(self.shard.tokens(stop, stop + 1)[0])
 
 
 def open_packing(

@@ -1,18 +1,20 @@
 """The rows of a shard: by which rule its documents become sequences of S tokens.
 
-Two rules exist (`PhaseConfig.packing`): `truncate` cuts the stream of documents every S tokens
+Three rules exist (`PhaseConfig.packing`): `truncate` cuts the stream of documents every S tokens
 (`glmforge.data.stream.windows`), `best_fit` cuts only documents that are longer than a row and packs whole ones
-(`glmforge.data.stream.packing`). Whoever draws samples sees only how many rows there are and what is in each.
+(`glmforge.data.stream.packing`), `single` gives each document a row of its own (`glmforge.data.stream.single`).
+Whoever draws samples sees only how many rows there are and what is in each.
 """
 
 from pathlib import Path
 from typing import Literal, Protocol
 
 from glmforge.data.stream.packing import open_packing
+from glmforge.data.stream.single import SingleRows
 from glmforge.data.stream.windows import Window, num_windows, read_window
 from glmforge.data.tokens.shards import TokenShard
 
-Packing = Literal["truncate", "best_fit"]
+Packing = Literal["truncate", "best_fit", "single"]
 TokenRange = tuple[int, int]
 """Tokens [start, stop) of a shard, its documents laid end to end."""
 
@@ -46,10 +48,13 @@ def open_rows(
         packing_dir: where packings are stored; None is beside the shard.
 
     Raises:
-        DataError: the stored packing is damaged or of another shard, or cannot be stored.
+        DataError: the stored packing is damaged or of another shard, or cannot be stored; a document is too long for
+            a row of its own.
     """
     if packing == "truncate":
         return TruncatedRows(shard, seq_len, document_mask)
+    if packing == "single":
+        return SingleRows(shard, seq_len, document_mask)
     return open_packing(shard, seq_len, document_mask=document_mask, packing_dir=packing_dir)
 
 

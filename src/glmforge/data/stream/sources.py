@@ -21,6 +21,9 @@ class Sources:
     Args:
         config: the run.
         shards: by source name.
+
+    Raises:
+        DataError: documents with loss weights are to be rearranged.
     """
 
     def __init__(self, config: RunConfig, shards: Mapping[str, TokenShard]) -> None:
@@ -28,6 +31,12 @@ class Sources:
         self._rows: dict[tuple[Track, bool], RowReader] = {}
         self._identities: dict[str, Any] = {}
         self._tokenizer = _fim_tokenizer(config)
+        for source in config.data.sources:
+            if source.code and self._tokenizer is not None and self._shards[source.name].loss is not None:
+                raise DataError(
+                    f"source '{source.name}': a phase's fim_rate cannot rearrange documents with loss weights, such as "
+                    "conversations; set its code to false"
+                )
 
     def of_phase(self, phase: PhaseConfig, names: Iterable[str]) -> dict[str, PhaseSource]:
         """Those of `names` that the configuration has, as `phase` reads them."""

@@ -1,6 +1,6 @@
 """Write a token shard, whole or not at all.
 
-The three files grow under temporary names and take their own when all is on the disk, the index last: a
+Its files grow under temporary names and take their own when all is on the disk, the index last: a
 reader that finds an index finds a shard. Lengths are the only thing kept in memory, four bytes per document.
 """
 
@@ -22,6 +22,7 @@ from glmforge.data.files import (
     refuse_existing,
     write_partial,
 )
+from glmforge.data.tokens.loss_weights import LossWeightsWriter
 from glmforge.data.tokens.shards import (
     HEADER,
     INTEGER_TYPES,
@@ -29,6 +30,7 @@ from glmforge.data.tokens.shards import (
     VERSION,
     ShardInfo,
     check_ids,
+    loss_path,
     shard_paths,
 )
 from glmforge.errors import DataError
@@ -50,28 +52,38 @@ class ShardWriter:
 
     Leaving the block without `finish`, by an error or otherwise, removes what was written.
 
+    Args:
+        prefix: path of the shard without suffix.
+        vocab_size: of the tokenizer.
+        overwrite: replace a shard of that name.
+        weighted: every token comes with a loss weight.
+
     Raises:
         DataError: the shard exists and `overwrite` is False; an id is not of the vocabulary; a document is longer
             than the format can tell; the disk is full.
     """
 
-    def __init__(self, prefix: str | Path, vocab_size: int, *, overwrite: bool = False) -> None:
+    def __init__(self, prefix: str | Path, vocab_size: int, *, overwrite: bool = False, weighted: bool = False) -> None:
         self._prefix = Path(prefix)
         self._vocab_size = vocab_size
         self._bin_path, self._idx_path, self._json_path = shard_paths(prefix)
         self._paths = (self._bin_path, self._json_path, self._idx_path)  # in the order of publication
-        for path in self._paths:
+        self._loss_path, self._weighted = loss_path(prefix), weighted
+        for path in (*self._paths, self._loss_path):
             refuse_existing(path, overwrite)
         self._code = token_dtype_code(vocab_size)
         self._lengths = array("i")
         self._checksum = hashlib.sha256()
         self.num_tokens = 0
         self._file: BinaryIO
+        self._loss: LossWeightsWriter | None = None
 
     def __enter__(self) -> Self:
         with disk_errors(self._bin_path):
             self._bin_path.parent.mkdir(parents=True, exist_ok=True)
             self._file = partial_path(self._bin_path).open("wb")
+        if self._weighted:
+            self._loss = LossWeightsWriter(self._loss_path)
         return self
 
     def __exit__(
@@ -81,15 +93,18 @@ class ShardWriter:
             with disk_errors(self._bin_path):
                 self._file.close()
         finally:
-            for path in self._paths:
+            for path in (*self._paths, self._loss_path):
                 discard_partial(path)
+            if self._loss is not None:
+                self._loss.discard()
 
     @property
     def num_documents(self) -> int:
         return len(self._lengths)
 
-    def add(self, tokens: NDArray[Any], lengths: NDArray[Any]) -> None:
-        """Append documents: their ids end to end, and the length of each."""
+    def add(self, tokens: NDArray[Any], lengths: NDArray[Any], weights: NDArray[Any] | None = None) -> None:
+        """Append documents: their ids end to end, the length of each, and in a weighted shard a weight per token."""
+        assert (weights is not None) == self._weighted, "a weighted shard has a weight for every token, others none"
         assert int(lengths.sum()) == len(tokens), "lengths must add up to the tokens"
         if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
             raise DataError(
@@ -100,6 +115,9 @@ class ShardWriter:
         data = tokens.astype(INTEGER_TYPES[self._code]).tobytes()
         with disk_errors(self._bin_path):
             self._file.write(data)
+        if self._loss is not None and weights is not None:
+            assert len(weights) == len(tokens), "there must be a weight for each token"
+            self._loss.add(weights)
         self._checksum.update(data)
         self._lengths.extend(lengths.tolist())
         self.num_tokens += len(tokens)
@@ -120,6 +138,7 @@ class ShardWriter:
             num_text_bytes=num_text_bytes,
             source=source,
             bin_sha256=self._checksum.hexdigest(),
+            loss_sha256="" if self._loss is None else self._loss.finish(),
         )
         with disk_errors(self._bin_path):
             self._file.flush()
@@ -127,6 +146,9 @@ class ShardWriter:
         write_partial(self._json_path, info.to_json().encode())
         write_partial(self._idx_path, self._index())
         self._idx_path.unlink(missing_ok=True)  # an old index must not meet a new .bin
+        self._loss_path.unlink(missing_ok=True)
+        if self._loss is not None:
+            self._loss.publish()
         for path in self._paths:
             publish(path)
         return info

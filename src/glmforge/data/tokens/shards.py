@@ -14,7 +14,9 @@ theirs. `<prefix>.bin` is the ids of all sequences, back to back. `<prefix>.idx`
 
 In our shards a sequence is a document and ends with `<|endoftext|>`; elsewhere a document may have several.
 `<prefix>.json` is ours: which tokenizer wrote the shard, counts, and a checksum. Other stacks ignore it; a
-shard without it can be read, and is then checked by looking at its ids.
+shard without it can be read, and is then checked by looking at its ids. `<prefix>.loss` is ours, too: where not
+every token is to be learnt, how much each is (`glmforge.data.tokens.loss_weights`). The description tells whether it
+belongs to the shard, so that a copy that lost it is refused instead of being trained on in full.
 
 Nothing is read before it is asked for, and nothing is copied: a shard of any size costs no memory. The index
 is searched by bisection in the map itself, because its int64 arrays lie unaligned and numpy's searchsorted
@@ -28,16 +30,17 @@ names the file. Only `verify`, which reads all, finds an entry that is wrong and
 
 import hashlib
 import json
-import mmap
 import struct
 from bisect import bisect_left, bisect_right
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.data.files import mapped
+from glmforge.data.tokens.loss_weights import LossWeights
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 from glmforge.files import kind_of, read_json, shown
@@ -71,6 +74,7 @@ class ShardInfo:
         num_text_bytes: UTF-8 bytes of the text that was encoded.
         source: where the text came from, for people.
         bin_sha256: SHA-256 of the .bin file.
+        loss_sha256: checksum of the .loss file; empty where all tokens are to be learnt and there is none.
     """
 
     tokenizer_fingerprint: str
@@ -80,20 +84,23 @@ class ShardInfo:
     num_text_bytes: int
     source: str
     bin_sha256: str
+    loss_sha256: str = ""
 
     @property
     def bytes_per_token(self) -> float:
         return self.num_text_bytes / self.num_tokens
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        content = {name: value for name, value in asdict(self).items() if name != "loss_sha256" or value}
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Raises `DataError`: not such a description, by any field."""
         content = read_json(path, dict, error=DataError)
         kinds = {field.name: int if field.type is int else str for field in fields(cls)}
-        for name in {**kinds, **content}:
+        required = [field.name for field in fields(cls) if field.default is MISSING]
+        for name in dict.fromkeys([*required, *content]):
             value = content.get(name)
             if name not in kinds or type(value) is not kinds[name] or (isinstance(value, int) and value < 0):
                 problem = f"{shown(name)} is {shown(repr(value)[:100])}" if name in content else f"{name} is missing"
@@ -107,6 +114,11 @@ def shard_paths(prefix: str | Path) -> tuple[Path, Path, Path]:
     return bin_path, idx_path, json_path
 
 
+def loss_path(prefix: str | Path) -> Path:
+    """The .loss file of a shard."""
+    return Path(f"{prefix}.loss")
+
+
 class TokenShard:
     """A memory-mapped token shard.
 
@@ -115,6 +127,7 @@ class TokenShard:
         info: its description, None for a shard that another program wrote.
         num_tokens: tokens of all documents.
         num_documents: documents.
+        loss: how much each token is to be learnt; None where all are alike.
 
     Raises (on opening):
         DataError: a file is missing, cut off or of another format. `verify` finds what only a full read can.
@@ -125,17 +138,18 @@ class TokenShard:
         self._bin_path, self._idx_path, json_path = shard_paths(prefix)
         self._check_existence()
         self.info = ShardInfo.load(json_path) if kind_of(json_path, error=DataError) is not None else None
-        index = _map(self._idx_path)
+        index = mapped(self._idx_path)
         dtype, num_sequences, num_borders = self._read_header(index)
         self._lengths = np.frombuffer(index, "<i4", num_sequences, HEADER.size)
         self._pointers = np.frombuffer(index, "<i8", num_sequences, HEADER.size + 4 * num_sequences)
         self._borders = np.frombuffer(index, "<i8", num_borders, HEADER.size + 12 * num_sequences)
         self._check_sizes(dtype)
-        self._tokens = np.frombuffer(_map(self._bin_path), dtype)
+        self._tokens = np.frombuffer(mapped(self._bin_path), dtype)
         self.num_tokens = len(self._tokens)
         self.num_documents = num_borders - 1
         if self.num_tokens == 0:
             raise DataError(f"{self.prefix}: holds no tokens: {_WRITE_AGAIN}")
+        self.loss = self._open_loss()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
         """A reading process gets the name and maps the files itself."""
@@ -149,12 +163,16 @@ class TokenShard:
 
     def document(self, index: int) -> NDArray[Any]:
         """Ids of one document; a view."""
+        return self.tokens(*self.document_range(index))
+
+    def document_range(self, index: int) -> tuple[int, int]:
+        """Tokens [start, stop) of one document."""
         if not 0 <= index < self.num_documents:
             raise IndexError(f"{self.prefix}: document {index} of {self.num_documents}")
         start, stop = self._document_start(index), self._document_start(index + 1)
         if not 0 <= start <= stop <= self.num_tokens:
             raise self._damaged_index()
-        return self.tokens(start, stop)
+        return start, stop
 
     def document_at(self, token: int) -> int:
         """Index of the document that token `token` of all documents belongs to."""
@@ -206,13 +224,29 @@ class TokenShard:
             if checksum != self.info.bin_sha256:
                 raise DataError(f"{self._bin_path}: its checksum is not the one in its .json: {_WRITE_AGAIN}")
             self._check_ids(self.info.vocab_size)
+        if self.loss is not None:
+            self.loss.verify()
 
     def identity(self) -> dict[str, int | str]:
-        """What tells this shard from others: size and checksum (of the index, without a description)."""
+        """What tells this shard from others: size and checksums (of the index, without a description)."""
+        loss = {} if self.loss is None else {"loss_sha256": self.loss.checksum}
         if self.info is not None:
-            return {"num_tokens": self.num_tokens, "sha256": self.info.bin_sha256}
+            return {"num_tokens": self.num_tokens, "sha256": self.info.bin_sha256, **loss}
         with self._idx_path.open("rb") as file:
-            return {"num_tokens": self.num_tokens, "idx_sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"num_tokens": self.num_tokens, "idx_sha256": checksum, **loss}
+
+    def _open_loss(self) -> LossWeights | None:
+        path = loss_path(self.prefix)
+        expected = None if self.info is None else self.info.loss_sha256
+        if kind_of(path, error=DataError) is None:
+            if expected:
+                raise DataError(f"{path}: missing, and without it all tokens would be learnt: copy it too")
+            return None
+        loss = LossWeights(path, self.num_tokens)
+        if expected is not None and loss.checksum != expected:
+            raise DataError(f"{path}: not of this shard, by the checksum in its .json: remove it, or {_WRITE_AGAIN}")
+        return loss
 
     def _document_start(self, index: int) -> int:
         sequence = int(self._borders[index])
@@ -316,14 +350,3 @@ def check_ids(tokens: NDArray[Any], vocab_size: int, prefix: Path, start: int = 
             f"{prefix}: token {start + position:,} is id {int(tokens[position]):,}, outside the vocabulary "
             f"of {vocab_size:,}: use the tokenizer that wrote the shard, or {_WRITE_AGAIN}"
         )
-
-
-def _map(path: Path) -> memoryview:
-    """The file's bytes, mapped read-only. An empty file, which cannot be mapped, is no bytes."""
-    try:
-        with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): make it readable, or copy it again") from error

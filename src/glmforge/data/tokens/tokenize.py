@@ -1,20 +1,12 @@
 """A corpus to a token shard, on all cores.
 
 Documents go to worker processes in batches of about a megabyte, or as the name of a row group that the worker reads
-itself, and come back in order, so the shard has the same bytes for any number of workers. Only a few batches are
-under way at a time, so a corpus of any size passes through constant memory. Processes rather than the library's own
-threads: those scale poorly, as they share one cache.
-
-Workers are spawned, not forked, which is safe next to threads and on every platform. A program that calls
-this with more than one worker therefore needs the usual `if __name__ == "__main__":` guard.
+itself, and come back in order (`glmforge.data.worker_pool`), so the shard has the same bytes for any number of
+workers.
 """
 
-import multiprocessing
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +18,10 @@ from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.text_chunks import CHUNK_CHARACTERS, Selection, TextChunk, Work, chunks_of
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.data.worker_pool import in_processes
 from glmforge.errors import DataError
 
 BATCH_CHARACTERS = CHUNK_CHARACTERS
-BATCHES_PER_WORKER = 2
 
 
 @dataclass(frozen=True)
@@ -112,27 +104,7 @@ def _encode(work: Iterable[Work], tokenizer: Tokenizer, encoder: _Encoder, num_w
     if num_workers == 1:
         yield from (_encode_chunk(tokenizer, unit.read(), encoder.verify) for unit in work)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, spawn, _start_worker, (encoder,)) as pool:
-        try:
-            yield from _in_order(pool, work, num_workers * BATCHES_PER_WORKER)
-        except BrokenProcessPool as error:
-            raise DataError(
-                "an encoding process died, perhaps for want of memory (use fewer workers) or of an "
-                "'if __name__ == \"__main__\"' guard in the calling script (add it)"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _in_order(pool: ProcessPoolExecutor, work: Iterable[Work], num_under_way: int) -> Iterator[_Encoded]:
-    under_way: deque[Future[_Encoded]] = deque()
-    for unit in work:
-        under_way.append(pool.submit(_encode_in_worker, unit))
-        if len(under_way) >= num_under_way:
-            yield under_way.popleft().result()
-    while under_way:
-        yield under_way.popleft().result()
+    yield from in_processes(_encode_in_worker, work, num_workers, _start_worker, encoder)
 
 
 _worker: tuple[Tokenizer, float]

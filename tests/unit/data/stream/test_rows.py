@@ -1,4 +1,4 @@
-"""Both packings behind one interface."""
+"""All packings behind one interface."""
 
 import pickle
 from collections.abc import Callable
@@ -31,9 +31,9 @@ def test_truncated_rows_are_windows(shard: TokenShard, document_mask: bool) -> N
 
 
 @pytest.mark.parametrize("document_mask", [True, False])
-@pytest.mark.parametrize("packing", ["truncate", "best_fit"])
+@pytest.mark.parametrize("packing", ["truncate", "best_fit", "single"])
 def test_a_row_lies_where_it_says(shard: TokenShard, packing: Packing, document_mask: bool) -> None:
-    rows = open_rows(shard, seq_len=4, packing=packing, document_mask=document_mask)
+    rows = open_rows(shard, seq_len=5, packing=packing, document_mask=document_mask)
     copy = pickle.loads(pickle.dumps(rows))
     for index in range(rows.num_rows):
         ids = np.concatenate([shard.tokens(start, stop) for start, stop in copy.describe(index)])

@@ -240,17 +240,21 @@ def test_writer_replaces_only_if_asked(make_shard, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_documents", "length", "failing"),
-    [pytest.param(1, 10_000, "bin", id="tokens"), pytest.param(1000, 1, "idx", id="index")],
+    ("num_documents", "length", "weighted", "failing"),
+    [
+        pytest.param(1, 10_000, False, "bin", id="tokens"),
+        pytest.param(1000, 1, False, "idx", id="index"),
+        pytest.param(1, 3500, True, "(loss|bin)", id="weights"),
+    ],
 )
-def test_full_disk(make_shard, tmp_path, num_documents, length, failing):
+def test_full_disk(make_shard, tmp_path, num_documents, length, weighted, failing):
     """A limit on the size of files stands in for a full disk. The shard that was to be replaced stays."""
     make_shard(DOCUMENTS, "s")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(DataError, match=rf"s.{failing}: cannot be written"):
-            _replace_shard(tmp_path / "s", num_documents, length)
+            _replace_shard(tmp_path / "s", num_documents, length, weighted)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s.bin", "s.idx", "s.json"]
@@ -259,9 +263,11 @@ def test_full_disk(make_shard, tmp_path, num_documents, length, failing):
     assert shard.tokens(0, 12).tolist() == FLAT
 
 
-def _replace_shard(prefix, num_documents, length):
-    with ShardWriter(prefix, 100, overwrite=True) as writer:
-        writer.add(np.zeros(num_documents * length, np.int32), np.full(num_documents, length))
+def _replace_shard(prefix, num_documents, length, weighted):
+    num_tokens = num_documents * length
+    with ShardWriter(prefix, 100, overwrite=True, weighted=weighted) as writer:
+        weights = np.ones(num_tokens) if weighted else None
+        writer.add(np.zeros(num_tokens, np.int32), np.full(num_documents, length), weights)
         writer.finish("f", "", 1)
 
 

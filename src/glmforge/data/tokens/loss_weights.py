@@ -1,0 +1,176 @@
+"""How much each token of a shard is to be learnt: a file of loss weights beside its ids.
+
+Of a conversation, a model learns what the assistant writes, and possibly one answer more than another. The weights lie
+beside the ids, so that everything that draws rows from a shard (windows, packing, mixtures, resuming) draws them along.
+`<prefix>.loss` is, little-endian:
+
+    8 bytes       b"GLMFLOSS"
+    uint32        version, 1
+    uint32        number of distinct weights n, 1 to 256
+    uint64        number of tokens T
+    32 bytes      SHA-256 of the codes
+    float32[256]  the distinct weights, zeros beyond n
+    uint32        CRC-32 of all above
+    uint8[T]      the codes: which of the weights each token of .bin has
+
+A byte per token, whatever the weights are; conversations have few different ones. The file is mapped. Opening checks
+header and size, reading checks the codes that are read; only `verify`, which reads all, finds a code that has changed
+to another one.
+"""
+
+import hashlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glmforge.data.files import discard_partial, disk_errors, mapped, partial_path, publish
+from glmforge.errors import DataError
+
+MAX_WEIGHTS = 256
+MAX_WEIGHT = 1e4
+"""A larger weight is a mistake: it would drown all other tokens of a batch."""
+
+_MAGIC, _VERSION = b"GLMFLOSS", 1
+_HEADER = struct.Struct("<8sIIQ32s")
+_CRC = struct.Struct("<I")
+_TABLE_BYTES = 4 * MAX_WEIGHTS
+_HEADER_BYTES = _HEADER.size + _TABLE_BYTES + _CRC.size
+_WRITE_AGAIN = "write the shard again"
+
+
+class LossWeights:
+    """The loss weights of a shard of `num_tokens` tokens, mapped.
+
+    Attributes:
+        path: the file.
+        checksum: SHA-256 of the codes, which with the weights tells this file from others.
+        is_mask: all weights are 0 or 1.
+
+    Raises:
+        DataError: the file is damaged, cut off or of another shard.
+    """
+
+    def __init__(self, path: Path, num_tokens: int) -> None:
+        self.path = path
+        contents = mapped(path)
+        header = bytes(contents[:_HEADER_BYTES])
+        if len(header) < _HEADER_BYTES or header[: len(_MAGIC)] != _MAGIC:
+            raise DataError(f"{path}: not a file of loss weights: {_WRITE_AGAIN}")
+        _, version, num_weights, found_tokens, self._digest = _HEADER.unpack_from(header)
+        if version != _VERSION:
+            raise DataError(f"{path}: loss weights of version {version}, readable is {_VERSION}: {_WRITE_AGAIN}")
+        weights = np.frombuffer(header, "<f4", MAX_WEIGHTS, _HEADER.size)
+        intact = header == _header(num_weights, found_tokens, self._digest, weights)
+        if not (intact and 1 <= num_weights <= MAX_WEIGHTS and _are_weights(weights)):
+            raise DataError(f"{path}: its header is damaged: {_WRITE_AGAIN}")
+        if found_tokens != num_tokens or len(contents) != _HEADER_BYTES + num_tokens:
+            raise DataError(
+                f"{path}: {len(contents) - _HEADER_BYTES:,} weights for a shard of {num_tokens:,} tokens; they are not "
+                f"of one shard, or cut off: {_WRITE_AGAIN}"
+            )
+        self._weights = weights[:num_weights]
+        self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
+        self.is_mask = bool(np.isin(self._weights, (0, 1)).all())
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of weights and codes."""
+        return _checksum(self._weights, self._digest)
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Weights of tokens [start, stop), float32 [stop - start].
+
+        Raises:
+            DataError: the file holds a code that it has no weight for.
+        """
+        codes = self._codes[start:stop]
+        if codes.size and int(codes.max()) >= len(self._weights):
+            raise self._damaged()
+        weights: NDArray[np.float32] = self._weights[codes]
+        return weights
+
+    def verify(self) -> None:
+        """Read all and raise a DataError if a byte has changed."""
+        if hashlib.sha256(self._codes.data).digest() != self._digest:
+            raise self._damaged()
+
+    def _damaged(self) -> DataError:
+        return DataError(f"{self.path}: damaged, its codes are not the ones that were stored: {_WRITE_AGAIN}")
+
+
+class LossWeightsWriter:
+    """Collects weights under a temporary name. `publish` makes the file appear, `discard` removes what is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._codes: dict[float, int] = {}
+        self._digest = hashlib.sha256()
+        self._num_tokens = 0
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = partial_path(path).open("wb")
+            self._file.write(bytes(_HEADER_BYTES))
+
+    def add(self, weights: NDArray[Any]) -> None:
+        """Append the weights of some tokens.
+
+        Raises:
+            DataError: a weight is no number from 0 to `MAX_WEIGHT`, there are too many different ones, or the disk is
+                full.
+        """
+        distinct, inverse = np.unique(weights.astype(np.float32), return_inverse=True)
+        if not _are_weights(distinct):
+            raise DataError(f"{self._path}: loss weights must be from 0 to {MAX_WEIGHT:g}")
+        codes = [self._codes.setdefault(weight, len(self._codes)) for weight in distinct.tolist()]
+        if len(self._codes) > MAX_WEIGHTS:
+            raise DataError(
+                f"{self._path}: more than {MAX_WEIGHTS} different loss weights: round them, to hundredths for instance"
+            )
+        data = np.array(codes, np.uint8)[inverse].tobytes()
+        with disk_errors(self._path):
+            self._file.write(data)
+        self._digest.update(data)
+        self._num_tokens += len(weights)
+
+    def finish(self) -> str:
+        """Put all on the disk, without the name. Returns the file's checksum."""
+        weights = np.zeros(MAX_WEIGHTS, np.float32)
+        weights[: len(self._codes)] = list(self._codes)
+        digest = self._digest.digest()
+        with disk_errors(self._path):
+            self._file.seek(0)
+            self._file.write(_header(len(self._codes), self._num_tokens, digest, weights))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        return _checksum(weights[: len(self._codes)], digest)
+
+    def publish(self) -> None:
+        """Give what `finish` put on the disk its name."""
+        publish(self._path)
+
+    def discard(self) -> None:
+        """Remove what was not published."""
+        try:
+            with disk_errors(self._path):
+                self._file.close()
+        finally:
+            discard_partial(self._path)
+
+
+def _header(num_weights: int, num_tokens: int, digest: bytes, weights: NDArray[np.float32]) -> bytes:
+    fields = _HEADER.pack(_MAGIC, _VERSION, num_weights, num_tokens, digest) + weights.astype("<f4").tobytes()
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def _checksum(weights: NDArray[np.float32], digest: bytes) -> str:
+    return hashlib.sha256(weights.astype("<f4").tobytes() + digest).hexdigest()
+
+
+def _are_weights(weights: NDArray[np.float32]) -> bool:
+    return bool((np.isfinite(weights) & (weights >= 0) & (weights <= MAX_WEIGHT)).all())

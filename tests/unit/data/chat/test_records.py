@@ -1,0 +1,161 @@
+"""Records of every kind become the same conversation, and wrong ones say what is wrong."""
+
+import json
+
+import pytest
+
+from glmforge.data.chat.conversation import Conversation
+from glmforge.data.chat.records import conversation_of
+from glmforge.errors import DataError
+
+TOOLS = [{"name": "f", "parameters": {}}]
+CALL = {"function": {"name": "f", "arguments": {"a": 1}}}
+USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+SYSTEM = {"role": "system", "content": "S"}
+PLAIN = Conversation.from_messages([USER, ANSWER])
+WITH_SYSTEM = Conversation.from_messages([SYSTEM, USER, ANSWER])
+WITH_TOOL = Conversation.from_messages(
+    [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "T"}, ANSWER], TOOLS
+)
+OPENAI_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def share_gpt(*turns: tuple[str, str], **fields: object) -> dict[str, object]:
+    return {"conversations": [{"from": speaker, "value": value} for speaker, value in turns], **fields}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"messages": [USER, ANSWER], "tools": None, "id": 7, "source": "web"}, PLAIN),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}, ANSWER]}, PLAIN),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}]}, ANSWER]}, PLAIN),
+        ({"messages": [{"role": "developer", "content": "S"}, USER, ANSWER]}, WITH_SYSTEM),
+        ({"messages": [USER, ANSWER], "system": "S"}, WITH_SYSTEM),
+        (share_gpt(("human", "Q"), ("gpt", "A")), PLAIN),
+        (share_gpt(("user", "Q"), ("assistant", "A"), system="S"), WITH_SYSTEM),
+        ({"instruction": "Q", "input": "", "output": "A"}, PLAIN),
+        ({"instruction": "Q", "output": "A", "system": "S"}, WITH_SYSTEM),
+        ({"prompt": "Q", "completion": "A"}, PLAIN),
+        ({"prompt": [SYSTEM, USER], "completion": [ANSWER]}, WITH_SYSTEM),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": None, "tool_calls": [OPENAI_CALL]},
+                    {"role": "tool", "content": "T", "tool_call_id": "1"},
+                    ANSWER,
+                ],
+                "tools": TOOLS,
+            },
+            WITH_TOOL,
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+                    {"role": "function", "name": "f", "content": "T"},
+                    ANSWER,
+                ],
+                "tools": json.dumps(TOOLS),
+            },
+            WITH_TOOL,
+        ),
+        (
+            share_gpt(
+                ("human", "Q"),
+                ("function_call", '{"name": "f", "arguments": {"a": 1}}'),
+                ("observation", "T"),
+                ("gpt", "A"),
+                tools=json.dumps(TOOLS),
+            ),
+            WITH_TOOL,
+        ),
+    ],
+)
+def test_every_kind_is_one_conversation(record, expected):
+    assert conversation_of(record) == expected
+
+
+def test_alpaca_joins_input_and_takes_history():
+    record = {"instruction": "Q", "input": "I", "output": "A", "history": [["q", "a"]]}
+    assert [message["content"] for message in conversation_of(record).messages] == ["q", "a", "Q\nI", "A"]
+
+
+def test_calls_in_turns_of_their_own_belong_to_one_message():
+    calls = [("gpt", "Let me see."), ("function_call", '{"name": "f"}'), ("function_call", '[{"name": "g"}]')]
+    conversation = conversation_of(share_gpt(("human", "Q"), *calls, ("observation", "T"), ("gpt", "A")))
+    message = conversation.messages[1]
+    assert message["content"] == "Let me see."
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["f", "g"]
+    assert len(conversation.messages) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasoning", "answer"),
+    [
+        ({"content": "A", "reasoning_content": "R"}, "R", "A"),
+        ({"content": "A", "reasoning": "R"}, "R", "A"),
+        ({"content": "<think>R</think>A"}, "R", "A"),
+        ({"content": "R</think>A"}, "R", "A"),
+        ({"content": "A</think>B", "reasoning_content": ""}, "", "A</think>B"),
+    ],
+)
+def test_reasoning_has_a_field_of_its_own(fields, reasoning, answer):
+    message = conversation_of({"messages": [USER, {"role": "assistant", **fields}]}).messages[1]
+    assert (message["reasoning_content"], message["content"]) == (reasoning, answer)
+
+
+def test_weights_are_kept_where_they_are_given():
+    messages = [USER | {"loss_weight": 0.0}, ANSWER | {"loss_weight": 0.5}, USER, ANSWER | {"weight": 1}, USER, ANSWER]
+    assert conversation_of({"messages": messages}).weights == (0.0, 0.5, None, 1.0, None, None)
+
+
+def answering(**fields: object) -> dict[str, object]:
+    return {"messages": [USER, {"role": "assistant", "content": "A", **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ({}, "no conversation: it has the fields none, and needs messages, or conversations, or instruction and"),
+        ({"mesages": []}, "no conversation: it has the fields mesages"),
+        ({"messages": []}, r"messages must be a list of at least one message, not \[\]"),
+        ({"messages": "hi"}, "messages must be a list"),
+        ({"messages": [USER]}, "last message must be the assistant's, not of role 'user'"),
+        ({"messages": [USER, ANSWER, 3]}, "message 2: 3 is no message"),
+        ({"messages": [{"role": "robot", "content": "x"}, ANSWER]}, "message 0: unknown role 'robot'"),
+        ({"messages": [{"role": ["user"], "content": "x"}, ANSWER]}, "message 0: unknown role"),
+        ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "message 0: content must be text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "message 0: .* text only"),
+        ({"messages": [{"role": "user", "content": " "}, ANSWER]}, "message 0: the user says nothing"),
+        ({"messages": [USER, {"role": "assistant"}]}, "message 1: the assistant says nothing"),
+        ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "message 0: tool_calls in a message of role 'user'"),
+        ({"messages": [USER, {"role": "tool", "content": "T"}, ANSWER]}, "message 1: a tool's answer without"),
+        ({"messages": [USER, ANSWER], "tool": TOOLS}, "field 'tool' is not known: is it 'tools'"),
+        ({"messages": [USER, ANSWER], "tools": "{"}, "tools:1: not valid JSON"),
+        ({"messages": [USER, ANSWER], "tools": [3]}, "tools must be a list of JSON schemas"),
+        (answering(reasoning_contents="R"), "message 1: field 'reasoning_contents' .* 'reasoning_content'"),
+        (answering(tool_calls=3), "message 1: tool_calls must be a list"),
+        (answering(tool_calls=["f"]), "message 1: 'f' is no tool call"),
+        (answering(tool_calls=[{"name": ""}]), "message 1: a tool call's name"),
+        (answering(tool_calls=[{"name": "f", "arguments": "{"}]), "message 1, arguments of tool call 'f'.* not valid"),
+        (answering(tool_calls=[{"name": "f", "arguments": [1]}]), "message 1: arguments of .* must be a mapping"),
+        (answering(loss_weight="1"), "message 1: loss_weight must be a number"),
+        (answering(loss_weight=True), "message 1: loss_weight must be a number"),
+        (answering(loss_weight=-1), "message 1: loss_weight -1 must be from 0"),
+        ({"messages": [USER | {"loss_weight": 1}, ANSWER]}, "message 0: loss_weight 1 .* only the assistant's"),
+        ({"conversations": [{"from": "alien", "value": "x"}]}, "message 0: needs from"),
+        ({"conversations": [{"from": "human"}]}, "message 0: needs from"),
+        (share_gpt(("human", "Q"), ("function_call", "f(1)")), "message 1, function_call:1: not valid JSON"),
+        ({"instruction": 3, "output": "A"}, "instruction and input must be text"),
+        ({"instruction": "Q", "output": "A", "history": ["q"]}, "history must be a list of pairs"),
+        ({"conversations": [], "chosen": {}, "rejected": {}}, "a preference pair"),
+        ({"messages": [USER, ANSWER], "label": False}, "marked as bad"),
+    ],
+)
+def test_a_wrong_record_says_what_is_wrong(record, complaint):
+    with pytest.raises(DataError, match=complaint) as error:
+        conversation_of(record)
+    assert "\n" not in str(error.value)

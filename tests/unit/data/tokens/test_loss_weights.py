@@ -1,0 +1,130 @@
+"""Loss weights beside a shard: stored exactly, tied to their shard, and not believed."""
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from glmforge.data.tokens.shard_writer import ShardWriter
+from glmforge.data.tokens.shards import TokenShard, loss_path, shard_paths
+from glmforge.errors import DataError
+
+WEIGHTS = [0, 1, 0.25, 1, 0, 0.1]
+_TABLE = struct.calcsize("<8sIIQ32s")
+
+
+def write(prefix: Path, weights=WEIGHTS, **options) -> TokenShard:
+    with ShardWriter(prefix, 100, weighted=weights is not None, **options) as writer:
+        tokens = np.arange(6)
+        writer.add(tokens[:2], np.array([2]), None if weights is None else np.array(weights[:2]))
+        writer.add(tokens[2:], np.array([1, 3]), None if weights is None else np.array(weights[2:]))
+        writer.finish("fingerprint", "test", 6)
+    return TokenShard(prefix)
+
+
+def test_weights_come_back_exactly(tmp_path):
+    shard = write(tmp_path / "a")
+    shard.verify()
+    assert not shard.loss.is_mask
+    for start in range(7):
+        for stop in range(start, 7):
+            assert shard.loss.read(start, stop).tolist() == np.float32(WEIGHTS[start:stop]).tolist()
+
+
+def test_zeros_and_ones_are_a_mask_and_a_shard_without_weights_has_none(tmp_path):
+    assert write(tmp_path / "a", [0, 1, 0, 0, 1, 1]).loss.is_mask
+    plain = write(tmp_path / "b", None)
+    assert plain.loss is None
+    assert "loss_sha256" not in shard_paths(plain.prefix)[2].read_text()
+
+
+def test_weights_are_part_of_what_a_shard_is(tmp_path):
+    shards = [write(tmp_path / "a"), write(tmp_path / "b", [0, 1, 0.5, 1, 0, 0.1]), write(tmp_path / "c", None)]
+    assert len({str(shard.identity()) for shard in shards}) == 3
+
+
+def test_a_shard_written_again_without_weights_loses_them(tmp_path):
+    write(tmp_path / "a")
+    with pytest.raises(DataError, match="exists already"):
+        write(tmp_path / "a", None)
+    assert write(tmp_path / "a", None, overwrite=True).loss is None
+    assert not loss_path(tmp_path / "a").exists()
+
+
+def test_nothing_is_left_of_a_shard_that_was_not_finished(tmp_path):
+    with ShardWriter(tmp_path / "a", 100, weighted=True) as writer:
+        writer.add(np.arange(2), np.array([2]), np.ones(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e6])
+def test_what_is_no_weight_is_refused(tmp_path, bad):
+    with pytest.raises(DataError, match="loss weights must be from 0 to 10000"):
+        write(tmp_path / "a", [*WEIGHTS[:5], bad])
+
+
+def test_too_many_different_weights_are_refused(tmp_path):
+    with (
+        pytest.raises(DataError, match="more than 256 different loss weights: round them"),
+        ShardWriter(tmp_path / "a", 100, weighted=True) as writer,
+    ):
+        writer.add(np.zeros(257, int), np.array([257]), np.arange(257) / 7)
+
+
+def _with_header(change) -> bytes:
+    """A damage to the header whose checksum is right again, as an attacker would write it."""
+
+    def damage(content: bytes) -> bytes:
+        header = bytearray(content[: _TABLE + 1024])
+        change(header)
+        return bytes(header) + struct.pack("<I", zlib.crc32(header)) + content[_TABLE + 1028 :]
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda c: b"", "not a file of loss weights"),
+        (lambda c: b"x" + c[1:], "not a file of loss weights"),
+        (lambda c: c[:60] + b"\1" + c[61:], "header is damaged"),
+        (lambda c: c[:-1], "5 weights for a shard of 6"),
+        (lambda c: c + b"\0", "7 weights for a shard of 6"),
+        (_with_header(lambda h: struct.pack_into("<I", h, 8, 2)), "version 2"),
+        (_with_header(lambda h: struct.pack_into("<I", h, 12, 0)), "header is damaged"),
+        (_with_header(lambda h: struct.pack_into("<I", h, 12, 257)), "header is damaged"),
+        (_with_header(lambda h: struct.pack_into("<Q", h, 16, 1 << 62)), "weights for a shard of 6"),
+        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, float("nan"))), "header is damaged"),
+        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, -1)), "header is damaged"),
+        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, 0.5)), "not of this shard"),
+    ],
+)
+def test_damage_is_found_on_opening(tmp_path, damage, complaint):
+    prefix = write(tmp_path / "a").prefix
+    path = loss_path(prefix)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=complaint):
+        TokenShard(prefix)
+
+
+def test_a_code_without_a_weight_is_found_when_it_is_read_and_another_code_by_verify(tmp_path):
+    prefix = write(tmp_path / "a").prefix
+    path = loss_path(prefix)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\x09")
+    with pytest.raises(DataError, match="damaged"):
+        TokenShard(prefix).loss.read(3, 6)
+    path.write_bytes(content[:-1] + b"\0")
+    with pytest.raises(DataError, match="damaged"):
+        TokenShard(prefix).verify()
+
+
+def test_a_copy_without_its_weights_is_not_trained_on_in_full(tmp_path):
+    weighted, plain = write(tmp_path / "a"), write(tmp_path / "b", None)
+    loss_path(weighted.prefix).rename(loss_path(plain.prefix))
+    with pytest.raises(DataError, match="missing, and without it all tokens would be learnt"):
+        TokenShard(weighted.prefix)
+    with pytest.raises(DataError, match="not of this shard"):
+        TokenShard(plain.prefix)
