@@ -1,6 +1,5 @@
 """`glmforge train`: run a configuration."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +26,15 @@ def train(
 
         torchrun --nproc-per-node 2 -m glmforge train configs/demo.yaml
 
+        srun --nodes 2 --ntasks-per-node 8 glmforge train configs/demo.yaml
+
     Ctrl-C makes it save and end; a second Ctrl-C ends it at once. SIGTERM and SIGUSR1 make it save and end with
     status 75: start it again. See also 'glmforge control --help'.
     """
     from glmforge.cluster.interrupts import ends_at_once
+    from glmforge.cluster.launch import LaunchEnvironment
 
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks = LaunchEnvironment.read().is_main
     with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
         _train(config, overrides or [], force=force)
 
