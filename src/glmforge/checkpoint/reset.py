@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
+from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.fit import TensorSpec, check_fit
 from glmforge.checkpoint.format.manifest import record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
@@ -22,7 +23,6 @@ from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
-    latest_checkpoint,
     list_checkpoints,
     make_partial,
     publish,
@@ -72,7 +72,7 @@ def reset_optimizer(
     `checkpoints` directory itself. Raises `CheckpointError`: `source` is not whole, does not fit `config`, or `out`
     holds checkpoints that a run would prefer.
     """
-    source = _one_checkpoint(source)
+    source = find_checkpoint(source)
     meta = read_meta(source)
     config = config or stored_config(source, meta, "give one with --config")
     if position == "zero":
@@ -110,13 +110,6 @@ class _LazyPlanner(BalancedSavePlanner):
         self.num_made += 1
         self.advance(self.num_made, len(self.specs))
         return torch.zeros(spec.shape, dtype=spec.dtype) if tensor is None else tensor
-
-
-def _one_checkpoint(path: Path) -> Path:
-    for root in (path / "checkpoints", path):
-        if list_checkpoints(root):
-            return latest_checkpoint(root) or path
-    return path
 
 
 def _free_root(out: Path, step: int) -> Path:

@@ -43,7 +43,9 @@ class RunConfig(Strict):
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
-        default=None, description="Hugging Face directory whose weights the run starts from; None draws them from seed"
+        default=None,
+        description="what the run starts from: a Hugging Face directory, a run, a step of a run (RUN@STEP) or one "
+        "checkpoint; None draws weights from seed",
     )
     model: ModelConfig
     data: DataConfig
