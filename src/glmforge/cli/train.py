@@ -12,6 +12,15 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="STEP",
+            help="Resume from the checkpoint of this step and keep later ones aside: fault_tolerance.resume=step-STEP.",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Begin a run that by plan does not fit the memory at hand.")
     ] = False,
@@ -21,6 +30,8 @@ def train(
     Examples:
 
         glmforge train configs/demo.yaml
+
+        glmforge train configs/demo.yaml --from 200
 
         glmforge train configs/demo.yaml name=longer optim.lr=1e-3 phases.0.steps=800
 
@@ -36,7 +47,8 @@ def train(
 
     speaks = LaunchEnvironment.read().is_main
     with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
-        _train(config, overrides or [], force=force)
+        chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
+        _train(config, [*(overrides or []), *chosen], force=force)
 
 
 def _train(config: str, overrides: list[str], *, force: bool) -> None:

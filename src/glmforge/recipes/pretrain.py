@@ -115,8 +115,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
     checkpoint = None
-    if config.fault_tolerance.resume == "auto":
-        checkpoint = checkpoints.resume(trainer)
+    if config.fault_tolerance.resume != "never":
+        checkpoint = checkpoints.take_up(trainer, config.fault_tolerance.resume_step)
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
