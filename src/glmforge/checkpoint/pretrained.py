@@ -126,9 +126,13 @@ def load_with_tokenizer(
 
 
 def tokenizer_directory(stored: StoredModel) -> Path:
-    """The run's copy of its tokenizer; where the checkpoint lies alone, what the configuration names."""
-    kept = stored.path.parent.parent / TOKENIZER_DIRECTORY
-    return kept if kept.is_dir() else stored.run.data.tokenizer
+    """The run's copy of its tokenizer; where the checkpoint lies alone, what the configuration names.
+
+    Checkpoints may lie apart from the run (`checkpoint.dir`), which its configuration then leads to.
+    """
+    runs = stored.path.parent.parent, stored.run.output_dir
+    kept = (run / TOKENIZER_DIRECTORY for run in runs if (run / TOKENIZER_DIRECTORY / TOKENIZER_FILE).is_file())
+    return next(kept, stored.run.data.tokenizer)
 
 
 def _finish(

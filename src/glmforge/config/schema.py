@@ -119,6 +119,15 @@ class RunConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        apart = {"checkpoint.dir": self.checkpoint.dir, "observe.tensorboard_dir": self.observe.tensorboard_dir}
+        own = {self.output_dir.absolute() / name for name in ("", "checkpoints", "tensorboard")}
+        for key, place in apart.items():
+            if place is not None and place.absolute() in own:
+                refuse(key, f"{place} is in output_dir by itself: leave it out, or name a directory apart from it")
+        return self
+
+    @model_validator(mode="after")
     def _check_evaluation(self) -> Self:
         stopping, names = self.observe.early_stopping, [source.name for source in self.data.held_out]
         if self.observe.evaluate_every is not None and not names:

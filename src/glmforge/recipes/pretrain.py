@@ -31,7 +31,7 @@ from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
-from glmforge.recipes.run_lock import run_lock
+from glmforge.recipes.run_places import run_places
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
@@ -58,10 +58,9 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     check_fit(config, layout, launch, default_device(), force=force)
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    lease_s = config.fault_tolerance.lock_lease_s
     with (
         join_world(layout, config.parallel.process_group_timeout_s) as world,
-        run_lock(config.output_dir, world, lease_s),
+        run_places(config, world),
         explaining_out_of_memory(config, world) as watch,
     ):
         if world.is_main and world.device.type == "cpu":

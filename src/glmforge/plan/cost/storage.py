@@ -105,11 +105,11 @@ def restart_interval(settings: CheckpointConfig, num_steps: int) -> int:
     return min([steps for steps in tiers if steps is not None], default=num_steps)
 
 
-def room_for(output_dir: Path, disk_bytes: int | None = None) -> tuple[int, str]:
-    """Bytes that checkpoints may take, and where: `disk_bytes` if given, else what is free where the run will write."""
+def room_for(directory: Path, disk_bytes: int | None = None) -> tuple[int, str]:
+    """Bytes that checkpoints may take, and where: `disk_bytes` if given, else what is free at `directory`."""
     if disk_bytes is not None:
         return disk_bytes, "are given (disk_bytes)"
-    place = next(parent for parent in (output_dir.absolute(), *output_dir.absolute().parents) if parent.is_dir())
+    place = next(parent for parent in (directory.absolute(), *directory.absolute().parents) if parent.is_dir())
     return shutil.disk_usage(place).free, f"are free at {place} on this machine"
 
 
