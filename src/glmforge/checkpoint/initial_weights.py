@@ -66,7 +66,7 @@ def load_initial_weights(
     _check_same_model(path, found, config)
     shared = parameter_table(found).keys() & parameter_table(config).keys()
     wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
-    load_checkpoint(path, wanted, only={MODEL_PREFIX + name for name in shared})
+    load_checkpoint(path, wanted, only={MODEL_PREFIX + name for name in shared}, convert=True)
     _tell_kept(path, parameter_table(config).keys() - shared, config)
     if rank() == 0 and meta.tokenizer_fingerprint != tokenizer_fingerprint:
         logger.warning("%s: was trained with another tokenizer than data.tokenizer", path)

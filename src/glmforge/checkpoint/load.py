@@ -100,6 +100,7 @@ def load_checkpoint(
     config: Mapping[str, Any] | None = None,
     prefix: str = "",
     only: Set[str] | None = None,
+    convert: bool = False,
     verify: bool = True,
 ) -> CheckpointMeta:
     """Load the checkpoint directory `path` in place into `tensors`. All ranks call this together.
@@ -107,12 +108,13 @@ def load_checkpoint(
     The stored names that begin with `prefix`, or those of them in `only`, must be exactly those that the `tensors` of
     all ranks together have, with the same global shapes and types; which rank holds which part of which of them may
     differ from when they were saved. `config` is this run's configuration, to name the cause if they do not fit.
+    `convert` lets types differ: values are converted to those of `tensors`.
     `verify=False` compares sizes but not checksums. Raises `CheckpointError`, on all ranks the same.
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
         raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
-    return _load_whole(path, tensors, config, prefix, only)
+    return _load_whole(path, tensors, config, prefix, only, convert=convert)
 
 
 def load_rng_state(path: Path) -> Tensor | None:
@@ -218,6 +220,8 @@ def _load_whole(
     config: Mapping[str, Any] | None,
     prefix: str = "",
     only: Set[str] | None = None,
+    *,
+    convert: bool = False,
 ) -> CheckpointMeta:
     reader = CachingReader(path)
     wanted = specs_of_all_ranks(tensors)
@@ -226,7 +230,7 @@ def _load_whole(
         meta = read_meta(path)
         stored = stored_tensors(reader.read_metadata(), prefix)
         asked = {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX) and (only is None or n in only)}
-        check_fit(path, asked, wanted, meta, config)
+        check_fit(path, asked, wanted, meta, config, convert=convert)
         return meta
 
     meta = run_each(check)

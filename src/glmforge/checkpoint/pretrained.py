@@ -34,7 +34,7 @@ class StoredModel:
         path: the checkpoint directory.
         step: optimizer steps done.
         run: the configuration it was trained with.
-        weights: parameter and buffer names to tensors (fp32).
+        weights: parameter and buffer names to tensors (fp32, or bf16 of what `precision.frozen` held so).
     """
 
     path: Path
@@ -79,7 +79,7 @@ def load_pretrained(
             f"of a preset: {presets}"
         )
     stored = open_checkpoint(path)
-    return _finish(stored.run.model, stored.weights.items(), dtype, device)
+    return _finish(stored.run.model, stored.weights.items(), dtype or torch.float32, device)
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:

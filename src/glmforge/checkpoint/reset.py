@@ -35,11 +35,10 @@ from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
-from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
-from glmforge.model.transformer import GlmMoe
 from glmforge.optim.optimizer import STATE_DTYPES
 
 Advance = Callable[[int, int], None]
@@ -124,9 +123,10 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    with torch.device("meta"):
-        tensors = GlmMoe(config.model).state_dict()
-    return {f"{MODEL_PREFIX}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    table = parameter_table(config.model)
+    halved = held_in_bf16(table, config.optim, config.precision)
+    dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
+    return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:

@@ -46,7 +46,7 @@ def address_of_node(name: str) -> str:
     else:
         return name
     try:
-        command = ["scontrol", "show", "node", "--oneliner", name]
+        command = ["scontrol", "show", "node", "-o", name]
         answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except OSError:
         answer = ""
