@@ -197,3 +197,53 @@ def test_a_job_that_cannot_run_is_given_up(submit: Callable[..., SlurmRun]) -> N
     assert job["ExitCode"] == "1:0"
     assert run.log.count("/nowhere/at/all") >= 2
     assert "gives up: failed 2 times in a row" in run.log
+
+
+def test_tasks_of_a_bare_srun_are_the_ranks(
+    cluster: Cluster, reference: Callable[[int], list[float]], tiny_data: TinyData, tmp_path: Path
+) -> None:
+    """No variable is set for them, and the nodes' names are none that the network knows."""
+    config = write_config(tiny_data, tmp_path)
+    train = f"srun {sys.executable} -m glmforge train {config} {' '.join(PATIENCE)}"
+    size = [f"--nodes={NUM_NODES}", "--ntasks-per-node=2", "--cpus-per-task=1", f"--chdir={tmp_path}"]
+    job = cluster.submit([*size, f"--output={tmp_path}/log", f"--wrap={train}"], ENVIRONMENT)
+    ended = cluster.wait(job, LIMIT_S)
+    assert ended["JobState"] == "COMPLETED", cluster.log_of(ended)
+    assert losses_of(tmp_path) == reference(4)
+    assert (tmp_path / "log").read_text().count(f"{NUM_STEPS} steps") == 1  # one process speaks
+
+
+def test_half_of_the_variables_is_refused_with_the_line_to_use(
+    cluster: Cluster, tiny_data: TinyData, tmp_path: Path
+) -> None:
+    config = write_config(tiny_data, tmp_path)
+    script = f"srun --nodes=1 --ntasks=1 env RANK=0 {sys.executable} -m glmforge train {config}"
+    job = cluster.submit([f"--chdir={tmp_path}", f"--output={tmp_path}/log", f"--wrap={script}"], ENVIRONMENT)
+    assert cluster.wait(job, LIMIT_S)["JobState"] == "FAILED"
+    log = (tmp_path / "log").read_text()
+    assert "glmforge: WORLD_SIZE is not set, but RANK is: start with 'torchrun" in log
+    assert "'srun --ntasks N glmforge train CONFIG'" in log
+    assert "Traceback" not in log
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_script_itself_is_no_task(cluster: Cluster, tmp_path: Path) -> None:
+    """It is alone, whatever the job has room for, and may start torchrun."""
+    asks = "from glmforge.cluster.launch import LaunchEnvironment; print(LaunchEnvironment.read().world_size)"
+    size = [f"--nodes={NUM_NODES}", "--ntasks-per-node=2"]
+    job = cluster.submit([*size, f"--output={tmp_path}/log", f'--wrap={sys.executable} -c "{asks}"'], ENVIRONMENT)
+    assert cluster.wait(job, LIMIT_S)["JobState"] == "COMPLETED"
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_a_job_that_died_before_its_first_checkpoint_starts_anew(
+    submit: Callable[..., SlurmRun], reference: Callable[[int], list[float]]
+) -> None:
+    run = submit(1, "checkpoint.ephemeral_every_steps=null", "checkpoint.every_steps=100")
+    run.wait_for_blow()
+    os.kill(run.cluster.tasks(run.job)[1], signal.SIGKILL)
+    job = run.finish()
+    assert job["Restarts"] == "1"
+    assert run.names_of_events() == ["started", "resumed", "finished"]
+    assert [event["step"] for event in run.events if event["event"] == "resumed"] == [0]
+    assert run.losses == reference(2)

@@ -44,14 +44,17 @@ def check_fit(
     wanted: Mapping[str, TensorSpec],
     meta: CheckpointMeta,
     config: Mapping[str, Any] | None,
+    *,
+    convert: bool = False,
 ) -> list[str]:
     """Raise `CheckpointError` unless the run may go on from there and `stored` and `wanted` are the same tensors.
 
     `config` is the loading run's configuration as a mapping like `meta.config`; without it only names, shapes and types
-    are compared. Returns the differences of configuration that the record of the run should keep, one line each.
+    are compared; with `convert` types may differ. Returns the differences of configuration that the record of the run
+    should keep, one line each.
     """
     notes = _compare_configurations(path, meta, config) if config is not None else []
-    differences = list(_differences(stored, wanted))
+    differences = list(_differences(stored, wanted, types=not convert))
     if differences:
         cause = _likely_cause(meta, notes) if config is not None else ""
         raise CheckpointError(f"{path} does not fit this run: {'; '.join(differences)}{cause}")
@@ -65,7 +68,9 @@ def _compare_configurations(path: Path, meta: CheckpointMeta, config: Mapping[st
         raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
 
-def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[str, TensorSpec]) -> Iterator[str]:
+def _differences(
+    stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[str, TensorSpec], *, types: bool
+) -> Iterator[str]:
     if missing := sorted(wanted.keys() - stored.keys()):
         yield f"it lacks {_count(missing)}: {list_some(missing)}"
     if unexpected := sorted(stored.keys() - wanted.keys()):
@@ -78,13 +83,13 @@ def _differences(stored: Mapping[str, TensorStorageMetadata], wanted: Mapping[st
     ]
     if shapes:
         yield f"{_count(shapes)} of another shape: {list_some(shapes)}"
-    types = [
+    other_types = [
         f"{name} is {stored[name].properties.dtype} there and {wanted[name].dtype} here"
         for name in both
-        if stored[name].properties.dtype != wanted[name].dtype
+        if types and stored[name].properties.dtype != wanted[name].dtype
     ]
-    if types:
-        yield f"{_count(types)} of another type: {list_some(types)}"
+    if other_types:
+        yield f"{_count(other_types)} of another type: {list_some(other_types)}"
 
 
 def _count(names: list[str]) -> str:

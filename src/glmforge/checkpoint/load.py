@@ -8,7 +8,7 @@ divide the checking of checksums among themselves.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -31,6 +31,7 @@ from glmforge.checkpoint.format.store import (
     warn_broken,
     was_ever_whole,
 )
+from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.node_local.local import LocalStep, find_local_problems, is_one_place, own_share, survey
 from glmforge.checkpoint.save import RNG_PREFIX, promote, rng_name
 from glmforge.errors import CheckpointError
@@ -53,6 +54,7 @@ def load_latest(
     config: Mapping[str, Any] | None = None,
     local_root: Path | None = None,
     before_step: int | None = None,
+    step: int | None = None,
 ) -> tuple[Path, CheckpointMeta] | None:
     """Load the newest whole checkpoint under `root` or on the nodes' own disks; None if there is none at all. All
     ranks call this together.
@@ -61,24 +63,29 @@ def load_latest(
         local_root: the run's directory on this node's own disk. A checkpoint there is read from there if all
             ranks see it, else the nodes first put it together under `root`.
         before_step: take one of an earlier step than this, and set later ones aside permanently: the run rolls back.
+        step: take that of this step and no other. Later ones are left to the caller.
 
     A newer one that is broken, be it by a single flipped bit, is named in a warning and the next older one
     taken. What is left on the nodes of a run that died before its first checkpoint was whole is removed, and the
     result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest whole one does
-    not fit.
+    not fit; with `step` also if there is none of it.
     """
     broken: list[str] = []
     candidates = _candidates(root, local_root, before_step)
+    if step is not None:
+        candidates = _of_step(step, candidates, root)
     for candidate in candidates:
         problems = _find_problems_of(candidate, local_root)
         if not problems:
             path, meta = _load_candidate(candidate, root, local_root, tensors, config)
             if before_step is not None:
-                _set_aside_after(meta.step, root, local_root)
+                set_aside_everywhere(meta.step, root, local_root)
             return path, meta
         if rank() == 0:
             warn_broken(candidate.path or checkpoint_path(cast(Path, local_root), candidate.step), problems)
         broken += problems
+    if broken and step is not None:
+        raise CheckpointError(f"{checkpoint_path(root, step)} is not whole: {summarize_problems(broken)}; take another")
     if broken and (local_root is None or before_step is not None or not _only_begun(root, candidates)):
         raise_none_whole(root, broken)
     if broken and local_root is not None:
@@ -92,20 +99,22 @@ def load_checkpoint(
     *,
     config: Mapping[str, Any] | None = None,
     prefix: str = "",
+    only: Set[str] | None = None,
+    convert: bool = False,
     verify: bool = True,
 ) -> CheckpointMeta:
     """Load the checkpoint directory `path` in place into `tensors`. All ranks call this together.
 
-    The stored names that begin with `prefix` must be exactly those that the `tensors` of all ranks together have,
-    with the same global shapes and types; which rank holds which part of which of them may differ from when they
-    were saved. `config`
-    is this run's configuration, to name the cause if they do not fit. `verify=False` compares sizes but not
-    checksums. Raises `CheckpointError`, on all ranks the same.
+    The stored names that begin with `prefix`, or those of them in `only`, must be exactly those that the `tensors` of
+    all ranks together have, with the same global shapes and types; which rank holds which part of which of them may
+    differ from when they were saved. `config` is this run's configuration, to name the cause if they do not fit.
+    `convert` lets types differ: values are converted to those of `tensors`.
+    `verify=False` compares sizes but not checksums. Raises `CheckpointError`, on all ranks the same.
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
         raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
-    return _load_whole(path, tensors, config, prefix)
+    return _load_whole(path, tensors, config, prefix, only, convert=convert)
 
 
 def load_rng_state(path: Path) -> Tensor | None:
@@ -132,6 +141,16 @@ def _candidates(root: Path, local_root: Path | None, before_step: int | None) ->
         found += [_Candidate(local.step, None, local) for local in survey(local_root)]
     stop = math.inf if before_step is None else before_step
     return sorted((c for c in found if c.step < stop), key=lambda c: -c.step)  # stable: in a step, the order is kept
+
+
+def _of_step(step: int, candidates: list[_Candidate], root: Path) -> list[_Candidate]:
+    """Those of one step. Raises `CheckpointError`, which names others, if there are none."""
+    found = [candidate for candidate in candidates if candidate.step == step]
+    if not found:
+        steps = sorted({candidate.step for candidate in candidates}, reverse=True)
+        there = f"there is {list_some([f'step-{other}' for other in steps])}" if steps else "there is none at all"
+        raise CheckpointError(f"{root}: has no checkpoint of step {step:,}; {there}")
+    return found
 
 
 def _find_problems_of(candidate: _Candidate, local_root: Path | None) -> list[str]:
@@ -177,15 +196,17 @@ def _load_candidate(
         path = checkpoint_path(local_root, candidate.step)
         if not is_one_place(local_root):
             path = promote(root, local_root, candidate.step, own_share(local_root, candidate.local))
-    return path, _load_whole(path, tensors, config, prefix="")
+    return path, _load_whole(path, tensors, config)
 
 
-def _set_aside_after(step: int, root: Path, local_root: Path | None) -> None:
-    aside = run_on_rank_zero(lambda: set_aside_after(root, step))
+def set_aside_everywhere(step: int, root: Path, local_root: Path | None, *, keep: bool = False) -> list[str]:
+    """`set_aside_after` under `root` and on the nodes' own disks; names, as rank 0 sees them. All ranks together."""
+    aside = run_on_rank_zero(lambda: set_aside_after(root, step, keep=keep))
     if local_root is not None:
-        aside += run_each(lambda: set_aside_after(local_root, step))
+        aside += run_each(lambda: set_aside_after(local_root, step, keep=keep))
     if aside and rank() == 0:
         logger.info("going back to step %d; set aside: %s", step, ", ".join(path.name for path in aside))
+    return [path.name for path in aside]
 
 
 def _find_problems_together(path: Path, *, checksums: bool) -> list[str]:
@@ -194,7 +215,13 @@ def _find_problems_together(path: Path, *, checksums: bool) -> list[str]:
 
 
 def _load_whole(
-    path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None, prefix: str
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any] | None,
+    prefix: str = "",
+    only: Set[str] | None = None,
+    *,
+    convert: bool = False,
 ) -> CheckpointMeta:
     reader = CachingReader(path)
     wanted = specs_of_all_ranks(tensors)
@@ -202,7 +229,8 @@ def _load_whole(
     def check() -> CheckpointMeta:
         meta = read_meta(path)
         stored = stored_tensors(reader.read_metadata(), prefix)
-        check_fit(path, {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX)}, wanted, meta, config)
+        asked = {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX) and (only is None or n in only)}
+        check_fit(path, asked, wanted, meta, config, convert=convert)
         return meta
 
     meta = run_each(check)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert import import_hf
-from glmforge.checkpoint.format.meta import META_FILE, read_meta, stored_config
+from glmforge.checkpoint.find import find_checkpoint, names_step_of_run
+from glmforge.checkpoint.format.meta import read_meta, stored_config
 from glmforge.checkpoint.format.read import StoredTensors
-from glmforge.checkpoint.format.store import latest_checkpoint, list_checkpoints
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import EMBEDDING, parameter_table
@@ -36,7 +36,7 @@ class StoredModel:
         path: the checkpoint directory.
         step: optimizer steps done.
         run: the configuration it was trained with.
-        weights: parameter and buffer names to tensors (fp32).
+        weights: parameter and buffer names to tensors (fp32, or bf16 of what `precision.frozen` held so).
     """
 
     path: Path
@@ -46,17 +46,8 @@ class StoredModel:
 
 
 def open_checkpoint(path: Path) -> StoredModel:
-    """Open a checkpoint directory, or the newest whole one of a run directory. Raises `CheckpointError`."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such directory; give a run, a checkpoint or an export")
-    for root in (path, path / "checkpoints"):
-        if not (path / META_FILE).is_file() and list_checkpoints(root):
-            path = latest_checkpoint(root) or path
-    if not (path / META_FILE).is_file():
-        raise CheckpointError(
-            f"{path}: holds neither checkpoints nor a Hugging Face model (config.json); give a run, a checkpoint or "
-            "an export"
-        )
+    """Open the checkpoint that `path` means, see `find_checkpoint`. Raises `CheckpointError`."""
+    path = find_checkpoint(path)
     meta = read_meta(path)
     return StoredModel(path, meta.step, stored_config(path, meta), StoredTensors(path, MODEL_PREFIX))
 
@@ -67,8 +58,8 @@ def load_pretrained(
     """A model ready for `logits`, for an `Engine` or for training of your own.
 
     Args:
-        source: a preset's name (random weights of seed 0), a run directory (its newest whole checkpoint), one
-            checkpoint, or a directory in Hugging Face format.
+        source: a preset's name (random weights of seed 0), a run directory (its newest whole checkpoint), a step of a
+            run (RUN@STEP), one checkpoint, or a directory in Hugging Face format.
         dtype: of the weights and activations; None keeps the stored one (fp32 for presets and checkpoints). Router
             biases stay fp32.
         device: where the weights go.
@@ -83,14 +74,14 @@ def load_pretrained(
     if kind_of(path / "config.json", error=CheckpointError) is not None:
         config, tensors = import_hf(path, dtype=dtype)
         return _finish(config, tensors, dtype, device)
-    if kind_of(path, error=CheckpointError) is None:
+    if kind_of(path, error=CheckpointError) is None and not names_step_of_run(path):
         presets = ", ".join(preset_names("model"))
         raise CheckpointError(
             f"{shown(path)}: no such directory; give a run, a checkpoint or an export, or for random weights the name "
             f"of a preset: {presets}"
         )
     stored = open_checkpoint(path)
-    return _finish(stored.run.model, stored.weights.items(), dtype, device)
+    return _finish(stored.run.model, stored.weights.items(), dtype or torch.float32, device)
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
@@ -137,9 +128,13 @@ def load_with_tokenizer(
 
 
 def tokenizer_directory(stored: StoredModel) -> Path:
-    """The run's copy of its tokenizer; where the checkpoint lies alone, what the configuration names."""
-    kept = stored.path.parent.parent / TOKENIZER_DIRECTORY
-    return kept if kept.is_dir() else stored.run.data.tokenizer
+    """The run's copy of its tokenizer; where the checkpoint lies alone, what the configuration names.
+
+    Checkpoints may lie apart from the run (`checkpoint.dir`), which its configuration then leads to.
+    """
+    runs = stored.path.parent.parent, stored.run.output_dir
+    kept = (run / TOKENIZER_DIRECTORY for run in runs if (run / TOKENIZER_DIRECTORY / TOKENIZER_FILE).is_file())
+    return next(kept, stored.run.data.tokenizer)
 
 
 def _finish(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
+from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.fit import TensorSpec, check_fit
 from glmforge.checkpoint.format.manifest import record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
@@ -22,7 +23,6 @@ from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
-    latest_checkpoint,
     list_checkpoints,
     make_partial,
     publish,
@@ -35,11 +35,10 @@ from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
-from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
-from glmforge.model.transformer import GlmMoe
 from glmforge.optim.optimizer import STATE_DTYPES
 
 Advance = Callable[[int, int], None]
@@ -72,7 +71,7 @@ def reset_optimizer(
     `checkpoints` directory itself. Raises `CheckpointError`: `source` is not whole, does not fit `config`, or `out`
     holds checkpoints that a run would prefer.
     """
-    source = _one_checkpoint(source)
+    source = find_checkpoint(source)
     meta = read_meta(source)
     config = config or stored_config(source, meta, "give one with --config")
     if position == "zero":
@@ -112,13 +111,6 @@ class _LazyPlanner(BalancedSavePlanner):
         return torch.zeros(spec.shape, dtype=spec.dtype) if tensor is None else tensor
 
 
-def _one_checkpoint(path: Path) -> Path:
-    for root in (path / "checkpoints", path):
-        if list_checkpoints(root):
-            return latest_checkpoint(root) or path
-    return path
-
-
 def _free_root(out: Path, step: int) -> Path:
     """The directory for the checkpoint; a run must not find one there that it would take instead."""
     root = out if out.name == "checkpoints" else out / "checkpoints"
@@ -131,9 +123,10 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    with torch.device("meta"):
-        tensors = GlmMoe(config.model).state_dict()
-    return {f"{MODEL_PREFIX}{name}": TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+    table = parameter_table(config.model)
+    halved = held_in_bf16(table, config.optim, config.precision)
+    dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
+    return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 def chat(
-    model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")],
+    model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")],
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this and exit.")] = None,
     complete: Annotated[
         bool, typer.Option("--complete", help="Continue the text as it is, without the chat template.")

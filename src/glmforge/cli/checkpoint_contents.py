@@ -89,9 +89,10 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def show_run(path: Path) -> None:
-    """All checkpoints of a run and whether they are whole."""
+    """All checkpoints of a run and whether they are whole; those that were kept aside."""
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.format.manifest import find_problems, read_manifest
+    from glmforge.checkpoint.format.store import list_kept_aside
     from glmforge.observe.units import format_bytes
 
     table = Table("checkpoint", "tier", "tokens", "phase", "saved (UTC)", "size", "state")
@@ -104,6 +105,8 @@ def show_run(path: Path) -> None:
         size = sum(record.size for record in read_manifest(checkpoint).files.values())
         cells = (_tier(meta.ephemeral), f"{meta.tokens_consumed:,}", meta.phase, meta.created, format_bytes(size))
         table.add_row(checkpoint.name, *cells, "[green]whole[/]")
+    for aside in list_kept_aside(next(iter(problems_of)).parent):
+        table.add_row(aside.name, "", "", "", "", "", "kept aside")
     console = Console(soft_wrap=True)
     console.print(table)
     for problem in (problem for problems in problems_of.values() for problem in problems):

@@ -15,7 +15,7 @@ class Dtype(StrEnum):
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A run, or one of its checkpoints.")],
+    source: Annotated[Path, typer.Argument(help="A run, a step of it (RUN@STEP), or one of its checkpoints.")],
     out: Annotated[Path, typer.Argument(help="The directory to write.")],
     dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bf16,
     mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Keep the multi-token-prediction layers.")] = True,

@@ -35,7 +35,7 @@ class Dtype(StrEnum):
 class Options:
     """Those from `max_new_tokens` to `experts` are fields of `SamplingParams` of the same names."""
 
-    model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")]
+    model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")]
     prompts: Annotated[Path | None, typer.Argument(help="A file with a JSON object per line.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of answers to write.")] = None
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this text, on the screen.")] = None

@@ -1,6 +1,5 @@
 """`glmforge train`: run a configuration."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,15 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
     ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option(
+            "--from",
+            min=0,
+            metavar="STEP",
+            help="Resume from the checkpoint of this step and keep later ones aside: fault_tolerance.resume=step-STEP.",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Begin a run that by plan does not fit the memory at hand.")
     ] = False,
@@ -23,18 +31,24 @@ def train(
 
         glmforge train configs/demo.yaml
 
+        glmforge train configs/demo.yaml --from 200
+
         glmforge train configs/demo.yaml name=longer optim.lr=1e-3 phases.0.steps=800
 
         torchrun --nproc-per-node 2 -m glmforge train configs/demo.yaml
+
+        srun --nodes 2 --ntasks-per-node 8 glmforge train configs/demo.yaml
 
     Ctrl-C makes it save and end; a second Ctrl-C ends it at once. SIGTERM and SIGUSR1 make it save and end with
     status 75: start it again. See also 'glmforge control --help'.
     """
     from glmforge.cluster.interrupts import ends_at_once
+    from glmforge.cluster.launch import LaunchEnvironment
 
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks = LaunchEnvironment.read().is_main
     with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
-        _train(config, overrides or [], force=force)
+        chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
+        _train(config, [*(overrides or []), *chosen], force=force)
 
 
 def _train(config: str, overrides: list[str], *, force: bool) -> None:

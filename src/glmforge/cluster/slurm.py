@@ -1,6 +1,10 @@
-"""What Slurm's controller says of a job, asked through its own commands."""
+"""What Slurm's controller says of a job or a node, asked through its own commands."""
 
+import re
+import socket
 import subprocess
+
+from glmforge.errors import ConfigError
 
 # States in which a job's processes ended without Slurm's doing: what they have not done may be tried again.
 DIED = frozenset({"COMPLETED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
@@ -27,6 +31,32 @@ def end_states(job: str) -> set[str]:
 def cancel(job: str) -> None:
     """End a job, if it has not ended yet."""
     subprocess.run(["scancel", job], check=False)
+
+
+def address_of_node(name: str) -> str:
+    """Where a node is reached: by its name, or, where the network does not know that, by the address that Slurm uses.
+
+    The controller is asked in the second case only: thousands of ranks may look for the same node at once. Raises
+    `ConfigError` if it does not know either.
+    """
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror:
+        pass
+    else:
+        return name
+    try:
+        command = ["scontrol", "show", "node", "-o", name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        answer = ""
+    found = re.search(r"\bNodeAddr=(\S+)", answer)
+    if found is None:
+        raise ConfigError(
+            f"the job's first node, {name}, is known neither to the network nor to scontrol: set MASTER_ADDR to its "
+            "address"
+        )
+    return found[1]
 
 
 def _squeue(*arguments: str) -> subprocess.CompletedProcess[str]:

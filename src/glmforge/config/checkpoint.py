@@ -11,6 +11,11 @@ from glmforge.config.model import Strict, refuse
 class CheckpointConfig(Strict):
     """Two tiers: lasting checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
 
+    dir: YamlPath | None = Field(
+        default=None,
+        description="where lasting checkpoints are written, of this run alone, on storage that all nodes share; "
+        "<output_dir>/checkpoints becomes a link there. None is that directory itself",
+    )
     every_steps: PositiveInt | None = Field(default=None, description="lasting checkpoints; None: only the final one")
     keep_last: PositiveInt = Field(default=3, description="lasting checkpoints that are kept")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")

@@ -1,8 +1,9 @@
 """`fault_tolerance`: what a run survives, and when it gives up."""
 
-from typing import Literal
+import re
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic_core import PydanticCustomError
 
 from glmforge.config.model import Strict
 
@@ -21,8 +22,11 @@ class SpikeConfig(Strict):
 class FaultToleranceConfig(Strict):
     """What a run survives."""
 
-    resume: Literal["auto", "never"] = Field(
-        default="auto", description="auto resumes from the newest whole checkpoint"
+    resume: str = Field(
+        default="auto",
+        description="auto resumes from the newest whole checkpoint; never refuses a directory that has any; step-900 "
+        "resumes from that of step 900 and keeps later ones aside, once: started again, the run goes on from its "
+        "newest",
     )
     max_nonfinite_steps: NonNegativeInt = Field(
         default=0,
@@ -40,3 +44,15 @@ class FaultToleranceConfig(Strict):
         description="the run's directory is free again when its holder on another machine gave no sign of life for so "
         "long; longer than the storage needs to show one machine what another one writes",
     )
+
+    @property
+    def resume_step(self) -> int | None:
+        """The step of the checkpoint to resume from; None if `resume` names none."""
+        return int(self.resume.removeprefix("step-")) if self.resume.startswith("step-") else None
+
+    @field_validator("resume")
+    @classmethod
+    def _check_resume(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|never|step-\d{1,18}", value, re.ASCII):
+            raise PydanticCustomError("resume", "is neither 'auto', 'never' nor a step, such as 'step-900'")
+        return value

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
 
 
@@ -61,6 +62,11 @@ class ObserveConfig(Strict):
     )
     straggler_ratio: float = Field(default=1.25, gt=1, description="own time over the median that is reported")
     tensorboard: bool = True
+    tensorboard_dir: YamlPath | None = Field(
+        default=None,
+        description="where TensorBoard's files are written, of this run alone; <output_dir>/tensorboard becomes a link "
+        "there. None is that directory itself",
+    )
     progress: bool = True
     evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")

@@ -127,9 +127,14 @@ class ParallelConfig(Strict):
 
 
 class PrecisionConfig(Strict):
-    """Compute type of the matmuls. Master weights, router, softmax and reductions are always fp32."""
+    """Compute type of the matmuls. Masters of what is trained, router, softmax and reductions are always fp32."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
+    frozen: Literal["bf16", "fp32"] = Field(
+        default="fp32",
+        description="how weights are held that optim.rules freeze; bf16 takes half the memory, and loses nothing of "
+        "published weights",
+    )
     low_precision: Literal["none", "fp8", "mxfp8_emulated"] = Field(
         default="none", description="8-bit products in forward and input gradient; mxfp8 is emulated in bf16"
     )
@@ -137,6 +142,12 @@ class PrecisionConfig(Strict):
         default=["attention", "dense_mlp", "shared_experts", "experts"],
         description="the maps that low_precision is for",
     )
+
+    @model_validator(mode="after")
+    def _check_frozen(self) -> Self:
+        if self.frozen == "bf16" and self.compute != "bf16":
+            refuse("frozen", "'bf16' would be converted in every step: set compute to bf16 as well, or this to fp32")
+        return self
 
     @model_validator(mode="after")
     def _check_low_precision(self) -> Self:

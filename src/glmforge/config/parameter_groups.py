@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 
 from glmforge.config.optim import OptimConfig, ParameterRule
 from glmforge.config.optimizers import OPTIMIZERS, OptimizerDeclaration, StateDtype
+from glmforge.config.parallel import PrecisionConfig
 from glmforge.config.parameters import Parameter, ParameterTable, Shape
 from glmforge.files import shown
 
@@ -63,6 +64,14 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
         ParameterGroup(OPTIMIZERS[optimizer].in_dtype(config.state_dtype), decay, scale, tuple(parameters))
         for (optimizer, decay, scale), parameters in members.items()
     ]
+
+
+def held_in_bf16(table: ParameterTable, optim: OptimConfig, precision: PrecisionConfig) -> frozenset[str]:
+    """The parameters that are held in bf16 between steps: frozen ones, if `precision.frozen` says so."""
+    if precision.frozen != "bf16":
+        return frozenset()
+    frozen = (group for group in parameter_groups(table, optim) if group.is_frozen)
+    return frozenset(parameter.name for group in frozen for parameter in group.parameters)
 
 
 def optimizer_states(table: ParameterTable, config: OptimConfig) -> dict[str, tuple[Shape, StateDtype]]:

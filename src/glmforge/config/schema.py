@@ -39,7 +39,9 @@ class RunConfig(Strict):
     )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
-        default=None, description="Hugging Face directory whose weights the run starts from; None draws them from seed"
+        default=None,
+        description="what the run starts from: a Hugging Face directory, a run, a step of a run (RUN@STEP) or one "
+        "checkpoint; None draws weights from seed",
     )
     model: ModelConfig
     data: DataConfig
@@ -127,6 +129,15 @@ class RunConfig(Strict):
         if wrong is not None:
             field, problem = wrong
             refuse(f"optim.{field}", problem)
+        return self
+
+    @model_validator(mode="after")
+    def _check_places(self) -> Self:
+        apart = {"checkpoint.dir": self.checkpoint.dir, "observe.tensorboard_dir": self.observe.tensorboard_dir}
+        own = {self.output_dir.absolute() / name for name in ("", "checkpoints", "tensorboard")}
+        for key, place in apart.items():
+            if place is not None and place.absolute() in own:
+                refuse(key, f"{place} is in output_dir by itself: leave it out, or name a directory apart from it")
         return self
 
     @model_validator(mode="after")

@@ -13,8 +13,8 @@
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
     .lock/             who writes here: see glmforge.cluster.lease
-    checkpoints/       step-*, one directory per checkpoint
-    tensorboard/       a view of the metrics
+    checkpoints/       step-*, one directory per checkpoint; a link if they lie apart (checkpoint.dir)
+    tensorboard/       a view of the metrics; a link if they lie apart (observe.tensorboard_dir)
     report.html        the report
 
 `run.json` tells the first start. A later start appends a `resumed` event saying what differs from it (another

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from glmforge.config.alignment import check_cuda_widths
+from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
@@ -41,7 +42,9 @@ It runs where tensors are made on the meta device."""
 def build_model(
     config: RunConfig, world: World, *, table: ParameterTable | None = None, extend: Extend | None = None
 ) -> ParallelModel:
-    """The model with initial weights, fp32 masters, computing in `precision.compute`, laid out on `world`.
+    """The model with initial weights, computing in `precision.compute`, laid out on `world`.
+
+    Masters are fp32, of frozen parameters in `precision.frozen`.
 
     `table` declares the parameters, those that `extend` puts into the model among them; None is the model's own.
     """
@@ -85,6 +88,7 @@ def lay_out_model(
         part.compute_dtype = dtype
         part.set_kernels(kernels)
         check_declared(part, table)
+        _freeze(part, table, config)
         parallelize_tensors(part, world, table, sequence_parallel=parallel.sequence_parallel)
         if dispatcher is not None:
             parallelize_experts(part, world, table, dispatcher)
@@ -129,6 +133,20 @@ def initialize_shards(model: GlmMoe, table: ParameterTable, seed: int) -> None:
         local, offsets = local_chunk(tensor)
         if local.numel():
             local.copy_(initial_chunk(table[name], offsets, local.shape, seed=seed, std=std))
+
+
+def _freeze(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
+    """Take the gradient from what rules freeze, and hold it in `precision.frozen`; before there is memory.
+
+    Each map casts its weight to the type it computes in, so bf16 compute is bit-equal either way; only routers, which
+    compute in fp32, see rounded weights.
+    """
+    groups = parameter_groups(table, config.optim)
+    frozen = {row.name for group in groups if group.is_frozen for row in group.parameters}
+    for name, parameter in part.named_parameters():
+        if name in frozen:
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(DTYPES[config.precision.frozen])
 
 
 def _stage_indices(config: RunConfig, world: World) -> list[int]:

@@ -104,9 +104,9 @@ class World:
 
 
 def default_device() -> torch.device:
-    """This process's GPU where there is one, else the CPU."""
+    """This process's GPU where there is one, else the CPU. A launcher may show each process its own GPU only."""
     if torch.cuda.is_available():
-        return torch.device("cuda", LaunchEnvironment.read().local_rank)
+        return torch.device("cuda", LaunchEnvironment.read().local_rank if torch.cuda.device_count() > 1 else 0)
     return torch.device("cpu")
 
 
@@ -161,11 +161,7 @@ def _explained(peers: Peers) -> Iterator[None]:
 def _connect(launch: LaunchEnvironment, timeout_s: int) -> tuple[Peers, dist.Store]:
     """Introduce this rank in the job's store. Raises `PeerLostError` if there is none in time."""
     rank, size = launch.rank, launch.world_size
-    if launch.address is None or launch.port is None:
-        raise ConfigError(
-            f"WORLD_SIZE is {size}, but MASTER_ADDR or MASTER_PORT is missing: start ranks with torchrun, or set both"
-        )
-    address, port = launch.address, launch.port
+    address, port = launch.meeting_point()
     # torchrun's agent already serves a store at this address; without it rank 0 serves one.
     agent_serves = launch.agent_serves
     prefix = f"glmforge/attempt-{launch.attempt}"

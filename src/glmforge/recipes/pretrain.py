@@ -4,33 +4,31 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from glmforge.backend.native import NativeBackend
-from glmforge.checkpoint.convert import load_hf_into
 from glmforge.checkpoint.format.store import list_checkpoints
+from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
 from glmforge.data.tokens.tokenizer import copy_tokenizer
-from glmforge.errors import CheckpointError, ConfigError
+from glmforge.errors import CheckpointError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.choice import choose
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
-from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, default_device, join_world
 from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.run_data import RunData, open_data
 from glmforge.recipes.run_hooks import run_hooks
-from glmforge.recipes.run_lock import run_lock
+from glmforge.recipes.run_places import run_places
 from glmforge.recipes.stages import objective_factory
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
@@ -41,18 +39,6 @@ from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
 logger = logging.getLogger(__name__)
-
-_MUST_AGREE = (
-    "num_attention_heads",
-    "partial_rotary_factor",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "rms_norm_eps",
-)
-"""What the shapes of weights do not tell, but outputs depend on. (The RoPE base may grow from phase to phase.)"""
 
 
 def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False) -> TrainState:
@@ -70,10 +56,9 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     check_fit(config, layout, launch, default_device(), force=force)
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    lease_s = config.fault_tolerance.lock_lease_s
     with (
         join_world(layout, config.parallel.process_group_timeout_s) as world,
-        run_lock(config.output_dir, world, lease_s),
+        run_places(config, world),
         explaining_out_of_memory(config, world) as watch,
     ):
         if world.is_main and world.device.type == "cpu":
@@ -119,8 +104,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
     checkpoint = None
-    if config.fault_tolerance.resume == "auto":
-        checkpoint = checkpoints.resume(trainer)
+    if config.fault_tolerance.resume != "never":
+        checkpoint = checkpoints.take_up(trainer, config.fault_tolerance.resume_step)
         if checkpoint is not None and trainer.world.is_main:
             logger.info("going on from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
@@ -130,23 +115,17 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
-        _load_initial_weights(trainer.model, config.init_from)
+        model = trainer.model
+        source = load_initial_weights(
+            config.init_from, model.state_dict(), model.config, checkpoints.tokenizer_fingerprint
+        )
+        if trainer.world.is_main:
+            logger.info("weights of %s", source)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
-
-
-def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
-    """Every rank reads its own part. MTP layers that the directory lacks keep the weights drawn from the seed."""
-    found = load_hf_into(directory, model.state_dict(), model.config, keep_absent_mtp=True)
-    differing = [name for name in _MUST_AGREE if getattr(found, name) != getattr(model.config, name)]
-    if differing:
-        raise ConfigError(
-            f"init_from: {directory} has {', '.join(f'{n} = {getattr(found, n)}' for n in differing)}, the run's model "
-            f"{', '.join(str(getattr(model.config, n)) for n in differing)}; take model from that directory"
-        )
 
 
 def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: float | None = None) -> float:

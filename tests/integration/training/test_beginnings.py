@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from glmforge.config import RunConfig
@@ -11,6 +12,7 @@ from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 from glmforge.recipes.pretrain import train
 from glmforge.training.trainer import Hook, Trainer
+from helpers.command import Commands, write_config
 from helpers.tiny_data import TinyData
 
 
@@ -60,6 +62,34 @@ def test_a_run_that_died_in_its_first_save_begins_anew(tiny_data: TinyData, tmp_
     half_save(tmp_path, 1)
     assert train(config).step == 6
     assert steps_of(config) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_anew(tiny_data: TinyData, tmp_path: Path) -> None:
+    """On shared storage, where a save that was cut short leaves a directory of another name."""
+    phases = [{"name": "main", "steps": 6, "seq_len": 16, "batch_size": 2}]
+    config = tiny_data.run_config(tmp_path / "run", phases=phases)
+    die(config, at_step=4)
+    half = tmp_path / "run" / "checkpoints" / ".step-00000003.partial-host-1"
+    half.mkdir(parents=True)
+    assert train(config).step == 6
+    assert steps_of(config) == [1, 2, 3, 4, 5, 6]
+    assert not half.exists()
+
+
+@pytest.mark.chaos
+def test_torchrun_begins_such_a_run_anew(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
+    phases = [{"name": "main", "steps": 200, "seq_len": 16, "batch_size": 2}]
+    config = tiny_data.run_config(tmp_path / "run", phases=phases)
+    job = commands.start("train", write_config(config), ranks=2, restarts=1)
+    job.wait_for_steps(config.output_dir, 3)
+    psutil.Process(job.workers()[1]).kill()
+    assert job.wait() == 0, job.output[-3000:]
+    assert steps_of(config) == list(range(1, 201))
+    events = read_jsonl(config.output_dir / "events.jsonl")
+    assert [(e["event"], e["step"]) for e in events if e["event"] in ("started", "resumed")] == [
+        ("started", 0),
+        ("resumed", 0),
+    ]
 
 
 def test_a_run_that_once_had_a_whole_checkpoint_does_not(tiny_data: TinyData, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from helpers.models import run_config
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch):
     def launch(**environment: str) -> None:
-        for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -17,7 +17,7 @@ def launched(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_too_few_nodes_are_refused(launched) -> None:
-    launched(WORLD_SIZE="16", LOCAL_WORLD_SIZE="8")
+    launched(RANK="0", WORLD_SIZE="16", LOCAL_WORLD_SIZE="8")
     check_nodes(run_config(fault_tolerance={"min_nodes": 2}))
     with pytest.raises(ConfigError, match=r"fault_tolerance.min_nodes: 3, but the launcher started 2.*set it to 2"):
         check_nodes(run_config(fault_tolerance={"min_nodes": 3}))

@@ -2,7 +2,9 @@
 
     <run>/checkpoints/step-00000120/                     a checkpoint
     <run>/checkpoints/.step-00000140.partial-host-4711/  being written (or left behind by a dead run)
-    <run>/checkpoints/step-00000130.rolled-back/         of a course that the run has left: it went back behind it
+    <run>/checkpoints/step-00000130.rolled-back/         of a course that the run has left after a loss spike
+    <run>/checkpoints/step-00000130.set-aside/           of a course that somebody chose to leave; never deleted
+    <run>/checkpoints/.resumed-from                      the step that was chosen then, see `chosen_step`
     <run>/checkpoints/.ever-whole                        some checkpoint on the nodes' own disks was whole once
 
 A directory is written beside its final name and renamed when all its files are on the disk, so under a final
@@ -10,6 +12,7 @@ name there is never half a checkpoint. There is no pointer file to `latest`: it 
 after a crash. The newest checkpoint is the one with the highest step whose manifest agrees with its files.
 """
 
+import itertools
 import logging
 import os
 import re
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
-from glmforge.cluster.durable import fsync_directory
+from glmforge.cluster.durable import fsync_directory, write_durably
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
@@ -30,11 +33,13 @@ logger = logging.getLogger(__name__)
 
 # A replaced checkpoint still counts until the one that takes its place has its name: see `publish`.
 _CHECKPOINT = re.compile(r"step-(?P<step>\d{8,})(\.replaced)?")
-_ROLLED_BACK = re.compile(r"step-(?P<step>\d{8,})\.rolled-back")
+_ASIDE = re.compile(r"step-(?P<step>\d{8,})\.(rolled-back|set-aside(-\d+)?)")
 _LEFTOVER = re.compile(r"\.(?P<final>.+)\.(partial|deleted)-(?P<host>.+)-(?P<pid>\d+)")
 _REPLACED = ".replaced"
-_SET_ASIDE = ".rolled-back"
+_ROLLED_BACK = ".rolled-back"
+_SET_ASIDE = ".set-aside"
 _EVER_WHOLE = ".ever-whole"
+_RESUMED_FROM = ".resumed-from"
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -44,7 +49,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint directory's name."""
-    match = _CHECKPOINT.fullmatch(path.name) or _ROLLED_BACK.fullmatch(path.name)
+    match = _CHECKPOINT.fullmatch(path.name) or _ASIDE.fullmatch(path.name)
     assert match, f"{path} is not named as a checkpoint"
     return int(match["step"])
 
@@ -57,29 +62,50 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: (-step_of(path), path.name.endswith(_REPLACED)))
 
 
-def set_aside_after(root: Path, step: int) -> list[Path]:
+def set_aside_after(root: Path, step: int, *, keep: bool = False) -> list[Path]:
     """Rename the checkpoints under `root` of steps after `step`, so that no run resumes from them; their old names.
 
-    Ranks that see the same `root` may call this at the same time.
+    With `keep` nothing ever deletes them; else they go when a later one is whole, see `list_rolled_back`. Ranks that
+    see the same `root` may call this at the same time.
     """
     ensure_writable(root)
     renamed = []
     for path in list_checkpoints(root):
         if step_of(path) > step:
             with suppress(FileNotFoundError):
-                aside = path.with_name(checkpoint_path(root, step_of(path)).name + _SET_ASIDE)
-                if aside.exists():
-                    delete_checkpoint(aside)
-                path.rename(aside)
+                path.rename(_kept_name(path) if keep else _rolled_back_name(path))
                 renamed.append(path)
     if renamed:
         fsync_directory(root)
     return renamed
 
 
-def list_set_aside(root: Path) -> list[Path]:
-    """The checkpoints under `root` that have been set aside."""
-    return sorted(path for path in root.glob(f"step-*{_SET_ASIDE}") if _ROLLED_BACK.fullmatch(path.name))
+def list_rolled_back(root: Path) -> list[Path]:
+    """The checkpoints under `root` that the run has left after a loss spike."""
+    return sorted(path for path in root.glob(f"step-*{_ROLLED_BACK}") if _ASIDE.fullmatch(path.name))
+
+
+def list_kept_aside(root: Path) -> list[Path]:
+    """The checkpoints under `root` of courses that somebody chose to leave, newest first."""
+    kept = (path for path in root.glob(f"step-*{_SET_ASIDE}*") if _ASIDE.fullmatch(path.name))
+    return sorted(kept, key=lambda path: (-step_of(path), path.name))
+
+
+def chosen_step(root: Path) -> int | None:
+    """The step from which somebody chose to resume last, if the run has gone on from it since."""
+    marker = root / _RESUMED_FROM
+    text = marker.read_text().strip() if marker.exists() else ""
+    return int(text) if text.isdecimal() else None  # of a machine that lost power it may be empty
+
+
+def note_chosen_step(root: Path, step: int | None) -> None:
+    """Note that the run has gone back to a step by choice, or with None that nothing is chosen any more."""
+    marker = root / _RESUMED_FROM
+    if step is not None:
+        root.mkdir(parents=True, exist_ok=True)
+        write_durably(marker, str(step))
+    else:
+        marker.unlink(missing_ok=True)
 
 
 def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
@@ -194,6 +220,21 @@ def remove_leftovers(final: Path) -> None:
             logger.info("removing %s, left behind by an interrupted run", path)
             with suppress(FileNotFoundError):  # other ranks of a node may be at it as well
                 shutil.rmtree(path)
+
+
+def _rolled_back_name(path: Path) -> Path:
+    """A free one: what an earlier spike left there is deleted."""
+    aside = checkpoint_path(path.parent, step_of(path)).with_suffix(_ROLLED_BACK)
+    if aside.exists():
+        delete_checkpoint(aside)
+    return aside
+
+
+def _kept_name(path: Path) -> Path:
+    """A free one."""
+    plain = checkpoint_path(path.parent, step_of(path)).with_suffix(_SET_ASIDE)
+    names = itertools.chain([plain], (plain.with_name(f"{plain.name}-{n}") for n in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def _hidden(final: Path, purpose: str) -> Path:

@@ -3,7 +3,8 @@
 Of the lasting ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
 ephemeral ones, the newest `keep_ephemeral`. The newest whole one is never deleted, of whichever kind it is. Broken ones
 neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
-rescue. Those that a run went back behind (`set_aside_after`) go as soon as there is a whole one of a later step.
+rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that somebody
+chose to leave stay.
 
 On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a lasting one until there is one as new on
 shared storage. Incomplete ones are what is left when a node has been replaced; on a disk that nobody looks at they are
@@ -22,7 +23,7 @@ from glmforge.checkpoint.format.store import (
     checkpoint_path,
     delete_checkpoint,
     list_checkpoints,
-    list_set_aside,
+    list_rolled_back,
     step_of,
 )
 from glmforge.checkpoint.node_local.local import LocalStep, survey
@@ -61,7 +62,7 @@ def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
             logger.warning("deleting %s on all nodes: %s", checkpoint_path(root, found.step), found.describe())
 
     def delete() -> None:
-        aside = [path for path in list_set_aside(root) if any(step_of(path) < step.step for step in whole)]
+        aside = [path for path in list_rolled_back(root) if any(step_of(path) < step.step for step in whole)]
         for path in [*aside, *(checkpoint_path(root, found.step) for found in doomed)]:
             with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
                 delete_checkpoint(path)
@@ -74,7 +75,7 @@ def _apply_retention(root: Path, keep_last: int, keep_every_steps: int | None, k
     newest = max(map(step_of, [*lasting[:1], *ephemeral[:1]]), default=-1)
     doomed = [path for path in lasting[keep_last:] if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
     doomed += ephemeral[keep_ephemeral:]
-    doomed += [path for path in list_set_aside(root) if step_of(path) < newest]
+    doomed += [path for path in list_rolled_back(root) if step_of(path) < newest]
     for path in doomed:
         delete_checkpoint(path)
         yield path

@@ -65,7 +65,7 @@ def show_cost(
         raise ConfigError(f"{problems[0]}; or give --mfu, which needs no layout")
     cost = run_cost(config, world_size, machine, phases, settings, stage)
     if as_json:
-        room, _ = room_for(config.output_dir, settings.disk_bytes)
+        room, _ = room_for(config.checkpoint.dir or config.output_dir, settings.disk_bytes)
         typer.echo(json.dumps(cost_as_json(cost) | {"room_bytes": room}, indent=2))
         return
     speed = f"by the predicted step ({cost.provenance})" if mfu is None else f"at {mfu:.1%} of the peak (given)"
@@ -167,7 +167,7 @@ def _print_storage(config: "RunConfig", cost: "RunCost", console: Console) -> No
     if storage.is_local:
         nodes = -(-cost.world_size // cost.machine.ranks_per_node)
         console.print(f"Each of {nodes:,} nodes needs {_size(storage.local_peak / nodes)} of its own disk.")
-    free, place = room_for(config.output_dir, cost.settings.disk_bytes)
+    free, place = room_for(config.checkpoint.dir or config.output_dir, cost.settings.disk_bytes)
     verdict = "enough" if free >= storage.shared_peak else "NOT enough; see checkpoint.keep_last, keep_every_steps"
     needed = f"Checkpoints need {_size(storage.shared_peak)}"
     console.print(f"{needed}; {_size(free)} {place}: {verdict}.", highlight=False, soft_wrap=True)

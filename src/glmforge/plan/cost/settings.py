@@ -43,7 +43,8 @@ class CostSettings(Strict):
         default=1.0, description="that training waits for a save in the background beside the copy to the host; a guess"
     )
     disk_bytes: PositiveInt | None = Field(
-        default=None, description="room for checkpoints; None: what is free where output_dir will be on this machine"
+        default=None,
+        description="room for checkpoints; None: what is free on this machine where they will be written",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameter_groups import optimizer_states
+from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
@@ -77,9 +77,14 @@ def storage_of(config: RunConfig, stage: TrainingStage = PRETRAINING) -> Storage
     optimizer = sum(math.prod(shape) * _BYTES[dtype] for shape, dtype in states)
     saves = _lasting_saves(settings, steps)
     ephemeral = _ephemeral_saves(settings, steps)
+    rounded = [held_in_bf16(table, config.optim, config.precision) for table in tables]
     per_id = 2 if config.model.vocab_size <= _SMALL_VOCABULARY else 4
     return Storage(
-        weights=sum(row.size for table in tables for row in table.values()) * _BYTES["fp32"],
+        weights=sum(
+            row.size * _BYTES["bf16" if row.name in halved else "fp32"]
+            for table, halved in zip(tables, rounded, strict=True)
+            for row in table.values()
+        ),
         optimizer=optimizer,
         lasting_kept=_lasting_kept(settings, steps, saves),
         lasting_saves=saves,
@@ -105,11 +110,11 @@ def restart_interval(settings: CheckpointConfig, num_steps: int) -> int:
     return min([steps for steps in tiers if steps is not None], default=num_steps)
 
 
-def room_for(output_dir: Path, disk_bytes: int | None = None) -> tuple[int, str]:
-    """Bytes that checkpoints may take, and where: `disk_bytes` if given, else what is free where the run will write."""
+def room_for(directory: Path, disk_bytes: int | None = None) -> tuple[int, str]:
+    """Bytes that checkpoints may take, and where: `disk_bytes` if given, else what is free at `directory`."""
     if disk_bytes is not None:
         return disk_bytes, "are given (disk_bytes)"
-    place = next(parent for parent in (output_dir.absolute(), *output_dir.absolute().parents) if parent.is_dir())
+    place = next(parent for parent in (directory.absolute(), *directory.absolute().parents) if parent.is_dir())
     return shutil.disk_usage(place).free, f"are free at {place} on this machine"
 
 

@@ -13,12 +13,12 @@ from functools import cached_property
 
 from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.parameter_groups import held_in_bf16, parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of
 from glmforge.plan.stages.stage import MODEL, Role
-from glmforge.plan.work.operations import FP32
+from glmforge.plan.work.operations import BF16, FP32
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Weight:
     Attributes:
         state_bytes: of the optimizer's states for each element. `scalar_bytes`: of those beside the parameter.
         has_gradient: it is trained, and the phase's losses reach it.
-        itemsize: of an element between steps: fp32, or bf16 of what a stage freezes.
+        itemsize: of an element between steps: fp32, or bf16 of what a stage or a rule freezes.
     """
 
     row: Parameter
@@ -118,6 +118,7 @@ class Weights:
         changed = ParameterTable(row for row in table.values() if role.trains(row))
         groups = {row.name: group for group in parameter_groups(changed, config.optim) for row in group.parameters}
         uses_mtp = config.phases[0].mtp_loss_weight > 0
+        rounded = held_in_bf16(changed, config.optim, config.precision)
         by_layer: dict[int | None, list[Weight]] = {}
         for row in table.values():
             group = groups.get(row.name)
@@ -128,7 +129,7 @@ class Weights:
                 states.bytes_per_element if states else 0,
                 FP32 * sum(state.is_scalar for state in states.states) if states else 0,
                 trained and (uses_mtp or not row.mtp),
-                role.element_bytes(row),
+                BF16 if row.name in rounded else role.element_bytes(row),
             )
             by_layer.setdefault(row.layer, []).append(weight)
         outer = by_layer.pop(None)

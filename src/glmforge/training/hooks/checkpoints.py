@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glmforge.checkpoint.collective import run_on_rank_zero
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.format.meta import CheckpointMeta
-from glmforge.checkpoint.load import load_latest, load_rng_state
+from glmforge.checkpoint.format.store import chosen_step, note_chosen_step
+from glmforge.checkpoint.load import load_latest, load_rng_state, set_aside_everywhere
 from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.policy.saver import CheckpointSaver, SaveReport
 from glmforge.config.schema import RunConfig
@@ -115,20 +117,40 @@ class CheckpointHook(Hook):
             durable=durable,
         )
 
-    def resume(self, trainer: Trainer, before_step: int | None = None) -> Path | None:
+    def take_up(self, trainer: Trainer, step: int | None = None) -> Path | None:
+        """Resume in a new process, from the checkpoint of `step` or from the newest; None if there is none. Collective.
+
+        Whatever is later than `step` is kept aside. That happens once: while the same step is asked for, as a launcher
+        does that starts the same command again, the run goes on from what it has saved since.
+        """
+        chosen = run_on_rank_zero(lambda: chosen_step(self.root))
+        if step is None or step == chosen:
+            path = self.resume(trainer)
+            if step is None and chosen is not None:
+                run_on_rank_zero(lambda: note_chosen_step(self.root, None))
+            if step is None or path is not None:
+                return path
+        path = self.resume(trainer, step=step)
+        aside = set_aside_everywhere(step, self.root, self._local_root, keep=True)
+        run_on_rank_zero(lambda: note_chosen_step(self.root, step))
+        trainer.event("went back", f"by choice; kept aside: {', '.join(aside) or 'nothing'}", step=step)
+        return path
+
+    def resume(self, trainer: Trainer, before_step: int | None = None, step: int | None = None) -> Path | None:
         """Load the newest whole checkpoint into `trainer`, in place; None if there is none. Collective.
 
-        With `before_step` the run goes back: the newest of an earlier step is taken, and later ones are set aside.
+        With `before_step` the run goes back: the newest of an earlier step is taken, and later ones are set aside. With
+        `step` that of this step is taken, and nothing is set aside.
         """
         if self._saver is not None:
             self._saver.wait()
-        config = self.config.checkpoint
         found = load_latest(
             self.root,
             trainer.backend.state_tensors(),
             config=self.config.model_dump(mode="json"),
-            local_root=None if config.local_dir is None else local_root(config.local_dir, self.config.name),
+            local_root=self._local_root,
             before_step=before_step,
+            step=step,
         )
         if found is None:
             return None
@@ -143,6 +165,11 @@ class CheckpointHook(Hook):
         if rng_state is not None:
             _set_rng_state(rng_state, trainer.world.device)
         return path
+
+    @property
+    def _local_root(self) -> Path | None:
+        local_dir = self.config.checkpoint.local_dir
+        return None if local_dir is None else local_root(local_dir, self.config.name)
 
     def restore(self, trainer: Trainer, before_step: int) -> bool:
         if trainer.world.is_main:

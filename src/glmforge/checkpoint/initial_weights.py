@@ -1,0 +1,105 @@
+"""The weights that a new run starts from: of a Hugging Face directory, or of a checkpoint of an earlier run.
+
+Only weights and router biases are taken; optimizer, position and schedule begin anew. Every rank reads its own part, on
+any layout. What the run's model has and the source lacks keeps its initial values: MTP layers (transformers saves
+none) and linear heads, which a base model does not have. What the source has besides of these is not read. In
+everything else that decides what a model computes, both must agree; the RoPE base and the longest context may grow.
+"""
+
+import logging
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+from torch import Tensor
+
+from glmforge.checkpoint.collective import rank, run_each
+from glmforge.checkpoint.convert import hf_model_config, load_hf_into
+from glmforge.checkpoint.convert.hf_names import mtp_prefixes
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_config
+from glmforge.checkpoint.format.wording import list_some
+from glmforge.checkpoint.load import load_checkpoint
+from glmforge.checkpoint.pretrained import MODEL_PREFIX
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import parameter_table
+from glmforge.errors import CheckpointError, ConfigError
+from glmforge.files import kind_of
+
+logger = logging.getLogger(__name__)
+
+_MAY_DIFFER = frozenset(
+    {
+        "rope_theta",
+        "max_position_embeddings",
+        "initializer_range",
+        "eos_token_id",
+        "pad_token_id",
+        "num_nextn_predict_layers",
+        "heads",
+    }
+)
+
+
+def load_initial_weights(
+    source: Path, tensors: Mapping[str, Tensor], config: ModelConfig, tokenizer_fingerprint: str
+) -> Path:
+    """Fill `tensors`, this rank's part of the model of `config`, from `source`. All ranks call this together.
+
+    Args:
+        source: a directory in Hugging Face format, or what `find_checkpoint` understands: a run, a step of a run, a
+            checkpoint.
+        tensors: by the names of the table of parameters, plain or DTensors with its global shapes.
+        tokenizer_fingerprint: of the run's tokenizer; a checkpoint that was trained with another one is warned of.
+
+    Returns the directory that was read. Raises `CheckpointError` or `ConfigError`, on all ranks, if it cannot be
+    read, is not whole, or holds another model; the tensors are then as they were.
+    """
+    if run_each(lambda: kind_of(source / "config.json", error=CheckpointError) is not None):
+        _check_same_model(source, run_each(lambda: hf_model_config(source)), config)
+        own_heads = {f"{name}.weight" for name in config.heads}
+        body = {name: tensor for name, tensor in tensors.items() if name not in own_heads}
+        load_hf_into(source, body, config.model_copy(update={"heads": {}}), keep_absent_mtp=True)
+        _tell_kept(source, own_heads, config)
+        return source
+    path = run_each(lambda: find_checkpoint(source))
+    meta, found = run_each(lambda: _read_model(path))
+    _check_same_model(path, found, config)
+    shared = parameter_table(found).keys() & parameter_table(config).keys()
+    wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
+    load_checkpoint(path, wanted, only={MODEL_PREFIX + name for name in shared}, convert=True)
+    _tell_kept(path, parameter_table(config).keys() - shared, config)
+    if rank() == 0 and meta.tokenizer_fingerprint != tokenizer_fingerprint:
+        logger.warning("%s: was trained with another tokenizer than data.tokenizer", path)
+    return path
+
+
+def _read_model(path: Path) -> tuple[CheckpointMeta, ModelConfig]:
+    meta = read_meta(path)
+    return meta, stored_config(path, meta).model
+
+
+def _check_same_model(source: Path, found: ModelConfig, config: ModelConfig) -> None:
+    fields = [name for name in ModelConfig.model_fields if name not in _MAY_DIFFER]
+    differing = [name for name in fields if getattr(found, name) != getattr(config, name)]
+    differing += [
+        f"heads.{name}" for name in found.heads if config.heads.get(name, found.heads[name]) != found.heads[name]
+    ]
+    if differing:
+        there, here = ([_value(model, name) for name in differing] for model in (found, config))
+        raise ConfigError(
+            f"init_from: {source} has {list_some([f'{n} = {v}' for n, v in zip(differing, there, strict=True)])}, the "
+            f"run's model {list_some(here)}; take model from there"
+        )
+
+
+def _value(model: ModelConfig, name: str) -> str:
+    field, _, head = name.partition(".")
+    return str(model.heads[head] if head else getattr(model, field))
+
+
+def _tell_kept(source: Path, names: Set[str], config: ModelConfig) -> None:
+    """Say what is drawn from the seed; an MTP layer as a whole."""
+    layers = mtp_prefixes(config)
+    kept = {next((f"{layer}*" for layer in layers if name.startswith(layer)), name) for name in names}
+    if kept and rank() == 0:
+        logger.warning("%s: has no %s: drawn from the seed", source, list_some(sorted(kept)))

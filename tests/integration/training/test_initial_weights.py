@@ -1,0 +1,127 @@
+"""A new run starts from the weights of an earlier one: of the run, of a step of it, on any layout."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.config import RunConfig
+from glmforge.deploy.export import export_run
+from glmforge.errors import CheckpointError, ConfigError
+from glmforge.observe.record_files import read_jsonl
+from glmforge.recipes.pretrain import train
+from helpers.distributed import run_ranks
+from helpers.models import tiny_config
+from helpers.tiny_data import VOCAB_SIZE, TinyData
+
+PHASES = [{"name": "main", "steps": 4, "seq_len": 16, "batch_size": 4}]
+
+
+@pytest.fixture(scope="module")
+def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 2 and 4."""
+    directory = tmp_path_factory.mktemp("base") / "run"
+    train(tiny_data.run_config(directory, phases=PHASES, checkpoint={"every_steps": 2, "background": False}))
+    return directory
+
+
+def start(data: TinyData, directory: Path, source: str, **sections: Any) -> RunConfig:
+    """A run of one step whose learning rate leaves weights as they are, but for zeros."""
+    phases = [PHASES[0] | {"steps": 1, "router_bias_rate": 0.0}]
+    optim = {"lr": 1e-30, "min_lr": 1e-30, "warmup_steps": 0}
+    return data.run_config(directory, init_from=source, **({"phases": phases, "optim": optim, "seed": 7} | sections))
+
+
+def weights(source: str) -> dict[str, torch.Tensor]:
+    return dict(StoredTensors(find_checkpoint(Path(source)), "model."))
+
+
+def assert_begins_with(run: Path, source: str, *, without: tuple[str, ...] = ()) -> None:
+    expected = {name: tensor for name, tensor in weights(source).items() if not name.startswith(without or ("-",))}
+    began = weights(str(run))
+    for name, tensor in expected.items():
+        assert torch.allclose(began[name], tensor, rtol=0, atol=1e-20), name
+
+
+@pytest.mark.parametrize("form", ["", "@2", "@step-4", "/checkpoints/step-00000002"])
+def test_a_run_begins_with_the_weights_of_a_run_or_of_a_step(
+    tiny_data: TinyData, tmp_path: Path, base: Path, form: str
+) -> None:
+    state = train(start(tiny_data, tmp_path / "run", f"{base}{form}"))
+    assert state.step == 1
+    assert_begins_with(tmp_path / "run", f"{base}{form}")
+    other = {"": "@2", "@2": "@4"}.get(form)
+    if other is not None:
+        with pytest.raises(AssertionError):
+            assert_begins_with(tmp_path / "run", f"{base}{other}")
+
+
+def test_every_rank_reads_its_part(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
+    config = start(tiny_data, tmp_path / "two", f"{base}@2", parallel={"dp_shard": 2, "ep": 2})
+    run_ranks(train, 2, config, init_group=False)
+    assert_begins_with(tmp_path / "two", f"{base}@2")
+    train(start(tiny_data, tmp_path / "one", f"{base}@2"))
+    one, two = (read_jsonl(tmp_path / run / "metrics.jsonl")[0]["loss"] for run in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-6)  # fp32 in another order of summation
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_heads_and_mtp_layers_that_the_base_lacks_are_drawn(
+    tiny_data: TinyData, tmp_path: Path, base: Path, published: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = str(base)
+    if published:
+        source = str(export_run(base, tmp_path / "export", dtype="fp32").directory)
+    model = tiny_config(vocab_size=VOCAB_SIZE).model_dump()
+    model |= {"heads": {"score": 1}, "num_nextn_predict_layers": model["num_nextn_predict_layers"] + 1}
+    with caplog.at_level(logging.WARNING):
+        train(start(tiny_data, tmp_path / "run", source, model=model))
+    assert_begins_with(tmp_path / "run", str(base))
+    assert "score.weight" in caplog.text
+    began = weights(str(tmp_path / "run"))
+    assert began["score.weight"].std() > 0
+
+
+def test_mtp_layers_that_the_run_has_not_are_not_read(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
+    model = tiny_config(vocab_size=VOCAB_SIZE, num_nextn_predict_layers=0)
+    train(start(tiny_data, tmp_path / "run", str(base), model=model.model_dump()))
+    assert_begins_with(tmp_path / "run", str(base), without=(f"model.layers.{model.num_hidden_layers}.",))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            {"moe_intermediate_size": 48},
+            r"init_from: .* has moe_intermediate_size = 32, the run's model 48; take",
+        ),
+        ({"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, the run's model 1"),
+    ],
+)
+def test_another_model_is_refused_in_one_line(
+    tiny_data: TinyData, tmp_path: Path, base: Path, change: dict[str, int], complaint: str
+) -> None:
+    model = tiny_config(vocab_size=VOCAB_SIZE).model_dump() | change
+    with pytest.raises(ConfigError, match=complaint) as refused:
+        train(start(tiny_data, tmp_path / "run", str(base), model=model))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_what_is_not_there_or_damaged_is_refused(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no step-00000003 in .*there is step-00000004, step-00000002"):
+        train(start(tiny_data, tmp_path / "run", f"{base}@3"))
+    damaged = tmp_path / "damaged"
+    damaged.symlink_to(base / "checkpoints" / "step-00000002")
+    copy = tmp_path / "copy" / "step-00000002"
+    copy.mkdir(parents=True)
+    for file in damaged.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    shard = next(copy.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="is not whole"):
+        train(start(tiny_data, tmp_path / "run", str(copy)))
