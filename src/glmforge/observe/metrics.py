@@ -192,6 +192,18 @@ _ROWS = (
     ),
     Metric("source", "text", "evaluation", "name of the held-out data"),
     Metric("bits_per_byte", "bits/byte", "evaluation", "held-out cross-entropy per byte of UTF-8 text"),
+    Metric(
+        "bits_per_byte_at_start",
+        "bits/byte",
+        "evaluation",
+        "the same of the weights that the run started from; only with init_from",
+    ),
+    Metric(
+        "bits_per_byte_change",
+        "bits/byte",
+        "evaluation",
+        "bits_per_byte less that; above 0, on text as the starting weights were trained on, is what was forgotten",
+    ),
     Metric("nll", "nats/token", "evaluation", "held-out cross-entropy per token"),
     Metric("num_tokens", "tokens", "evaluation", "tokens the evaluation predicted"),
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),

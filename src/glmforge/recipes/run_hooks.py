@@ -54,7 +54,8 @@ def _evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         seq_len=max(phase.seq_len for phase in config.phases),
         max_tokens=observe.evaluate_tokens,
     )
-    yield hooks.EvaluationHook(observe.evaluate_every, evaluate)
+    continues = config.init_from is not None
+    yield hooks.EvaluationHook(observe.evaluate_every, evaluate, from_given_weights=continues)
     if observe.samples is not None:
         yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer))
     if observe.early_stopping is not None:
