@@ -92,20 +92,21 @@ def load_checkpoint(
     *,
     config: Mapping[str, Any] | None = None,
     prefix: str = "",
+    subset: bool = False,
     verify: bool = True,
 ) -> CheckpointMeta:
     """Load the checkpoint directory `path` in place into `tensors`. All ranks call this together.
 
     The stored names that begin with `prefix` must be exactly those that the `tensors` of all ranks together have,
     with the same global shapes and types; which rank holds which part of which of them may differ from when they
-    were saved. `config`
+    were saved. With `subset` the stored names may be more. `config`
     is this run's configuration, to name the cause if they do not fit. `verify=False` compares sizes but not
     checksums. Raises `CheckpointError`, on all ranks the same.
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
         raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
-    return _load_whole(path, tensors, config, prefix)
+    return _load_whole(path, tensors, config, prefix, subset=subset)
 
 
 def load_rng_state(path: Path) -> Tensor | None:
@@ -194,7 +195,12 @@ def _find_problems_together(path: Path, *, checksums: bool) -> list[str]:
 
 
 def _load_whole(
-    path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any] | None, prefix: str
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any] | None,
+    prefix: str,
+    *,
+    subset: bool = False,
 ) -> CheckpointMeta:
     reader = CachingReader(path)
     wanted = specs_of_all_ranks(tensors)
@@ -202,7 +208,8 @@ def _load_whole(
     def check() -> CheckpointMeta:
         meta = read_meta(path)
         stored = stored_tensors(reader.read_metadata(), prefix)
-        check_fit(path, {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX)}, wanted, meta, config)
+        asked = {n: s for n, s in stored.items() if (n in wanted if subset else not n.startswith(RNG_PREFIX))}
+        check_fit(path, asked, wanted, meta, config)
         return meta
 
     meta = run_each(check)

@@ -25,15 +25,7 @@ from glmforge.config.parallel import ParallelConfig, PrecisionConfig
 from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
-
-
-class RegularizationConfig(Strict):
-    """GLM trains with weight decay only; these are for small models and fine-tuning on little data."""
-
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of what attention and MLP add to the residual stream")
-    attention_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of attention probabilities; takes the slow exact kernel"
-    )
+from glmforge.config.regularization import RegularizationConfig
 
 
 class RunConfig(Strict):

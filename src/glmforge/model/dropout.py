@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from glmforge.config.schema import RegularizationConfig
+from glmforge.config.regularization import RegularizationConfig
 from glmforge.kernels.random import drop_out, drops, fold
 from glmforge.kernels.transfer import on_device
 

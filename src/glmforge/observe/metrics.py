@@ -65,6 +65,12 @@ _ROWS = (
     Metric("loss", "nats/token", "loss", "mean next-token cross-entropy of the step's global batch"),
     Metric("loss_mtp", "nats/token", "loss", "mean cross-entropy of multi-token prediction, before its weight"),
     Metric("loss_aux", "1", "loss", "sequence-level balance loss before its weight; 1 is perfect balance"),
+    Metric(
+        "loss_ewc",
+        "nats/token",
+        "loss",
+        "elastic weight consolidation, as it is added to the loss: strength / 2 times sum of F (w - w*)^2",
+    ),
     Metric("z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"),
     Metric(
         "source_tokens",

@@ -140,7 +140,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             "or 'auto'"
         )
     if checkpoint is None and config.init_from is not None:
-        _load_initial_weights(trainer.model, config.init_from)
+        load_initial_weights(trainer.model, config.init_from)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
@@ -148,7 +148,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
-def _load_initial_weights(model: ParallelModel, directory: Path) -> None:
+def load_initial_weights(model: ParallelModel, directory: Path) -> None:
     """Every rank reads its own part. MTP layers that the directory lacks keep the weights drawn from the seed."""
     found = load_hf_into(directory, model.state_dict(), model.config, keep_absent_mtp=True)
     differing = [name for name in _MUST_AGREE if getattr(found, name) != getattr(model.config, name)]

@@ -23,6 +23,8 @@ def run_hooks(config: RunConfig, data: RunData) -> Iterator[Hook]:
     yield hooks.PreemptionHook()
     yield hooks.ControlHook(root, profiling)
     yield hooks.ProfileHook(root, profiling)
+    if config.regularization.ewc is not None:
+        yield hooks.ElasticHook(config.regularization.ewc)  # before those that look at gradients
     yield hooks.DebugHook(observe.debug)
     yield hooks.SpeedHook()
     yield hooks.SourcesHook()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from glmforge.config.schema import RegularizationConfig
+from glmforge.config.regularization import RegularizationConfig
 from glmforge.kernels.documents import Documents
 from glmforge.model import GlmMoe
 from glmforge.model.dropout import LayerDropout, Noise, TokenNoise
