@@ -8,7 +8,7 @@ divide the checking of checksums among themselves.
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -92,21 +92,20 @@ def load_checkpoint(
     *,
     config: Mapping[str, Any] | None = None,
     prefix: str = "",
-    subset: bool = False,
+    only: Set[str] | None = None,
     verify: bool = True,
 ) -> CheckpointMeta:
     """Load the checkpoint directory `path` in place into `tensors`. All ranks call this together.
 
-    The stored names that begin with `prefix` must be exactly those that the `tensors` of all ranks together have,
-    with the same global shapes and types; which rank holds which part of which of them may differ from when they
-    were saved. With `subset` the stored names may be more. `config`
-    is this run's configuration, to name the cause if they do not fit. `verify=False` compares sizes but not
-    checksums. Raises `CheckpointError`, on all ranks the same.
+    The stored names that begin with `prefix`, or those of them in `only`, must be exactly those that the `tensors` of
+    all ranks together have, with the same global shapes and types; which rank holds which part of which of them may
+    differ from when they were saved. `config` is this run's configuration, to name the cause if they do not fit.
+    `verify=False` compares sizes but not checksums. Raises `CheckpointError`, on all ranks the same.
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
         raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
-    return _load_whole(path, tensors, config, prefix, subset=subset)
+    return _load_whole(path, tensors, config, prefix, only)
 
 
 def load_rng_state(path: Path) -> Tensor | None:
@@ -178,7 +177,7 @@ def _load_candidate(
         path = checkpoint_path(local_root, candidate.step)
         if not is_one_place(local_root):
             path = promote(root, local_root, candidate.step, own_share(local_root, candidate.local))
-    return path, _load_whole(path, tensors, config, prefix="")
+    return path, _load_whole(path, tensors, config)
 
 
 def _set_aside_after(step: int, root: Path, local_root: Path | None) -> None:
@@ -198,9 +197,8 @@ def _load_whole(
     path: Path,
     tensors: Mapping[str, Tensor],
     config: Mapping[str, Any] | None,
-    prefix: str,
-    *,
-    subset: bool = False,
+    prefix: str = "",
+    only: Set[str] | None = None,
 ) -> CheckpointMeta:
     reader = CachingReader(path)
     wanted = specs_of_all_ranks(tensors)
@@ -208,7 +206,7 @@ def _load_whole(
     def check() -> CheckpointMeta:
         meta = read_meta(path)
         stored = stored_tensors(reader.read_metadata(), prefix)
-        asked = {n: s for n, s in stored.items() if (n in wanted if subset else not n.startswith(RNG_PREFIX))}
+        asked = {n: s for n, s in stored.items() if not n.startswith(RNG_PREFIX) and (only is None or n in only)}
         check_fit(path, asked, wanted, meta, config)
         return meta
 

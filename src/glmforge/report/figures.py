@@ -41,6 +41,7 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _source_loss,
         _held_out,
         _mtp_loss,
+        _elastic_loss,
         _learning_rate,
         _throughput,
         _grad_norm,
@@ -155,6 +156,11 @@ def _is_compared(record: Record, source: str) -> bool:
 def _mtp_loss(run: RunLog) -> Figure | None:
     caption = "Loss of predicting the token after the next."
     return plot_series(run, "loss_mtp", "Multi-token prediction", caption, "cross-entropy (nats/token)")
+
+
+def _elastic_loss(run: RunLog) -> Figure | None:
+    caption = "Penalty for leaving the weights that earlier text depends on, as it is added to the loss."
+    return plot_series(run, "loss_ewc", "Elastic weight consolidation", caption, "nats/token", zero=True)
 
 
 def _learning_rate(run: RunLog) -> Figure | None:

@@ -99,6 +99,14 @@ def test_it_keeps_weights_near_their_start(base: Path, alone: Path, tiny_data: T
     assert moved["alone"] < 0.8 * moved["free"]
 
 
+def test_a_run_from_other_weights_says_so(base: Path, alone: Path, tiny_data: TinyData, tmp_path: Path) -> None:
+    config = tiny_data.run_config(tmp_path / "run", **(sections(base, {}, base / "fisher") | {"init_from": None}))
+    train(config)
+    told = [event["event"] for event in read_jsonl(config.output_dir / "events.jsonl")]
+    assert "pulled elsewhere" in told
+    assert "pulled elsewhere" not in [event["event"] for event in read_jsonl(alone / "events.jsonl")]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
