@@ -174,7 +174,7 @@ def test_bytes_of_an_update() -> None:
     """Per parameter: the norm reads 4 bytes and clipping reads and writes them. AdamW reads weight, gradient and both
     moments and writes all but the gradient, 28 bytes. Muon reads gradient, momentum and weight, writes the latter two,
     20 bytes, and writes and reads directions of 2. Casts to bf16 read 4 and write 2; without embedding and routers.
-    Elastic weight consolidation reads weight, Fisher information, earlier weight and gradient, and writes the latter."""
+    Elastic weight consolidation reads weight, Fisher information, earlier weight and gradient, writes the last."""
     config = run("parallel.recompute=full", "regularization.ewc={fisher: none}")
     found = operations(config)
     moved: Counter[str] = Counter()
