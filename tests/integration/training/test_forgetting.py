@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from glmforge.checkpoint.convert import export_hf
+from glmforge.cli.app import app
+from glmforge.config import dump_config
 from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.pretrain import train
@@ -75,3 +78,16 @@ def test_a_run_from_the_seed_compares_with_nothing(tiny_data: TinyData, tmp_path
     record = read_jsonl(config.output_dir / "evaluation.jsonl")[-1]
     assert not {name for name in record if name.endswith(("at_start", "change"))}
     assert "Compared with the starting weights" not in write_report(config.output_dir).read_text(encoding="utf-8")
+
+
+def test_the_commands_measure_verify_and_train(tiny_data: TinyData, published: Path, tmp_path: Path) -> None:
+    run, fisher = tmp_path / "run.yaml", tmp_path / "fisher"
+    run.write_text(dump_config(tiny_data.run_config(tmp_path / "run", init_from=str(published))))
+    for command in (
+        ["fisher", str(run), str(tiny_data.held_out), str(fisher), "--rows", "2"],
+        ["checkpoint", "verify", str(fisher)],
+        ["train", str(run), f"regularization.ewc.fisher={fisher}", "phases.0.steps=2"],
+    ):
+        ended = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert ended.exit_code == 0, ended.output
+    assert [record["loss_ewc"] > 0 for record in read_jsonl(tmp_path / "run/metrics.jsonl")] == [False, True]
