@@ -47,7 +47,7 @@ def start(tmp_path):
 
 def test_programs_take_turns_and_are_compared_with_ours(start):
     workers = [start(OURS), start("same"), start("different", "other")]
-    turns = generation.take_turns(WORKLOAD, workers, HELD_OUT, Namespace(rounds=2, patience=60))
+    turns = generation.take_turns(WORKLOAD, workers, HELD_OUT, Namespace(rounds=2, patience=60, seconds=0))
     summary = generation.summarize(WORKLOAD, turns)
     assert [summary[name]["turns"] for name in summary] == [2, 2, 2]
     assert summary["same"]["differing_tokens"] == 0
@@ -58,7 +58,7 @@ def test_programs_take_turns_and_are_compared_with_ours(start):
 
 def test_a_slow_program_has_one_turn_which_counts(start):
     workers = [start(OURS), start("slow", "other")]
-    patience = Namespace(rounds=1, patience=0)
+    patience = Namespace(rounds=1, patience=0, seconds=0)
     summary = generation.summarize(WORKLOAD, generation.take_turns(WORKLOAD, workers, HELD_OUT, patience))
     assert summary["slow"]["turns"] == 1
     assert summary["slow"]["differing_tokens"] == 3
