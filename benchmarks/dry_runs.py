@@ -55,6 +55,12 @@ SHIPPED: dict[str, tuple[int, dict[str, tuple[str, ...] | None]]] = {
     "configs/pretrain_glm45_355b.yaml": (8192, dict.fromkeys(LONG, ELSEWHERE)),
     "configs/pretrain_glm45_355b_long.yaml": (8192, {"general": ELSEWHERE}),
     "configs/pretrain_glm45_355b_guide.yaml": (8192, {"mid_training": SHARED}),
+    "configs/midtrain_code.yaml": (128, {}),
+    "configs/midtrain_medicine.yaml": (128, {}),
+    "configs/midtrain_finance.yaml": (128, {}),
+    "configs/midtrain_32k.yaml": (128, {}),
+    "configs/midtrain_128k.yaml": (128, {}),
+    "configs/midtrain_200k.yaml": (1024, {}),
     "configs/pretrain_glm46_355b.yaml": (8192, dict.fromkeys(LONG, RECOMPUTED)),
 }
 

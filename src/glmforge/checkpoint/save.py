@@ -66,13 +66,21 @@ def save_checkpoint(
     assert step == meta.step, f"step {step} is saved with the meta of step {meta.step}"
     final = checkpoint_path(root, step)
     with _or_abandoned(final):
-        partial = run_on_rank_zero(lambda: make_partial(final))
-        records = write_shards(partial, with_rng_state(tensors, rng_state))
-        if verify:
-            run_each(lambda: check_written(partial, records, "what was written"))
-        of_ranks = run_together(lambda: records)
-        run_on_rank_zero(lambda: _write_meta_and_finish(partial, final, meta, of_ranks, verify=verify))
+        _save_as(final, with_rng_state(tensors, rng_state), meta, verify=verify)
     return final
+
+
+def save_tensors(directory: Path, tensors: Mapping[str, Tensor], meta: CheckpointMeta) -> None:
+    """Write a checkpoint that belongs to no run's sequence of steps, in a directory of any name.
+
+    All ranks call this together. What bears the name is replaced. Raises `CheckpointError`, on all ranks the same; then
+    nothing is left of what was written.
+    """
+    try:
+        _save_as(directory, dict(tensors), meta, verify=False)
+    except CheckpointError as error:
+        run_on_rank_zero(lambda: shutil.rmtree(partial_path(directory), ignore_errors=True))
+        raise CheckpointError(f"{directory} was not saved: {error}") from error
 
 
 def save_local(
@@ -143,6 +151,15 @@ def _or_abandoned(final: Path) -> Iterator[None]:
     except CheckpointError as error:
         last = run_on_rank_zero(lambda: _abandon(final))
         raise CheckpointError(f"{final} was not saved: {error}. {last}") from error
+
+
+def _save_as(final: Path, tensors: dict[str, Tensor], meta: CheckpointMeta, *, verify: bool) -> None:
+    partial = run_on_rank_zero(lambda: make_partial(final))
+    records = write_shards(partial, tensors)
+    if verify:
+        run_each(lambda: check_written(partial, records, "what was written"))
+    of_ranks = run_together(lambda: records)
+    run_on_rank_zero(lambda: _write_meta_and_finish(partial, final, meta, of_ranks, verify=verify))
 
 
 def _write_meta_and_finish(

@@ -73,8 +73,11 @@ def _tier(ephemeral: bool) -> str:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether the path is named as one checkpoint rather than a directory of them."""
-    return path.resolve().name.startswith("step-")
+    """Whether the path is one checkpoint rather than a directory of them: by its name, or by what lies in it, as in the
+    directory that `glmforge fisher` writes."""
+    from glmforge.checkpoint.format.meta import META_FILE
+
+    return path.resolve().name.startswith("step-") or (path / META_FILE).is_file()
 
 
 def checkpoints_of(path: Path) -> list[Path]:

@@ -1,8 +1,22 @@
-"""`regularization`: what keeps a model from learning its text by heart."""
+"""`regularization`: what keeps a model from fitting its data too closely, or from leaving what it was."""
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
+from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
+
+EWC_BYTES = 8
+"""Of each trained parameter: its Fisher information and its earlier value, in fp32."""
+
+
+class EwcConfig(Strict):
+    """Elastic weight consolidation; see `glmforge.optim.elastic`."""
+
+    fisher: YamlPath = Field(description="directory that 'glmforge fisher' wrote")
+    strength: PositiveFloat = Field(
+        default=1.0,
+        description="tokens of the text behind the Fisher information that count as much as one of the new text",
+    )
 
 
 class RegularizationConfig(Strict):
@@ -17,3 +31,4 @@ class RegularizationConfig(Strict):
         description="in stage sft: noise on embeddings, uniform within alpha / sqrt(length x hidden_size) (NEFTune, "
         "arXiv 2310.05914); 5 is usual, 0 is none",
     )
+    ewc: EwcConfig | None = Field(default=None, description="pulls weights back that other text depends on; None: not")

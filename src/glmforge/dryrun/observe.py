@@ -20,6 +20,7 @@ from glmforge.kernels.choice import choose
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
 from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.optim.elastic import ElasticPenalty
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.parallel.build import DTYPES, allocate, lay_out_model
 from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
@@ -100,6 +101,14 @@ def observe_step(
         allocate(model, config)
         initialize(model)
         optimizer = _optimizer(model, config, world)
+        ewc = config.regularization.ewc
+        penalty = None if ewc is None else ElasticPenalty(model.named_parameters(), ewc.strength, world)
+
+        def on_gradients() -> None:
+            if penalty is not None:
+                seen.mark("update")
+                penalty.add_gradients()
+
         model.train()
         seen.mark("prepare")
         batch = make_batch()
@@ -114,10 +123,11 @@ def observe_step(
             lr=config.optim.lr,
             grad_clip=config.optim.grad_clip,
             router_bias_rate=phase.router_bias_rate,
+            on_gradients=on_gradients,
             to_host=to_host,
         )
         seen.mark("end")
-        for purpose, tensors in _lasting(model, optimizer).items():
+        for purpose, tensors in _lasting(model, optimizer, penalty).items():
             tracker.give_purpose(tensors, purpose)
             seen.held[purpose] = tracker.bytes_of(tensors)
     return seen, model
@@ -130,11 +140,13 @@ def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimiz
     return build_optimizer(parameters, model.table, config.optim, world=world, compute_dtype=dtype, kernels=kernels)
 
 
-def _lasting(model: ParallelModel, optimizer: Optimizer) -> dict[Purpose, Sequence[Tensor]]:
+def _lasting(
+    model: ParallelModel, optimizer: Optimizer, penalty: ElasticPenalty | None
+) -> dict[Purpose, Sequence[Tensor]]:
     buffers = [buffer for part in model.parts for buffer in part.buffers()]
     return {
         Purpose.WEIGHTS: [*model.parameters(), *buffers],
-        Purpose.OPTIMIZER: list(optimizer.state_dict().values()),
+        Purpose.OPTIMIZER: [*optimizer.state_dict().values(), *(penalty.tensors.values() if penalty else ())],
     }
 
 

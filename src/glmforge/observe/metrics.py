@@ -65,6 +65,12 @@ _ROWS = (
     Metric("loss", "nats/token", "loss", "mean next-token cross-entropy of the step's global batch"),
     Metric("loss_mtp", "nats/token", "loss", "mean cross-entropy of multi-token prediction, before its weight"),
     Metric("loss_aux", "1", "loss", "sequence-level balance loss before its weight; 1 is perfect balance"),
+    Metric(
+        "loss_ewc",
+        "nats/token",
+        "loss",
+        "elastic weight consolidation, as it is added to the loss: strength / 2 times sum of F (w - w*)^2",
+    ),
     Metric("z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"),
     Metric(
         "source_tokens",
@@ -192,6 +198,18 @@ _ROWS = (
     ),
     Metric("source", "text", "evaluation", "name of the held-out data"),
     Metric("bits_per_byte", "bits/byte", "evaluation", "held-out cross-entropy per byte of UTF-8 text"),
+    Metric(
+        "bits_per_byte_at_start",
+        "bits/byte",
+        "evaluation",
+        "the same of the weights that the run started from; only with init_from",
+    ),
+    Metric(
+        "bits_per_byte_change",
+        "bits/byte",
+        "evaluation",
+        "bits_per_byte less that; above 0, on text as the starting weights were trained on, is what was forgotten",
+    ),
     Metric("nll", "nats/token", "evaluation", "held-out cross-entropy per token"),
     Metric("num_tokens", "tokens", "evaluation", "tokens the evaluation predicted"),
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),

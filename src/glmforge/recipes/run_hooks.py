@@ -23,6 +23,8 @@ def run_hooks(config: RunConfig, data: RunData) -> Iterator[Hook]:
     yield hooks.PreemptionHook()
     yield hooks.ControlHook(root, profiling)
     yield hooks.ProfileHook(root, profiling)
+    if config.regularization.ewc is not None:
+        yield hooks.ElasticHook(config.regularization.ewc)  # before those that look at gradients
     yield hooks.DebugHook(observe.debug)
     yield hooks.SpeedHook()
     yield hooks.SourcesHook()
@@ -54,7 +56,8 @@ def _evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         seq_len=max(phase.seq_len for phase in config.phases),
         max_tokens=observe.evaluate_tokens,
     )
-    yield hooks.EvaluationHook(observe.evaluate_every, evaluate)
+    continues = config.init_from is not None
+    yield hooks.EvaluationHook(observe.evaluate_every, evaluate, from_given_weights=continues)
     if observe.samples is not None:
         yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer))
     if observe.early_stopping is not None:

@@ -41,6 +41,7 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _source_loss,
         _held_out,
         _mtp_loss,
+        _elastic_loss,
         _learning_rate,
         _throughput,
         _grad_norm,
@@ -137,15 +138,29 @@ def _held_out(run: RunLog) -> Figure | None:
             own = [(r["tokens"], r["bits_per_byte"]) for r in points if r["source"] == source]
             color = SERIES[number % len(SERIES)]
             plot.axes.plot(*np.array(own).T, color=color, marker="o", markersize=3.5, label=source)
+            if at_start := [r["bits_per_byte_at_start"] for r in points if _is_compared(r, source)]:
+                plot.axes.axhline(at_start[-1], color=color, linestyle="--", linewidth=1)
         if len(sources) > 1:
             draw_legend(plot.axes)
     named = f" ({sources[0]})" if len(sources) == 1 else ""
-    return Figure("Held-out text", f"Cross-entropy per byte of text the model never trains on{named}.", plot.svg)
+    caption = f"Cross-entropy per byte of text the model never trains on{named}."
+    if any("bits_per_byte_at_start" in record for record in points):
+        caption += " Dashed: the weights that the run started from; what lies above its line has been forgotten."
+    return Figure("Held-out text", caption, plot.svg)
+
+
+def _is_compared(record: Record, source: str) -> bool:
+    return record["source"] == source and "bits_per_byte_at_start" in record
 
 
 def _mtp_loss(run: RunLog) -> Figure | None:
     caption = "Loss of predicting the token after the next."
     return plot_series(run, "loss_mtp", "Multi-token prediction", caption, "cross-entropy (nats/token)")
+
+
+def _elastic_loss(run: RunLog) -> Figure | None:
+    caption = "Penalty for leaving the weights that earlier text depends on, as it is added to the loss."
+    return plot_series(run, "loss_ewc", "Elastic weight consolidation", caption, "nats/token", zero=True)
 
 
 def _learning_rate(run: RunLog) -> Figure | None:

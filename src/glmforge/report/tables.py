@@ -39,6 +39,7 @@ def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
         _phases(run),
         _sources(run),
         _last_evaluation(run),
+        _compared_with_start(run),
         _checkpoints(run),
         _events(run),
         _files(run, report_dir),
@@ -102,6 +103,24 @@ def _last_evaluation(run: RunLog) -> Table:
         for source, record in newest.items()
     ]
     return make_table("Last evaluation", columns, rows)
+
+
+def _compared_with_start(run: RunLog) -> Table:
+    """The last evaluation of each source beside the weights that the run started from."""
+    newest = {record["source"]: record for record in run.evaluations if "bits_per_byte_at_start" in record}
+    columns = ("Source", "Step", "Starting weights, bits per byte", "Now", "Change")
+    rows = [
+        [
+            source,
+            f"{record['step']:,}",
+            f"{record['bits_per_byte_at_start']:.4f}",
+            f"{record['bits_per_byte']:.4f}",
+            f"{record['bits_per_byte_change']:+.4f}",
+        ]
+        for source, record in newest.items()
+    ]
+    note = "On text of the kind that the starting weights were trained on, a change above 0 is what was forgotten."
+    return make_table("Compared with the starting weights", columns, rows, note=note)
 
 
 def _acceptance(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.pipeline import SINGLE_STAGE_SCHEDULES
+from glmforge.config.regularization import EwcConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun import excerpts
@@ -21,6 +23,7 @@ from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.parallel.build import initialize_shards
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import join_world
+from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from helpers.distributed import run_ranks
 from helpers.models import run_config
@@ -109,6 +112,19 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
                 assert 0 <= step.traffic[axis, what] - number <= 16
             else:
                 assert step.traffic[axis, what] == pytest.approx(number, rel=tolerance), (axis, what)
+
+
+def test_a_dry_run_holds_what_elastic_weight_consolidation_does() -> None:
+    """As much as the closed form says; a part of the step of its own, which leaves the peak of others alone."""
+    without = config_of({"micro_batch_size": 1})
+    regularization = without.regularization.model_copy(update={"ewc": EwcConfig(fisher=Path("none"))})
+    with_it = without.model_copy(update={"regularization": regularization})
+    plain, elastic = dry(*((config, 2, 0, (), True) for config in (without, with_it)))
+    layout = resolve_layout(without, 2)
+    planned = [estimate_memory(config, layout).fullest.at_peak[Purpose.OPTIMIZER] for config in (without, with_it)]
+    more = elastic.held[Purpose.OPTIMIZER] - plain.held[Purpose.OPTIMIZER]
+    assert more == pytest.approx(planned[1] - planned[0], rel=0.01)  # FSDP's blocks are rounded up
+    assert elastic.steps[0].peak - plain.steps[0].peak == pytest.approx(more, rel=0.01)
 
 
 SCHEDULES: list[tuple[str, dict[str, Any], int]] = [

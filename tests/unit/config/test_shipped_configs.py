@@ -16,6 +16,12 @@ CONFIGS = sorted(DIRECTORY.rglob("*.yaml"))
 WORLD_SIZES = {
     "curriculum_local": 1,
     "demo": 1,
+    "midtrain_128k": 128,
+    "midtrain_200k": 1024,
+    "midtrain_32k": 128,
+    "midtrain_code": 128,
+    "midtrain_finance": 128,
+    "midtrain_medicine": 128,
     "pretrain_glm45_355b": 8192,
     "pretrain_glm45_355b_guide": 8192,
     "pretrain_glm45_355b_long": 8192,
@@ -127,6 +133,18 @@ def test_the_scaled_down_model_has_the_parameters_that_its_file_names() -> None:
     text = (DIRECTORY / "scaled_down_64gpu.yaml").read_text()
     assert f"{counts.with_mtp.total / 1e9:.3f} billion parameters" in text
     assert f"{counts.active.total / 1e9:.2f} billion are active" in text
+
+
+@pytest.mark.parametrize("name", [name for name in WORLD_SIZES if name.startswith("midtrain_")])
+def test_mid_training_is_careful_with_what_is_there(name: str) -> None:
+    """It begins with weights, keeps general text in the mixture and held out, and learns more slowly."""
+    config = shipped(name)
+    assert config.init_from is not None
+    assert "general" in {source.name for source in config.data.held_out}
+    assert config.optim.lr < shipped("pretrain_glm45_air_106b").optim.lr
+    for phase in config.phases:
+        assert config.source_weights(phase)["general"] > 0
+        assert (phase.packing, phase.router_bias_rate) == ("best_fit", 0)
 
 
 def test_the_local_curriculum_changes_everything_that_a_phase_can() -> None:

@@ -15,6 +15,7 @@ from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import held_in_bf16, parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.regularization import EWC_BYTES
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of
 from glmforge.plan.stages.stage import MODEL, Role
@@ -26,7 +27,8 @@ class Weight:
     """A parameter (or buffer) with what an optimizer keeps of it.
 
     Attributes:
-        state_bytes: of the optimizer's states for each element. `scalar_bytes`: of those beside the parameter.
+        state_bytes: of the optimizer's states for each element, and of what `regularization.ewc` holds.
+        scalar_bytes: of the states beside the parameter.
         has_gradient: it is trained, and the phase's losses reach it.
         itemsize: of an element between steps: fp32, or bf16 of what a stage or a rule freezes.
     """
@@ -117,6 +119,7 @@ class Weights:
         table = role.parameters(config.model)
         changed = ParameterTable(row for row in table.values() if role.trains(row))
         groups = {row.name: group for group in parameter_groups(changed, config.optim) for row in group.parameters}
+        more = 0 if config.regularization.ewc is None else EWC_BYTES
         uses_mtp = config.phases[0].mtp_loss_weight > 0
         rounded = held_in_bf16(changed, config.optim, config.precision)
         by_layer: dict[int | None, list[Weight]] = {}
@@ -126,7 +129,7 @@ class Weights:
             states = group.optimizer if group is not None and trained else None
             weight = Weight(
                 row,
-                states.bytes_per_element if states else 0,
+                states.bytes_per_element + more if states else 0,
                 FP32 * sum(state.is_scalar for state in states.states) if states else 0,
                 trained and (uses_mtp or not row.mtp),
                 BF16 if row.name in rounded else role.element_bytes(row),

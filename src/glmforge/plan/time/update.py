@@ -65,6 +65,7 @@ def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_ste
             situation.machine,
             situation.kernels.implementation,
             config.parallel.cpu_offload,
+            config.regularization.ewc is not None,
         )
     )
 
@@ -85,6 +86,7 @@ class _UpdateKey:
     machine: Machine
     implementation: Implementation
     in_host: bool
+    with_ewc: bool
 
 
 @lru_cache(maxsize=1 << 12)
@@ -99,6 +101,7 @@ def _update(key: _UpdateKey) -> UpdateTime:
         key.layout,
         micro_batches=key.micro_batches,
         casts_per_step=key.casts_per_step,
+        with_ewc=key.with_ewc,
     )
     casts = accumulation = update = 0.0
     for operation in operations:

@@ -77,6 +77,7 @@ def _role_operations(
         layout,
         micro_batches=micro_batches,
         casts_per_step=gathers * (1 + again + role.forwards),
+        with_ewc=config.regularization.ewc is not None,
     )
 
 

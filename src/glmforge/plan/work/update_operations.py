@@ -25,10 +25,12 @@ def update_operations(
     *,
     micro_batches: int,
     casts_per_step: int,
+    with_ewc: bool,
 ) -> Iterator[Operation]:
     """For the parameters `used` by the rank's stages, of those in `table`.
 
-    `casts_per_step`: how often each weight is made bf16; once would do, as it changes once a step.
+    `casts_per_step`: how often each weight is made bf16; once would do, as it changes once a step. `with_ewc`: the run
+    has `regularization.ewc`.
     """
     # The embedding is looked up and the router multiplies in fp32.
     in_bf16 = [row for row in used if row.trained and row.family != "embedding" and "mlp.gate." not in row.name]
@@ -44,6 +46,9 @@ def update_operations(
     groups = [group for group in parameter_groups(table, optim) if not group.is_frozen]
     trained = [(group.optimizer, [row for row in group.parameters if row.name in names]) for group in groups]
     num_trained = sum(_elements(rows, layout) for _, rows in trained)
+    if with_ewc:
+        # Weight, Fisher information, earlier weight and gradient read, gradient written.
+        yield _update("elastic weight consolidation", 5 * FP32 * num_trained)
     if optim.grad_clip is not None:
         yield _update("gradient norm and clip", 3 * FP32 * num_trained)
     for declaration, rows in trained:

@@ -6,6 +6,7 @@ from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.hooks.control import ControlHook
 from glmforge.training.hooks.debug import DebugHook
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
+from glmforge.training.hooks.elastic import ElasticHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.preemption import PreemptionHook
@@ -26,6 +27,7 @@ __all__ = [
     "ControlHook",
     "DebugHook",
     "EarlyStoppingHook",
+    "ElasticHook",
     "EvaluationHook",
     "MetricsHook",
     "PreemptionHook",

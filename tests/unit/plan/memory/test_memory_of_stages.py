@@ -42,6 +42,14 @@ def test_a_rank_holds_its_share_of_the_state(stage: TrainingStage, copies: int) 
     assert found[Purpose.OPTIMIZER] * ranks == pytest.approx(state.optimizer, rel=1e-3)
 
 
+def test_elastic_weight_consolidation_holds_two_more_numbers_per_weight() -> None:
+    """The Fisher information and the earlier weights, in fp32, cut like the weights themselves."""
+    without, with_it = held(PRETRAINING), held(PRETRAINING, "regularization.ewc={fisher: runs/fisher}")
+    more = with_it[Purpose.OPTIMIZER] - without[Purpose.OPTIMIZER]
+    assert more == pytest.approx(2 * without[Purpose.WEIGHTS], rel=1e-6)  # router biases are weights without a gradient
+    assert all(with_it[purpose] == without[purpose] for purpose in Purpose if purpose != Purpose.OPTIMIZER)
+
+
 def test_lora_fits_where_training_everything_does_not() -> None:
     config = load_config(RUN, ["parallel.dp_replicate=2"])
     layout = resolve_layout(config, 16)

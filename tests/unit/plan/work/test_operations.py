@@ -173,8 +173,9 @@ def test_fp32_is_refused() -> None:
 def test_bytes_of_an_update() -> None:
     """Per parameter: the norm reads 4 bytes and clipping reads and writes them. AdamW reads weight, gradient and both
     moments and writes all but the gradient, 28 bytes. Muon reads gradient, momentum and weight, writes the latter two,
-    20 bytes, and writes and reads directions of 2. Casts to bf16 read 4 and write 2; without embedding and routers."""
-    config = run("parallel.recompute=full")
+    20 bytes, and writes and reads directions of 2. Casts to bf16 read 4 and write 2; without embedding and routers.
+    Elastic weight consolidation reads weight, Fisher information, earlier weight and gradient, writes the last."""
+    config = run("parallel.recompute=full", "regularization.ewc={fisher: none}")
     found = operations(config)
     moved: Counter[str] = Counter()
     for operation in found:
@@ -184,6 +185,7 @@ def test_bytes_of_an_update() -> None:
     muon = sum(size for name, size in sizes.items() if table[name].family in ("matrix", "head"))
     everything = sum(sizes.values())
     assert moved["gradient norm and clip"] == 12 * everything
+    assert moved["elastic weight consolidation"] == 20 * everything
     assert moved["AdamW"] == 28 * (everything - muon)
     assert moved["Muon: momentum and weights"] == 24 * muon
     in_fp32 = sum(size for name, size in sizes.items() if "embed_tokens" in name or "mlp.gate." in name)

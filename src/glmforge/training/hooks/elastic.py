@@ -1,0 +1,54 @@
+"""Elastic weight consolidation (`regularization.ewc`): adds its gradient in every step, and records its value."""
+
+import logging
+
+from glmforge.checkpoint.load import load_checkpoint
+from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.regularization import EwcConfig
+from glmforge.errors import CheckpointError
+from glmforge.optim.elastic import FISHER, START, ElasticPenalty
+from glmforge.training.order import Priority
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+
+logger = logging.getLogger(__name__)
+
+_SUM = "ewc"
+
+
+class ElasticHook(Hook):
+    """Reads the Fisher information and the weights that it belongs to when training starts, each rank its own part.
+
+    Both are in the directory that `glmforge fisher` wrote, and not in the run's checkpoints. Raises `CheckpointError`
+    if it is not whole or of another model.
+    """
+
+    name = "ewc"
+    priority = Priority.COLLECT
+
+    def __init__(self, config: EwcConfig) -> None:
+        self.config = config
+        self._penalty: ElasticPenalty | None = None
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._penalty = ElasticPenalty(trainer.model.named_parameters(), self.config.strength, trainer.world)
+        groups = parameter_groups(trainer.model.table, trainer.config.optim)
+        trained = [row.name for group in groups if not group.is_frozen for row in group.parameters]
+        only = {prefix + name for prefix in (FISHER, START) for name in trained}
+        try:
+            load_checkpoint(self.config.fisher, self._penalty.tensors, only=only)
+        except CheckpointError as error:
+            raise CheckpointError(f"regularization.ewc.fisher: {error}") from None
+
+    def on_gradients(self, trainer: Trainer) -> None:
+        assert self._penalty is not None, "it is read before the first step"
+        trainer.reducer.add(_SUM, self._penalty.add_gradients().reshape(1))
+
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        value = float(result.metrics[_SUM])
+        trainer.record(loss_ewc=value)
+        if trainer.state.step == 1 and value > 0:
+            said = f"{self.config.fisher} is of other weights than the run starts from, and pulls towards those"
+            trainer.event("pulled elsewhere", said)
+            if trainer.world.is_main:
+                logger.warning("regularization.ewc.fisher: %s", said)
