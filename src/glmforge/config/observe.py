@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from glmforge.config.model import Strict
+from glmforge.config.needles import NeedlesConfig
 
 
 class AnomalyConfig(Strict):
@@ -66,5 +67,6 @@ class ObserveConfig(Strict):
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
     early_stopping: EarlyStoppingConfig | None = None
     samples: SamplesConfig | None = Field(default=None, description="None writes no texts at evaluations")
+    needles: NeedlesConfig | None = Field(default=None, description="None does not test retrieval at evaluations")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
     debug: DebugConfig = DebugConfig()

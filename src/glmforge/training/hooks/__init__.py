@@ -8,6 +8,7 @@ from glmforge.training.hooks.debug import DebugHook
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.metrics import MetricsHook
+from glmforge.training.hooks.needles import NeedlesHook
 from glmforge.training.hooks.preemption import PreemptionHook
 from glmforge.training.hooks.profile import ProfileHook
 from glmforge.training.hooks.routers import RoutersHook
@@ -28,6 +29,7 @@ __all__ = [
     "EarlyStoppingHook",
     "EvaluationHook",
     "MetricsHook",
+    "NeedlesHook",
     "PreemptionHook",
     "ProfileHook",
     "RoutersHook",

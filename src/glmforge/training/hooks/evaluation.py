@@ -32,12 +32,8 @@ class EvaluationHook(Hook):
         state = trainer.state
         if state.step % self.every_steps and not state.is_done:
             return
-        trainer.model.eval()
-        # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
-        trainer.model.set_capacity_factor(None)
-        records = self.evaluate(trainer.model)
-        trainer.model.set_capacity_factor(trainer.phase.capacity_factor)
-        trainer.model.train()
+        with trainer.model.evaluating():
+            records = self.evaluate(trainer.model)
         for record in records:
             trainer.bus.write(Kind.EVALUATION, {"step": state.step, "tokens": state.tokens} | record)
         for hook in trainer.hooks:
