@@ -7,7 +7,7 @@ from glmforge.config.needles import NeedlesConfig
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.needles.build import NeedleTests
-from glmforge.data.needles.haystack import PlainHaystack, ShardHaystack
+from glmforge.data.needles.haystack import make_haystack
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.bits_per_byte import evaluate_held_out
 from glmforge.evaluate.needles import score_needles
@@ -72,14 +72,9 @@ def _evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
 
 def _needles(config: RunConfig, needles: NeedlesConfig, data: RunData) -> FindNeedles:
     """Takes the tests that are no longer than the phase's sequences."""
-    shards = {each.name: each.shard for each in data.held_out}
-    haystack = (
-        PlainHaystack(data.tokenizer)
-        if needles.haystack is None
-        else ShardHaystack(shards[needles.haystack], data.tokenizer)
-    )
+    shard = next((each.shard for each in data.held_out if each.name == needles.haystack), None)
     try:
-        tests = NeedleTests(needles, data.tokenizer, haystack)
+        tests = NeedleTests(needles, data.tokenizer, make_haystack(shard, data.tokenizer))
     except DataError as error:
         raise ConfigError(f"observe.needles.{error}") from error
     find = score_needles if needles.answers == "scored" else generate_needles

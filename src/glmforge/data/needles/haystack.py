@@ -71,6 +71,11 @@ class SentenceEnds:
         return ids[begin : begin + int(places[-1])], places
 
 
+def make_haystack(shard: TokenShard | None, tokenizer: Tokenizer) -> Haystack:
+    """Text of `shard`, or made-up sentences."""
+    return PlainHaystack(tokenizer) if shard is None else ShardHaystack(shard, tokenizer)
+
+
 class ShardHaystack:
     """Any stretch of a shard, from its beginning again where it ends; line breaks stand where documents meet."""
 
