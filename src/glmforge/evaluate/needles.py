@@ -45,7 +45,7 @@ def cells_of(tests: NeedleTests, lengths: Iterable[int]) -> list[Cell]:
 
 def cell_of(test: NeedleTest, depth: float) -> Cell:
     """Where an answer at `depth` counts."""
-    return Cell(test.place.task, test.place.length, depth)
+    return Cell(test.key.task, test.key.length, depth)
 
 
 def needle_record(cell: Cell, answers: str, right: float, num_answers: float, nll: float | None = None) -> Record:
@@ -75,8 +75,8 @@ def score_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[in
             rows = [tests[index] for index in groups[min(number, len(groups) - 1)]]
             sums_A4 = _score(model, rows)
             if number < len(groups):
-                places = [cells.index(cell_of(row, answer.depth)) for row in rows for answer in row.answers]
-                totals_C4.index_add_(0, torch.tensor(places, device=world.device), sums_A4)
+                cell_A = [cells.index(cell_of(row, answer.depth)) for row in rows for answer in row.answers]
+                totals_C4.index_add_(0, torch.tensor(cell_A, device=world.device), sums_A4)
     found = world.sum(totals_C4).tolist()
     cost = make_record(needle_seconds=time.perf_counter() - started)
     return [
@@ -88,7 +88,7 @@ def score_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[in
 def _groups(tests: NeedleTests, lengths: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of tests of one length each, that go through the model together."""
     for length in sorted(lengths):
-        numbers = [index for index, place in enumerate(tests.places) if place.length == length]
+        numbers = [index for index, key in enumerate(tests.keys) if key.length == length]
         size = max(lengths) // length
         yield from (numbers[first : first + size] for first in range(0, len(numbers), size))
 
@@ -100,7 +100,7 @@ def _score(model: ParallelModel, rows: Sequence[NeedleTest]) -> Tensor:
     """
     world, parallel = model.world, model.parallel
     parts = 2 * world.axis_size("cp") * world.axis_size("tp")
-    seq_len = -(-rows[0].place.length // parts) * parts
+    seq_len = -(-rows[0].key.length // parts) * parts
     batch = _batch(rows, seq_len).to(world.device)
     answer_T = _answers_of_tokens(rows, seq_len).to(world.device)
     num_answers = sum(len(row.answers) for row in rows)

@@ -28,8 +28,8 @@ def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence
     """A record per task, length and depth. Collective."""
     started = time.perf_counter()
     cells, runner = cells_of(tests, lengths), ShardedModel(model)
-    totals_C2 = torch.zeros(len(cells), 2, dtype=torch.float64, device=runner.device)
-    numbers = [index for index, place in enumerate(tests.places) if place.length in lengths]
+    totals_C2 = torch.zeros(len(cells), 2, dtype=torch.float64)
+    numbers = [index for index, key in enumerate(tests.keys) if key.length in lengths]
     with runner.session():
         num_pages = -(-(max(lengths) + _SPARE_TOKENS) // _PAGE_SIZE)
         engine = Engine(runner, EngineConfig(num_pages * runner.page_bytes(_PAGE_SIZE), _PAGE_SIZE))
@@ -40,7 +40,7 @@ def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence
                 for answer in test.answers:
                     right = float(answer.text in reply)
                     totals_C2[cells.index(cell_of(test, answer.depth))] += torch.tensor([right, 1.0])
-    found = model.world.sum(totals_C2).tolist()
+    found = model.world.sum(totals_C2.to(runner.device)).tolist()
     cost = make_record(needle_seconds=time.perf_counter() - started)
     return [needle_record(cell, "generated", *sums) | cost for cell, sums in zip(cells, found, strict=True)]
 

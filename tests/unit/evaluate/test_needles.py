@@ -28,6 +28,7 @@ from helpers.tiny_data import VOCAB_SIZE, TinyData
 
 WORLD = World.single("cpu")
 LENGTHS = [256, 200]
+FindNeedles = Callable[[ParallelModel, NeedleTests, list[int]], list[Record]]
 OF_LAYOUTS: dict[str, Any] = {"tasks": ["single", "multi_value"], "num_examples": 3}
 COPYING = copying_config(VOCAB_SIZE, max(LENGTHS))
 
@@ -53,7 +54,7 @@ def without_seconds(records: list[Record]) -> list[Record]:
 
 
 @pytest.mark.parametrize("find", [score_needles, generate_needles])
-def test_a_model_that_copies_retrieves_and_another_does_not(tiny_data: TinyData, find: Callable[..., Any]) -> None:
+def test_a_model_that_copies_retrieves_and_another_does_not(tiny_data: TinyData, find: FindNeedles) -> None:
     tests = needles_of(tiny_data.tokenizer, depths=[0.0, 0.5, 1.0], num_examples=2)
     records = find(single(copying_model(COPYING)), tests, LENGTHS)
     assert [(one["needle_length"], one["needle_depth"]) for one in records] == [
@@ -77,7 +78,7 @@ def test_scores_equal_the_definition(tiny_data: TinyData) -> None:
         for answer in test.answers:
             right = [logits[at - 1].argmax() == test.ids[at] for at in range(answer.start, answer.stop)]
             nll = -sum(float(logits[at - 1, test.ids[at]]) for at in range(answer.start, answer.stop))
-            cell = (test.place.task, test.place.length, answer.depth)
+            cell = (test.key.task, test.key.length, answer.depth)
             expected.setdefault(cell, []).append((all(right), nll, len(right)))
     records = score_needles(model, tests, LENGTHS)
     assert len(records) == len(expected) == 8
@@ -92,12 +93,12 @@ def test_scores_equal_the_definition(tiny_data: TinyData) -> None:
         assert record["needle_method"] == "scored"
 
 
-def rank_score(parallel: dict[str, Any], tokenizer_dir: Path, model_dir: Path) -> list[Record]:
+def rank_find(find: FindNeedles, parallel: dict[str, Any], tokenizer_dir: Path, model_dir: Path) -> list[Record]:
     config = run_config(model=COPYING.model_dump(), parallel=parallel)
     with join_world(resolve_layout(config, torch.distributed.get_world_size()), timeout_s=60) as world:
         model = build_model(config, world)
         load_hf_into(model_dir, model.state_dict(), config.model)
-        return score_needles(model, needles_of(tokenizer_dir, **OF_LAYOUTS), LENGTHS)
+        return find(model, needles_of(tokenizer_dir, **OF_LAYOUTS), LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +114,19 @@ def test_layouts_give_the_same_scores(tiny_data: TinyData, copying_dir: Path, pa
     tests = needles_of(tiny_data.tokenizer, **OF_LAYOUTS)
     expected = without_seconds(score_needles(single(copying_model(COPYING)), tests, LENGTHS))
     assert len({record["needle_accuracy"] for record in expected}) > 2, "some answers right, some wrong"
-    for records in run_ranks(rank_score, 2, parallel, tiny_data.tokenizer, copying_dir):
+    for records in run_ranks(rank_find, 2, score_needles, parallel, tiny_data.tokenizer, copying_dir):
         for record, theirs in zip(without_seconds(records), expected, strict=True):
             # fp32 sums in another order.
             assert record == theirs | {"needle_nll": pytest.approx(theirs["needle_nll"], rel=1e-5, abs=1e-5)}
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tp": 2}, {"pp": 2, "micro_batch_size": 2}], ids=str)
+def test_layouts_generate_the_same_answers(tiny_data: TinyData, copying_dir: Path, parallel: dict[str, Any]) -> None:
+    tests = needles_of(tiny_data.tokenizer, **OF_LAYOUTS)
+    expected = without_seconds(generate_needles(single(copying_model(COPYING)), tests, LENGTHS))
+    assert len({record["needle_accuracy"] for record in expected}) > 1, "some answers right, some wrong"
+    for records in run_ranks(rank_find, 2, generate_needles, parallel, tiny_data.tokenizer, copying_dir):
+        assert without_seconds(records) == expected
 
 
 def test_the_model_is_as_before(tiny_data: TinyData) -> None:

@@ -17,7 +17,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 
 
-class Place(NamedTuple):
+class NeedleKey(NamedTuple):
     """Which test: of which task, with how many tokens, (the first of) its needles how deep, and the how many-th."""
 
     length: int
@@ -40,13 +40,13 @@ class NeedleTest:
     """A text with its question, and the reply.
 
     Attributes:
-        ids: of all of it, at most `place.length`.
+        ids: of all of it, at most `key.length`.
         num_text: tokens of the text and the question; how the reply begins follows, then the answers.
         num_prompt: tokens before the first answer.
         answers: in the order of the reply.
     """
 
-    place: Place
+    key: NeedleKey
     ids: list[int]
     num_text: int
     num_prompt: int
@@ -57,25 +57,26 @@ class NeedleTests:
     """All tests of `config`, short ones first.
 
     Raises:
-        DataError: a length has no room for a question; on reading, the text has no sentences.
+        DataError: a length has no room for a question; also on reading: a stretch of the text has no sentences.
     """
 
     def __init__(self, config: NeedleTestsConfig, tokenizer: Tokenizer, haystack: Haystack) -> None:
         self.config, self.tokenizer, self.haystack = config, tokenizer, haystack
         self._ends = SentenceEnds(tokenizer)
         lengths, examples = sorted(config.lengths), range(config.num_examples)
-        self.places = [Place(*each) for each in product(lengths, config.tasks, config.depths, examples)]
-        for place in self.places:
-            if place.length == lengths[0]:
-                self._room(place, self._question(place)[0])
+        self.keys = [NeedleKey(*each) for each in product(lengths, config.tasks, config.depths, examples)]
+        for key in self.keys:
+            if key.length < 2 * lengths[0]:
+                self._room(key, self._question(key)[0])
+        _ = self[0]  # finds out text without sentences
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.keys)
 
     def __getitem__(self, index: int) -> NeedleTest:
-        place = self.places[index]
-        question, rng = self._question(place)
-        text, places = self._ends.cut(self.haystack, self._room(place, question), rng)
+        key = self.keys[index]
+        question, rng = self._question(key)
+        text, places = self._ends.cut(self.haystack, self._room(key, question), rng)
         ids = self._encode(question.intro)
         begin = 0
         for needle in question.needles:
@@ -92,27 +93,27 @@ class NeedleTests:
             tokens = self._encode(f" {answer.text}")
             answers.append(AnswerSpan(len(ids), len(ids) + len(tokens), answer.text, answer.depth))
             ids += tokens
-        return NeedleTest(place, ids + self._encode("."), num_text, num_prompt, tuple(answers))
+        return NeedleTest(key, ids + self._encode("."), num_text, num_prompt, tuple(answers))
 
-    def _question(self, place: Place) -> tuple[Question, np.random.Generator]:
+    def _question(self, key: NeedleKey) -> tuple[Question, np.random.Generator]:
         """With the generator that goes on to draw the text."""
-        task, depth = get_args(NeedleTask).index(place.task), round(place.depth * 1e6)
-        rng = np.random.default_rng([self.config.seed, place.length, task, depth, place.example])
-        return make_question(place.task, place.depth, self.config, rng), rng
+        task, depth = get_args(NeedleTask).index(key.task), round(key.depth * 1e6)
+        rng = np.random.default_rng([self.config.seed, key.length, task, depth, key.example])
+        return make_question(key.task, key.depth, self.config, rng), rng
 
-    def _room(self, place: Place, question: Question) -> int:
+    def _room(self, key: NeedleKey, question: Question) -> int:
         """Tokens that are left for the text."""
         parts = [question.intro, f"\n\n{question.question}", f" {question.lead}", "."]
         parts += [f" {needle.sentence}" for needle in question.needles]
         parts += [f" {answer.text}" for answer in question.answers]
         needed = sum(len(self._encode(part)) for part in parts)
         needed += len(self._encode(",")) * (len(question.answers) - 1)
-        if needed > place.length:
+        if needed > key.length:
             raise DataError(
-                f"lengths: {place.length:,} tokens have no room for the question of task '{place.task}', which takes "
+                f"lengths: {key.length:,} tokens have no room for the question of task '{key.task}', which takes "
                 f"{needed:,} without any text; take a longer one"
             )
-        return place.length - needed
+        return key.length - needed
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text)

@@ -74,14 +74,14 @@ def _told(tests: NeedleTests, progress: Progress) -> Iterator[NeedleTest]:
 
 
 def _question(test: NeedleTest, tokenizer: Tokenizer) -> dict[str, Any]:
-    place = test.place
+    key = test.key
     return {
-        "id": f"{place.task}-{place.length}-{place.depth:g}-{place.example}",
+        "id": f"{key.task}-{key.length}-{key.depth:g}-{key.example}",
         "prompt": tokenizer.decode(test.ids[: test.num_prompt]),
         "answers": [answer.text for answer in test.answers],
-        "task": place.task,
-        "length": place.length,
-        "depth": place.depth,
+        "task": key.task,
+        "length": key.length,
+        "depth": key.depth,
     }
 
 
