@@ -27,6 +27,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ CODE = (
 )
 VLLM_PYTHON = "GLMFORGE_VLLM_PYTHON"
 NUM_SEQUENCES, STEP_TOKENS = 64, 512
+MOST_ROUNDS = 15
 OURS = "glmforge"
 
 Answer = dict[str, Any]
@@ -121,7 +123,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--workloads", nargs="+", type=int, default=list(range(len(WORKLOADS))), help="their numbers")
-    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every program")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every program, at least")
+    parser.add_argument("--seconds", type=float, default=30.0, help="so long a workload's turns go on, if short")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--patience", type=float, default=60.0, help="seconds")
     for variable in (LLAMA_CPP_PYTHON, VLLM_PYTHON):
@@ -211,7 +214,9 @@ def compare(dtype: str, programs: dict[str, Program], held_out: list[int], args:
 def take_turns(workload: Workload, workers: list[Worker], held_out: list[int], args: argparse.Namespace) -> Turns:
     turns: Turns = {worker.name: [worker.run(workload, held_out, 0)] for worker in workers}
     patient = [worker for worker in workers if turns[worker.name][0]["seconds"] <= args.patience]
-    for turn in range(1, args.rounds + 1):
+    turn, started = 0, time.monotonic()
+    while turn < args.rounds or (turn < MOST_ROUNDS and time.monotonic() - started < args.seconds):
+        turn += 1
         for worker in patient if turn % 2 else reversed(patient):
             turns[worker.name].append(worker.run(workload, held_out, turn))
     return turns

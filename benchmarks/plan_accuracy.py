@@ -3,6 +3,7 @@
     python benchmarks/plan_accuracy.py                  # all of it, at most 20 minutes on two idle cores
     python benchmarks/plan_accuracy.py --quick          # a minute: one size, few layouts; writes nothing
     python benchmarks/plan_accuracy.py --rows           # the third part alone; points and sweeps stay as they are
+    python benchmarks/plan_accuracy.py --choices        # today's choices alone, against the layouts that were fastest
 
 Measured on gloo ranks of one thread each, in this order:
 
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +79,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="to try it: the small size, few layouts")
     parser.add_argument("--rows", action="store_true", help="keep points and sweeps, compare the three sizes again")
+    parser.add_argument("--choices", action="store_true", help="keep all but the choices, and measure these again")
     parser.add_argument("--points", type=Path, help="points that were measured before")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        kept = RESULTS / "plan_calibration.json" if arguments.rows else arguments.points
+        kept = RESULTS / "plan_calibration.json" if arguments.rows or arguments.choices else arguments.points
         points = kept or _measured_points(Path(folder), quick=arguments.quick)
         machine = calibrated_machine(points, None, "tcp10", max(POOLS))
     content: dict[str, Any] = {"limit": LIMIT, "sweeps": {}, "summary": {}, "rows": []}
@@ -91,11 +94,18 @@ def main() -> None:
         if arguments.quick:
             compare("small", machine, pools, QUICK)
             return
-        if arguments.rows:
-            content["sweeps"] = json.loads((RESULTS / "plan_accuracy.json").read_text())["sweeps"]
+        if arguments.rows or arguments.choices:
+            before = json.loads((RESULTS / "plan_accuracy.json").read_text())
+            content |= {key: before[key] for key in ("sweeps", "summary", "rows", "seconds")}
         for world_size in () if arguments.rows else SWEPT:
-            content["sweeps"][f"{world_size} ranks"] = sweep(world_size, machine, pools[world_size])
-        for size in SIZES:
+            name = f"{world_size} ranks"
+            known = {row["layout"]: row["seconds"] for row in content["sweeps"].get(name, {}).get("rows", ())}
+            content["sweeps"][name] = sweep(world_size, machine, pools[world_size], known)
+        if arguments.choices:
+            print(write_result("plan_accuracy", content, code=CODE, out=arguments.out))
+        else:
+            content["rows"] = []
+        for size in () if arguments.choices else SIZES:
             content["rows"] += compare(size, machine, pools, LAYOUTS)
             content |= {"summary": summary(content["rows"]), "seconds": round(time.perf_counter() - started)}
             print(json.dumps(content["summary"]), write_result("plan_accuracy", content, code=CODE, out=arguments.out))
@@ -143,20 +153,29 @@ def compare(size: str, machine: Machine, pools: Pools, names: Mapping[str, Any] 
     return rows
 
 
-def sweep(world_size: int, machine: Machine, ranks: Ranks) -> dict[str, Any]:
-    """Measure every layout of the small model on so many ranks, and the planner's choice against the fastest again."""
+def sweep(world_size: int, machine: Machine, ranks: Ranks, known: Mapping[str, float]) -> dict[str, Any]:
+    """Measure every layout of the small model on so many ranks, and the planner's choice against the fastest again.
+
+    `known` are seconds of layouts that need not be measured.
+    """
     configs = {name: small_run("small", parallel) for name, parallel in every_layout("small", world_size)}
     predicted = {name: predict(config, world_size, machine) for name, config in configs.items()}
     seconds: dict[str, float] = {}
     for name, config in configs.items():
-        seconds[name] = _step_seconds(config, ranks, SHORT_S)
-        print(f"{world_size} ranks, {name}: {seconds[name]:.3f} s, predicted {predicted[name]:.3f}", flush=True)
+        if name not in known:
+            seconds[name] = _step_seconds(config, ranks, SHORT_S)
+            print(f"{world_size} ranks, {name}: {seconds[name]:.3f} s, predicted {predicted[name]:.3f}", flush=True)
+        else:
+            seconds[name] = known[name]
     in_order = sorted(seconds, key=seconds.__getitem__)
     chosen = min(predicted, key=predicted.__getitem__)
     ranked = search_layouts(small_run("small", {}), world_size, machine).ranked
     searched = next(found.config for found in ranked if found.config.parallel.pipeline_schedule in SCHEDULES)
     rivals = {name: configs[name] for name in dict.fromkeys([chosen, *in_order[:NUM_RIVALS]])}
-    again = _in_turns(rivals | {SEARCH: searched}, ranks)
+    # What is the same layout to the bit is not measured twice: two medians of one thing differ by the machine's noise.
+    same = next((name for name, rival in rivals.items() if _is_same(rival, searched, world_size)), None)
+    again = _in_turns(rivals | ({SEARCH: searched} if same is None else {}), ranks)
+    again[SEARCH] = again[same or SEARCH]
     best = min(again, key=again.__getitem__)
     found = {
         "layouts": len(configs),
@@ -175,6 +194,18 @@ def sweep(world_size: int, machine: Machine, ranks: Ranks) -> dict[str, Any]:
         for name in in_order
     ]
     return found | {"again": {name: round(value, 4) for name, value in again.items()}, "rows": rows}
+
+
+def _is_same(one: RunConfig, other: RunConfig, world_size: int) -> bool:
+    """Whether two runs are laid out alike, micro-batches included."""
+    layouts = []
+    for config in (one, other):
+        layout = resolve_layout(config, world_size)
+        rows = layout.micro_batch_size or config.phases[0].batch_size // layout.data_ranks
+        layouts.append(
+            (replace(layout, micro_batch_size=rows), config.parallel.model_copy(update={"micro_batch_size": rows}))
+        )
+    return layouts[0] == layouts[1]
 
 
 def predict(config: RunConfig, world_size: int, machine: Machine) -> float:

@@ -40,7 +40,7 @@ def chat(
 
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
-    tokenizer_of(engine)  # a model without one is refused before the first question
+    tokenizer_of(engine, model)  # a model without one is refused before the first question
     conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:

@@ -21,10 +21,10 @@ def continue_text(engine: Engine, text: str, params: SamplingParams, on_text: On
     return _answer(engine, text or [tokenizer_of(engine).end_of_text_id], params, on_text)
 
 
-def tokenizer_of(engine: Engine) -> Tokenizer:
-    """Raises `GlmforgeError` for a model without one, such as a preset."""
+def tokenizer_of(engine: Engine, source: object = "the model") -> Tokenizer:
+    """Raises `GlmforgeError` for a model without one, such as a preset; `source` is its name."""
     if engine.tokenizer is None:
-        raise GlmforgeError("the model has no tokenizer; give a run, a checkpoint or an export, or --tokenizer")
+        raise GlmforgeError(f"{source}: has no tokenizer; give a run, a checkpoint or an export, or --tokenizer")
     return engine.tokenizer
 
 

@@ -17,8 +17,9 @@ from glmforge.errors import ConfigError
 
 RECOMPUTATIONS = ("none", "selective", "full")
 """From the fastest to the smallest."""
-SCHEDULES = ("1f1b", "interleaved_1f1b", *SPLIT_SCHEDULES)
-"""Those worth trying: gpipe and looped_bfs keep the activations of all micro-batches and are no faster."""
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", *SPLIT_SCHEDULES)
+"""Those worth trying. gpipe keeps the activations of all micro-batches and is no faster than 1f1b: it is for fewer
+micro-batches than pipeline ranks, which 1f1b refuses. looped_bfs is for nobody."""
 
 _MOST = {"pp": 64, "cp": 16, "micro_batch_size": 8}
 _MOST_EP = 64
@@ -107,8 +108,11 @@ class Space:
     def resolve(self, axes: Axes, schedule: str, recompute: str, **more: Any) -> tuple[RunConfig, Layout] | None:
         """The run with this layout; None if the rules refuse it. `more` are further fields of `parallel`.
 
-        A split backward pass would compute layers again for each group of weights (see `warnings`): none of those.
+        A split backward pass would compute layers again for each group of weights (see `warnings`): none of those, and
+        no gpipe where 1f1b will do.
         """
+        if schedule == "gpipe" and self.resolve(axes, "1f1b", recompute, **more) is not None:
+            return None
         own = self.config.parallel
         if axes.pp > 1 and schedule in SPLIT_SCHEDULES and recompute != "none":
             return None

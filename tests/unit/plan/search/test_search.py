@@ -70,6 +70,26 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert settings_of(again) == settings_of(found())
 
 
+def test_few_micro_batches_are_pipelined_by_gpipe_and_many_are_not() -> None:
+    """1f1b refuses fewer micro-batches than pipeline ranks; gpipe does the same with them."""
+    result = search_layouts(
+        load_config(SMALL, ["phases.0.batch_size=32", "phases.0.batch_ramp=null"]),
+        WORLD_SIZE,
+        machine(),
+        phase="general",
+    )
+    pipelined = [one for one in (*result.ranked, *found().ranked) if one.layout.pp > 1]
+    schedules = {"gpipe": 0, "1f1b": 0}
+    for one in pipelined:
+        phase, layout = one.config.phases[0], one.layout
+        assert layout.micro_batch_size is not None
+        num = phase.batch_size // layout.data_ranks // layout.micro_batch_size
+        if (schedule := one.config.parallel.pipeline_schedule) in schedules:
+            schedules[schedule] += 1
+            assert (num < layout.pp) == (schedule == "gpipe")
+    assert all(schedules.values())
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.integers(2, 80), st.integers(2, 80))
 def test_more_memory_never_fits_less(first: int, second: int) -> None:
