@@ -122,18 +122,17 @@ def _score(model: ParallelModel, rows: Sequence[NeedleTest]) -> Tensor:
 
 
 def _batch(rows: Sequence[NeedleTest], seq_len: int) -> Batch:
-    """Each row a document that is filled up with one of its own; only answers have labels."""
+    """Rows filled up at the end, which no answer sees; only answers have labels."""
     ids_BS = np.zeros((len(rows), seq_len), np.int64)
     labels_BS = np.full((len(rows), seq_len), IGNORED_LABEL)
-    lengths = []
     for number, row in enumerate(rows):
         ids = np.array(row.ids)
         ids_BS[number, : len(ids)] = ids
         for answer in row.answers:
             labels_BS[number, answer.start - 1 : answer.stop - 1] = ids[answer.start : answer.stop]
-        lengths.append((len(ids), seq_len - len(ids)) if len(ids) < seq_len else (seq_len,))
     numbers = tuple(range(len(rows)))
-    return Batch(torch.from_numpy(ids_BS), torch.from_numpy(labels_BS), tuple(lengths), numbers, (0,) * len(rows))
+    lengths = ((seq_len,),) * len(rows)
+    return Batch(torch.from_numpy(ids_BS), torch.from_numpy(labels_BS), lengths, numbers, (0,) * len(rows))
 
 
 def _answers_of_tokens(rows: Sequence[NeedleTest], seq_len: int) -> Tensor:
