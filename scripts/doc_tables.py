@@ -1,5 +1,5 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-plans, stages, claims, costs, the planner's accuracy.
+plans, stages, claims, costs, the planner's accuracy, the speed of generation.
 
 python scripts/doc_tables.py
 """
@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
+import generation_tables  # noqa: E402
 import performance  # noqa: E402
 import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
@@ -28,6 +29,7 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
+    "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": plan_accuracy_tables.TABLES,
     "stages.md": plan_stages.TABLES,

@@ -22,6 +22,8 @@ from glmforge.errors import CheckpointError
 from glmforge.files import kind_of, shown
 from glmforge.model.transformer import GlmMoe
 
+CACHE_LINE = 64
+
 MODEL_PREFIX = "model."
 TOKENIZER_DIRECTORY = "tokenizer"  # beside the checkpoints of a run
 
@@ -149,7 +151,13 @@ def _finish(
     with torch.device("meta"):
         model = GlmMoe(config)
     table = parameter_table(config)
-    state = {name: tensor.to(device, None if table[name].fp32 else dtype) for name, tensor in tensors}
+    state = {name: _aligned(tensor.to(device, None if table[name].fp32 else dtype)) for name, tensor in tensors}
     model.load_state_dict(state, assign=True)
     model.compute_dtype = state[EMBEDDING].dtype
     return model.eval()
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """`tensor` on a border of cache lines, as torch allocates: a mapped file has it anywhere, and a processor reads
+    vectors that lie across a border twice."""
+    return tensor if tensor.data_ptr() % CACHE_LINE == 0 else tensor.clone()

@@ -84,9 +84,10 @@ def logits_rows(steps: abc.Sequence[Work]) -> dict[Sequence, int]:
     """For each sequence that is computed to its end, the row of logits after its last token; its drafts' follow."""
     rows, row = {}, 0
     for work in steps:
+        num_wanted = work.num_wanted
         if work.completes:
-            rows[work.sequence] = row + work.num_wanted - work.num_places
-        row += work.num_wanted
+            rows[work.sequence] = row + num_wanted - work.num_places
+        row += num_wanted
     return rows
 
 

@@ -38,6 +38,7 @@ def test_export_loads_as_the_run_does(run: Path, tmp_path: Path) -> None:
     expected = of_run.state_dict()
     for name, tensor in of_export.state_dict().items():
         assert torch.equal(tensor, expected.pop(name)), name
+        assert tensor.data_ptr() % 64 == 0, f"{name}: lies across borders of cache lines"
     assert not expected
     assert of_export.config == of_run.config
 

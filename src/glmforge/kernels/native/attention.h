@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "matmul.h"
@@ -18,9 +19,27 @@ namespace glmforge {
 constexpr int64_t CHUNK = 256;
 constexpr int64_t ROWS_OF_BLOCK = 16;
 
+// Memory on borders of cache lines: a vector that lies across one is read twice.
+template <class T>
+struct Aligned {
+    using value_type = T;
+    Aligned() = default;
+    template <class U>
+    Aligned(const Aligned<U>&) {}
+    T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), std::align_val_t(CACHE_LINE)); }
+    void deallocate(T* from, size_t) { ::operator delete(from, std::align_val_t(CACHE_LINE)); }
+    template <class U>
+    bool operator==(const Aligned<U>&) const { return true; }
+    template <class U>
+    bool operator!=(const Aligned<U>&) const { return false; }
+};
+
 // A scratch buffer that is kept from call to call.
 template <class T>
-T* room(std::vector<T>& buffer, size_t size) {
+using Buffer = std::vector<T, Aligned<T>>;
+
+template <class T>
+T* room(Buffer<T>& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
     return buffer.data();
 }
@@ -162,7 +181,7 @@ inline float exponentials(float* scores, int64_t num_visible, int64_t num_keys, 
 // What the rows of a block find in the keys [chunk * CHUNK, (chunk + 1) * CHUNK).
 template <class X>
 void attend_to_chunk(const Attention<X>& a, const Block& block, int64_t chunk, State found) {
-    thread_local std::vector<float> memory;
+    thread_local Buffer<float> memory;
     int64_t group = a.group(), num_rows = block.count * group, head_dim = a.head_dim;
     int64_t begin = chunk * CHUNK, num_keys = std::min(CHUNK, block.num_keys() - begin);
     float* scores = room(memory, num_rows * CHUNK);
@@ -224,7 +243,7 @@ void write_output(const Attention<X>& a, const Block& block, State state) {
 // Called by all threads of a region; waits for all.
 template <class X>
 void attend_in_blocks(const Attention<X>& a, const std::vector<Block>& blocks) {
-    thread_local std::vector<float> memory;
+    thread_local Buffer<float> memory;
     int64_t head_dim = a.head_dim;
 #pragma omp for schedule(dynamic)
     for (size_t i = 0; i < blocks.size(); i++) {
@@ -266,7 +285,7 @@ struct AttentionPlan {
     std::vector<Block> blocks;
     int64_t max_chunks = 0;
     bool in_chunks = false;
-    std::vector<float> memory;
+    Buffer<float> memory;
 
     template <class X>
     AttentionPlan(const Attention<X>& a, int num_threads) : blocks(blocks_of(a)) {

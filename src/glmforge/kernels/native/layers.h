@@ -37,9 +37,9 @@ struct Step {
 // What the layers of a step keep between their parts.
 template <class X>
 struct Scratch {
-    std::vector<X> normed, q, k, v, o, product, expert_product;
-    std::vector<float> projected, weights;
-    std::vector<int64_t> chosen, starts, order, active;
+    Buffer<X> normed, q, k, v, o, product, expert_product;
+    Buffer<float> projected, weights;
+    Buffer<int64_t> chosen, starts, order, active;
     int64_t num_active = 0;  // experts with rows
 };
 
@@ -154,11 +154,11 @@ class LayerOnTokens {
     }
 
     // h += x @ weight.T
-    void add_linear(const std::vector<X>& x, const void* weight, int64_t length) {
+    void add_linear(const Buffer<X>& x, const void* weight, int64_t length) {
         by_blocks(l.hidden, [&](int64_t begin, int64_t end) { add_product(x, weight, length, begin, end); });
     }
 
-    void add_product(const std::vector<X>& x, const void* weight, int64_t length, int64_t begin, int64_t end) {
+    void add_product(const Buffer<X>& x, const void* weight, int64_t length, int64_t begin, int64_t end) {
         multiply(
             Matrix<X>{x.data(), length}, T, Matrix<W>{(const W*)weight, length}, begin, end, length,
             [&](int64_t t, int64_t output, const float* found, int64_t count) {
@@ -176,7 +176,7 @@ class LayerOnTokens {
     }
 
     void choose_experts(int64_t t) {
-        thread_local std::vector<float> memory;
+        thread_local Buffer<float> memory;
         int64_t E = l.num_experts, K = l.num_choices;
         float *x = room(memory, l.hidden + 2 * E), *scores = x + l.hidden, *choice = scores + E;
         by_lanes(l.hidden, [&](int64_t at, int64_t count) { write(x + at, read(normed()(t) + at, count), count); });
@@ -308,7 +308,7 @@ struct Head {
 
 template <class X, class W>
 void run_head(const Head& head) {
-    static thread_local std::vector<X> memory;
+    static thread_local Buffer<X> memory;
     X* normed = room(memory, head.num_rows * head.hidden);
     for (int64_t row = 0; row < head.num_rows; row++)
         norm_row<X>(head.h + head.rows[row] * head.hidden, (const W*)head.norm, head.hidden, head.eps,

@@ -11,6 +11,11 @@
 
 namespace glmforge {
 
+constexpr int64_t CACHE_LINE = 64;
+// Weights are fetched while so many groups of outputs before theirs are computed: rows of a narrow model are too short
+// for the processor to see that another one follows.
+constexpr int64_t TILES_AHEAD = 2;
+
 // How STEP numbers of x and w are multiplied and added to a vector of sums. Weights are rounded to the type of x where
 // they are more exact, as the modules cast them.
 template <class X, class W>
@@ -42,9 +47,10 @@ struct Product<bfloat16, float> : Product<bfloat16, bfloat16> {
 };
 #endif
 
-// Adds the products of STEP numbers of ROWS rows of x with as many rows of w as make LANES sums.
-template <int ROWS, class X, class W>
-inline void add_products(const X* const* x, const W* const* w, int64_t at, Floats* sums) {
+// Adds the products of STEP numbers of ROWS rows of x with as many rows of w as make LANES sums. What lies `ahead`
+// numbers behind those of w is fetched, if that is not 0.
+template <int ROWS, bool FETCHES, class X, class W>
+inline void add_products(const X* const* x, const W* const* w, int64_t at, int64_t ahead, Floats* sums) {
     using P = Product<X, W>;
     constexpr int COLUMNS = LANES / ROWS;
     typename P::Left left[ROWS];
@@ -53,6 +59,9 @@ inline void add_products(const X* const* x, const W* const* w, int64_t at, Float
 #pragma GCC unroll 16
     for (int column = 0; column < COLUMNS; column++) {
         typename P::Right right = P::right(w[column] + at);
+        if constexpr (FETCHES)
+            for (size_t line = 0; line < P::STEP * sizeof(W); line += CACHE_LINE)
+                __builtin_prefetch((const char*)(w[column] + at + ahead) + line);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++)
             sums[row * COLUMNS + column] = P::add(sums[row * COLUMNS + column], left[row], right);
@@ -60,12 +69,12 @@ inline void add_products(const X* const* x, const W* const* w, int64_t at, Float
 }
 
 // Lane row * COLUMNS + column: x[row] times w[column].
-template <int ROWS, class X, class W>
-inline Floats products(const X* const* x, const W* const* w, int64_t length) {
+template <int ROWS, bool FETCHES, class X, class W>
+inline Floats products(const X* const* x, const W* const* w, int64_t length, int64_t ahead) {
     constexpr int STEP = Product<X, W>::STEP, COLUMNS = LANES / ROWS;
     Floats vectors[LANES] = {};
     int64_t at = 0;
-    for (; at + STEP <= length; at += STEP) add_products<ROWS>(x, w, at, vectors);
+    for (; at + STEP <= length; at += STEP) add_products<ROWS, FETCHES>(x, w, at, ahead, vectors);
     if (at < length) {
         X x_rest[ROWS][STEP] = {};
         W w_rest[COLUMNS][STEP] = {};
@@ -75,13 +84,14 @@ inline Floats products(const X* const* x, const W* const* w, int64_t length) {
             x_rows[row] = (const X*)std::memcpy(x_rest[row], x[row] + at, (length - at) * sizeof(X));
         for (int column = 0; column < COLUMNS; column++)
             w_rows[column] = (const W*)std::memcpy(w_rest[column], w[column] + at, (length - at) * sizeof(W));
-        add_products<ROWS>(x_rows, w_rows, 0, vectors);
+        add_products<ROWS, false>(x_rows, w_rows, 0, 0, vectors);
     }
     return sums(vectors);
 }
 
-template <int ROWS, class Left, class Right, class Take>
-inline void multiply_rows(
+// Gives the number of the row behind these.
+template <int ROWS, bool FETCHES, class Left, class Right, class Take>
+inline int64_t multiply_rows(
     const Left& left, int64_t row, const Right& right, int64_t begin, int64_t end, int64_t length, const Take& take) {
     constexpr int COLUMNS = LANES / ROWS;
     decltype(left(row)) x[ROWS];
@@ -90,25 +100,14 @@ inline void multiply_rows(
         decltype(right(output)) w[COLUMNS];
         for (int column = 0; column < COLUMNS; column++) w[column] = right(std::min(output + column, end - 1));
         float found[LANES];
-        store(found, products<ROWS>(x, w, length));
+        store(found, products<ROWS, FETCHES>(x, w, length, TILES_AHEAD * COLUMNS * length));
         // Told apart so that `take` is compiled for the usual count.
         if (output + COLUMNS <= end)
             for (int i = 0; i < ROWS; i++) take(row + i, output, found + i * COLUMNS, int64_t(COLUMNS));
         else
             for (int i = 0; i < ROWS; i++) take(row + i, output, found + i * COLUMNS, end - output);
     }
-}
-
-// Products of the rows left(0 .. num_rows) with the rows right(begin .. end), all of `length` numbers.
-// take(row, output, found, count) is given `count` of them, for outputs from `output` on.
-template <class Left, class Right, class Take>
-inline void multiply(
-    const Left& left, int64_t num_rows, const Right& right, int64_t begin, int64_t end, int64_t length,
-    const Take& take) {
-    int64_t row = 0;
-    for (; row + 4 <= num_rows; row += 4) multiply_rows<4>(left, row, right, begin, end, length, take);
-    for (; row + 2 <= num_rows; row += 2) multiply_rows<2>(left, row, right, begin, end, length, take);
-    if (row < num_rows) multiply_rows<1>(left, row, right, begin, end, length, take);
+    return row + ROWS;
 }
 
 // The rows of a matrix of `length` columns.
@@ -118,6 +117,28 @@ struct Matrix {
     int64_t length;
     const T* operator()(int64_t row) const { return numbers + row * length; }
 };
+
+template <class Right>
+constexpr bool IS_MATRIX = false;
+template <class T>
+constexpr bool IS_MATRIX<Matrix<T>> = true;
+
+// Products of the rows left(0 .. num_rows) with the rows right(begin .. end), all of `length` numbers.
+// take(row, output, found, count) is given `count` of them, for outputs from `output` on.
+template <class Left, class Right, class Take>
+inline void multiply(
+    const Left& left, int64_t num_rows, const Right& right, int64_t begin, int64_t end, int64_t length,
+    const Take& take) {
+    int64_t row = 0;
+    if constexpr (IS_MATRIX<Right>)  // the first rows bring the weights into the cache
+        row = num_rows >= 4   ? multiply_rows<4, true>(left, 0, right, begin, end, length, take)
+              : num_rows >= 2 ? multiply_rows<2, true>(left, 0, right, begin, end, length, take)
+              : num_rows      ? multiply_rows<1, true>(left, 0, right, begin, end, length, take)
+                              : 0;
+    while (row + 4 <= num_rows) row = multiply_rows<4, false>(left, row, right, begin, end, length, take);
+    while (row + 2 <= num_rows) row = multiply_rows<2, false>(left, row, right, begin, end, length, take);
+    if (row < num_rows) multiply_rows<1, false>(left, row, right, begin, end, length, take);
+}
 
 // So many outputs of a linear map are computed at a time: its rows stay in the nearest cache for all rows of x.
 constexpr int64_t BLOCK_OUTPUTS = 32;
