@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, control, demo, export, fisher, generate, init, model, report, train
+from glmforge.cli import chat, checkpoint, control, demo, evaluate, export, fisher, generate, init, model, report, train
 from glmforge.cli.data import app as data
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
@@ -36,6 +36,7 @@ app.command("export")(export.export)
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
+app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
+from glmforge.config.needles import NeedlesConfig
 
 
 class AnomalyConfig(Strict):
@@ -72,5 +73,6 @@ class ObserveConfig(Strict):
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
     early_stopping: EarlyStoppingConfig | None = None
     samples: SamplesConfig | None = Field(default=None, description="None writes no texts at evaluations")
+    needles: NeedlesConfig | None = Field(default=None, description="None does not test retrieval at evaluations")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
     debug: DebugConfig = DebugConfig()

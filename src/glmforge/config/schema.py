@@ -154,6 +154,29 @@ class RunConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _check_needles(self) -> Self:
+        needles, names = self.observe.needles, [source.name for source in self.data.held_out]
+        if needles is None:
+            return self
+        if self.observe.evaluate_every is None:
+            refuse("observe.needles", "are looked for at evaluations: set observe.evaluate_every")
+        if needles.haystack is not None and needles.haystack not in names:
+            refuse("observe.needles.haystack", f"'{needles.haystack}' is not in data.held_out: {', '.join(names)}")
+        longest = max(phase.seq_len for phase in self.phases)
+        if max(needles.lengths) > longest:
+            refuse(
+                "observe.needles.lengths",
+                f"{max(needles.lengths)} is longer than the sequences of any phase ({longest}); take it out, and "
+                "test longer ones with 'glmforge evaluate needles'",
+            )
+        if needles.answers == "generated" and self.parallel.cp > 1:
+            refuse(
+                "observe.needles.answers",
+                "'generated' needs whole texts on each rank, and parallel.cp is more than 1; set it to 'scored'",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_spikes(self) -> Self:
         saved = self.checkpoint.every_steps or self.checkpoint.ephemeral_every_steps
         if self.fault_tolerance.spikes is not None and not saved:

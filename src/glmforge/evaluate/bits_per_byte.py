@@ -19,11 +19,11 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.evaluation import EvaluationBatches
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer, token_byte_lengths
-from glmforge.evaluate.scoring import ScoringHead, TokenScores
+from glmforge.evaluate.scoring import TokenScores, score_batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
 from glmforge.model.loss import labels_at_depth
-from glmforge.model.transformer import Activations, ForwardOutput, GlmMoe
+from glmforge.model.transformer import ForwardOutput
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
@@ -83,20 +83,9 @@ def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
     num_mtp = model.config.num_nextn_predict_layers
     num_rows, seq_len = batch.ids_BS.shape
     share = TokenShare(num_rows, seq_len, model.world, model.parallel)
-    outputs: list[ForwardOutput[TokenScores]] = []
-
-    def run(part: GlmMoe, _: int, received: Activations | None) -> tuple[Tensor, Activations | None]:
-        head = ScoringHead(share.take(labels_T))
-        inputs = share.inputs(batch.ids_BS, documents, num_mtp)
-        output = part(inputs, received, head=head, with_mtp=num_mtp > 0)
-        if output.activations is None:
-            outputs.append(output)
-        return output.router.aux_loss, output.activations
-
-    model.run(run, 1, (num_rows, seq_len), num_mtp=num_mtp, backward=False)
-    if not outputs:  # the last section is on another rank
+    output = score_batch(model, batch, share, num_mtp)
+    if output is None:  # the last section is on another rank
         return torch.zeros(_NUM_PLAIN_SUMS + 2 * num_mtp, dtype=torch.float64, device=labels_T.device)
-    (output,) = outputs
     nll_T = share.put(output.main.nll_o)
     num_labels = (labels_T != IGNORE_INDEX).sum()
     sums = [nll_T.double().sum(), num_labels, num_bytes, *_acceptance(output, labels_T, documents, share)]

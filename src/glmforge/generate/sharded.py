@@ -78,24 +78,16 @@ class ShardedModel:
     def session(self) -> Iterator[None]:
         """Steps are taken in here, and no training steps. The weights are those at its beginning, unless
         `weights_changed` says that there are others."""
-        training = [part.training for part in self.model.parts]
-        experts = [moe.experts for moe in self.model.moe_layers().values()]
-        capacities = [each.capacity_factor for each in experts]
         # What a few tokens need is not worth compiling for each number of them.
         compiling = torch.compiler.set_stance("force_eager") if self.model.parallel.compile else nullcontext()
-        self.model.eval()
-        self.model.set_capacity_factor(None)
-        self.weight_bytes, self._in_session = self._weights.begin(), True
-        try:
-            with compiling:
-                yield
-        finally:
-            self._weights.end()
-            self._in_session = False
-            for part, mode in zip(self.model.parts, training, strict=True):
-                part.train(mode)
-            for each, capacity in zip(experts, capacities, strict=True):
-                each.capacity_factor = capacity
+        with self.model.evaluating():
+            self.weight_bytes, self._in_session = self._weights.begin(), True
+            try:
+                with compiling:
+                    yield
+            finally:
+                self._weights.end()
+                self._in_session = False
 
     def weights_changed(self) -> None:
         self._weights.refresh()

@@ -24,6 +24,8 @@ class Kind(StrEnum):
     """One source of held-out data, with step and tokens."""
     SAMPLE = "sample"
     """A text that the model wrote at an evaluation, with step and tokens."""
+    NEEDLES = "needles"
+    """What the model retrieved at an evaluation: one task, length and depth, with step and tokens."""
     EVENT = "event"
     """What happened to the run: `time`, `step`, `event`, `detail`."""
     ANOMALY = "anomaly"

@@ -26,6 +26,9 @@ from glmforge.observe.metrics import METRICS, Record
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_CURVES = ("source", "needle_task", "needle_length", "needle_depth")
+"""What tells the curves of one metric apart."""
+
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -80,7 +83,8 @@ class JsonlFile:
 class TensorBoardFile:
     """Writes each number of a record as a TensorBoard scalar under the tag its metric has in `METRICS`.
 
-    Evaluation records add their source to the tag. Each record is flushed, so that a kill leaves no gap.
+    Evaluation records add their source to the tag, those of needles task, length and depth. Each record is flushed, so
+    that a kill leaves no gap.
 
     Args:
         directory: TensorBoard's log directory of this run.
@@ -106,12 +110,12 @@ class TensorBoardFile:
         from 0, but only of the few records that have the table `expert_load` too: hundreds of scalars in every record
         would make TensorBoard's files many times as large.
         """
-        source = f"/{record['source']}" if "source" in record else ""
+        curve = "".join(f"/{record[key]}" for key in _CURVES if key in record)
         with_lists = "source" in record or "expert_load" in record
         try:
             for name, value in record.items():
-                tag = METRICS[name].tag + source
-                for key, number in _numbers(value, with_lists) if name != "step" else ():
+                tag = METRICS[name].tag + curve
+                for key, number in _numbers(value, with_lists) if name not in ("step", *_CURVES) else ():
                     self._writer.add_scalar(tag + key, number, record["step"])
             self._writer.flush()
         except OSError as error:

@@ -6,6 +6,7 @@
     metrics.jsonl      one record per logging step
     evaluation.jsonl   one record per evaluation and source
     samples.jsonl      texts that the model wrote at evaluations
+    needles.jsonl      what it retrieved from long texts at evaluations
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are left out since a loss spike
@@ -73,6 +74,10 @@ class RunDirectory:
         return self.root / "samples.jsonl"
 
     @property
+    def needles(self) -> Path:
+        return self.root / "needles.jsonl"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -121,6 +126,7 @@ class RunLog:
     evaluations: list[Record]
     events: list[Record]
     samples: list[Record] = field(default_factory=list)
+    needles: list[Record] = field(default_factory=list)
 
 
 def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
@@ -193,6 +199,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
         evaluations=read_jsonl(directory.evaluation) if directory.evaluation.exists() else [],
         events=read_jsonl(directory.events) if directory.events.exists() else [],
         samples=read_jsonl(directory.samples) if directory.samples.exists() else [],
+        needles=read_jsonl(directory.needles) if directory.needles.exists() else [],
     )
 
 

@@ -21,9 +21,10 @@ def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
-    sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates, samples=observe.samples is not None)]
+    needles = observe.needles is not None
+    sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates, samples=observe.samples is not None, needles=needles)]
     if observe.tensorboard:
-        sinks.append(TensorBoard(directory.tensorboard, evaluates=evaluates))
+        sinks.append(TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
@@ -32,16 +33,20 @@ def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
 class RunFiles:
     """The JSONL files of a run directory.
 
-    Metrics, evaluations and samples tell one story: those of steps that are trained again go. Events and anomalies tell
-    what happened, and stay.
+    Metrics, evaluations, samples and needles tell one story: those of steps that are trained again go. Events and
+    anomalies tell what happened, and stay.
     """
 
-    def __init__(self, directory: RunDirectory, *, evaluates: bool, samples: bool = False) -> None:
+    def __init__(
+        self, directory: RunDirectory, *, evaluates: bool, samples: bool = False, needles: bool = False
+    ) -> None:
         self._paths = {Kind.METRICS: directory.metrics}
         if evaluates:
             self._paths[Kind.EVALUATION] = directory.evaluation
         if samples:
             self._paths[Kind.SAMPLE] = directory.samples
+        if needles:
+            self._paths[Kind.NEEDLES] = directory.needles
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
         self._open: dict[Kind, JsonlFile] = {}
 
@@ -63,12 +68,15 @@ class RunFiles:
 
 
 class TensorBoard:
-    """Metrics, and evaluations in a directory of their own: two writers that resume would hide each other's records."""
+    """Metrics, evaluations and needles, each in a directory of their own: two writers that resume would hide each
+    other's records."""
 
-    def __init__(self, directory: Path, *, evaluates: bool) -> None:
+    def __init__(self, directory: Path, *, evaluates: bool, needles: bool = False) -> None:
         self._directories = {Kind.METRICS: directory}
         if evaluates:
             self._directories[Kind.EVALUATION] = directory / "evaluation"
+        if needles:
+            self._directories[Kind.NEEDLES] = directory / "needles"
         self._open: dict[Kind, TensorBoardFile] = {}
 
     def open(self, step: int, tokens: int) -> None:

@@ -5,6 +5,7 @@ and checkpoints see this object and know of no axis.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,23 @@ class ParallelModel:
 
     def eval(self) -> None:
         self.train(False)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In evaluation mode and without a capacity factor; afterwards as before. Dropped tokens would make what the
+        model says depend on which rows it is given together, and on how many ranks."""
+        training = [part.training for part in self.parts]
+        experts = [moe.experts for moe in self.moe_layers().values()]
+        capacities = [each.capacity_factor for each in experts]
+        self.eval()
+        self.set_capacity_factor(None)
+        try:
+            yield
+        finally:
+            for part, mode in zip(self.parts, training, strict=True):
+                part.train(mode)
+            for each, capacity in zip(experts, capacities, strict=True):
+                each.capacity_factor = capacity
 
     def _sync_gradients(self, model: GlmMoe, *, is_last: bool) -> None:
         if isinstance(model, FSDPModule) and self.parallel.reduce_gradients == "last_micro_batch":

@@ -1,6 +1,7 @@
 """What the report's plots show: each a function from a run's log to a `Figure`, or None without data for it.
 
-How they are drawn is `canvas.py`; those of the experts are `figures_balance.py`.
+How they are drawn is `canvas.py`; those of the experts are `figures_balance.py`, those of needle
+tests `figures_needles.py`.
 """
 
 import math
@@ -29,6 +30,7 @@ from glmforge.report.figures_balance import (
     load_of_experts,
     router_biases,
 )
+from glmforge.report.figures_needles import needles_by_depth, needles_by_length
 
 _MAX_SOURCES = 2 * len(SERIES)
 _OTHER = "other"
@@ -40,6 +42,8 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _loss,
         _source_loss,
         _held_out,
+        needles_by_length,
+        needles_by_depth,
         _mtp_loss,
         _elastic_loss,
         _learning_rate,

@@ -24,6 +24,7 @@ _FILES = {
     "metrics.jsonl": "one record per logging step",
     "evaluation.jsonl": "one record per evaluation and source",
     "samples.jsonl": "texts that the model wrote at evaluations",
+    "needles.jsonl": "what it retrieved from long texts",
     "events.jsonl": "starts, resumes and what else happened",
     "checkpoints": "checkpoints, one directory per step",
     "tensorboard": "the metrics for TensorBoard",

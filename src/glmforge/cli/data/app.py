@@ -8,14 +8,22 @@ from importlib import import_module
 
 import typer
 
-from glmforge.cli.data import chat, mixture, tokens
+from glmforge.cli.data import chat, mixture, needles, tokens
 
 app = typer.Typer(no_args_is_help=True, help="From raw documents to clean, deduplicated, packed token shards.")
 
 _corpus = import_module("glmforge_corpus.cli.commands")
 _PANELS = {
     **_corpus.PANELS,
-    "Tokens": (tokens.tokenizer, tokens.fertility, tokens.tokenize, chat.chat, mixture.mix, tokens.pack),
+    "Tokens": (
+        tokens.tokenizer,
+        tokens.fertility,
+        tokens.tokenize,
+        chat.chat,
+        mixture.mix,
+        tokens.pack,
+        needles.needles,
+    ),
 }
 for panel, commands in _PANELS.items():
     for command in commands:

@@ -9,6 +9,7 @@ from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.hooks.elastic import ElasticHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.metrics import MetricsHook
+from glmforge.training.hooks.needles import NeedlesHook
 from glmforge.training.hooks.preemption import PreemptionHook
 from glmforge.training.hooks.profile import ProfileHook
 from glmforge.training.hooks.routers import RoutersHook
@@ -30,6 +31,7 @@ __all__ = [
     "ElasticHook",
     "EvaluationHook",
     "MetricsHook",
+    "NeedlesHook",
     "PreemptionHook",
     "ProfileHook",
     "RoutersHook",

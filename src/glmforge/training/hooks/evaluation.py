@@ -47,7 +47,6 @@ class EvaluationHook(Hook):
         if state.step % self.every_steps and not state.is_done:
             return
         records = [record | self._compared(record) for record in self._records(trainer)]
-        trainer.model.set_capacity_factor(trainer.phase.capacity_factor)
         for record in records:
             trainer.bus.write(Kind.EVALUATION, {"step": state.step, "tokens": state.tokens} | record)
         for hook in trainer.hooks:
@@ -63,12 +62,8 @@ class EvaluationHook(Hook):
         self._at_start = dict(state.get("bits_per_byte_at_start", {}))
 
     def _records(self, trainer: Trainer) -> Sequence[Record]:
-        trainer.model.eval()
-        # Dropped tokens would make the score depend on which rows are scored together, and on how many ranks.
-        trainer.model.set_capacity_factor(None)
-        records = self.evaluate(trainer.model)
-        trainer.model.train()
-        return records
+        with trainer.model.evaluating():
+            return self.evaluate(trainer.model)
 
     def _compared(self, record: Mapping[str, Any]) -> Record:
         """What the starting weights scored on the record's source; nothing if that is not known."""

@@ -1,0 +1,86 @@
+"""`glmforge evaluate`: how good a model on the disk is at something."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from glmforge.cli.data.needles import NeedleOptions, tests_of
+from glmforge.cli.data.options import ForceOption
+from glmforge.cli.generate import Dtype
+from glmforge.cli.signature import takes
+
+if TYPE_CHECKING:
+    from glmforge.observe.metrics import Record
+
+app = typer.Typer(no_args_is_help=True, help="Test a model on the disk.")
+
+
+@app.callback()
+def _group() -> None:
+    """With one command only, Typer would leave out its name."""
+
+
+class Answers(StrEnum):
+    """How a model answers."""
+
+    scored = "scored"
+    generated = "generated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(NeedleOptions):
+    """Which model answers, and how."""
+
+    model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")]
+    answers: Annotated[
+        Answers, typer.Option(help="One forward pass over text and answer, or the model writes the answer.")
+    ] = Answers.scored
+    out: Annotated[Path | None, typer.Option(help="JSONL file to write, a line for each row and column.")] = None
+    dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
+    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
+    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
+    force: ForceOption = False
+
+
+@app.command()
+@takes(EvaluateOptions)
+def needles(options: EvaluateOptions) -> None:
+    """Test what a model retrieves from long texts, by length and depth.
+
+    Examples:
+
+        glmforge evaluate needles runs/long --length 4096 --length 32768
+
+        glmforge evaluate needles exports/glm --length 131072 --task multi_key --task variables --answers generated
+        --device cuda --out needles.jsonl
+    """
+    from glmforge.data.files import refuse_unwritable
+    from glmforge.evaluate.needles_of_model import find_needles, load_for_needles, write_records
+    from glmforge.parallel.build import DTYPES
+
+    if options.out is not None:
+        refuse_unwritable(options.out, options.force)
+    dtype = None if options.dtype is None else DTYPES[options.dtype.value]
+    model, tokenizer = load_for_needles(options.model, options.tokenizer, dtype, options.device, max(options.length))
+    records = find_needles(model, tests_of(options, tokenizer), options.answers.value)
+    if options.out is not None:
+        write_records(records, options.out)
+    Console().print(_table(records))
+
+
+def _table(records: "list[Record]") -> Table:
+    """A row for each task and length, a column for each depth: percentages of right answers."""
+    depths = sorted({record["needle_depth"] for record in records})
+    table = Table("task", box=None)
+    for title in ("tokens", *(f"depth {depth:g}" for depth in depths), "answers"):
+        table.add_column(title, justify="right")
+    for task, length in dict.fromkeys((record["needle_task"], record["needle_length"]) for record in records):
+        row = [one for one in records if (one["needle_task"], one["needle_length"]) == (task, length)]
+        shares = [f"{one['needle_accuracy']:.0%}" for one in sorted(row, key=lambda one: float(one["needle_depth"]))]
+        table.add_row(task, f"{length:,}", *shares, f"{sum(one['needle_answers'] for one in row):,}")
+    return table

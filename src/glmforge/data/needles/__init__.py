@@ -1,0 +1,1 @@
+"""Needle tests: facts hidden in long text, and questions about them."""

@@ -1,0 +1,80 @@
+"""The report's plots of needle tests: what was retrieved last, by length and depth, and how that came about.
+
+As in the other heat maps opacity is the message: what is always found lets the page show through, what is missed does
+not.
+"""
+
+from itertools import groupby
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+
+from glmforge.observe.metrics import Record
+from glmforge.observe.run import RunLog
+from glmforge.report.canvas import SERIES, STYLE, Figure, draw_legend, plot_over_tokens, to_svg
+
+_MISSED = (0.90, 0.47, 0.13)
+_MAX_OPACITY = 0.85  # a cell's number stays legible
+
+
+def needles_by_length(run: RunLog) -> Figure | None:
+    """Accuracy over tokens, a curve per length; the mean over tasks and depths."""
+    if not run.needles:
+        return None
+    lengths = sorted({record["needle_length"] for record in run.needles})
+    with plot_over_tokens(run, "needles", "answers that are right") as plot:
+        for number, length in enumerate(lengths):
+            own = [record for record in run.needles if record["needle_length"] == length]
+            points = [(tokens, _accuracy(list(group))) for tokens, group in groupby(own, lambda one: one["tokens"])]
+            color, style = SERIES[number % len(SERIES)], "-" if number < len(SERIES) else "--"
+            label = f"{length:,}"
+            plot.axes.plot(*np.array(points).T, style, color=color, marker="o", markersize=3.5, label=label)
+        plot.axes.set_ylim(-0.03, 1.03)
+        draw_legend(plot.axes)
+    return Figure("Needles", "Retrieved from texts of each length; mean over tasks and depths.", plot.svg)
+
+
+def needles_by_depth(run: RunLog) -> Figure | None:
+    """A map of lengths over depths for each task, of the last evaluation that tested."""
+    if not run.needles:
+        return None
+    step = run.needles[-1]["step"]
+    last = [record for record in run.needles if record["step"] == step]
+    tasks = list(dict.fromkeys(record["needle_task"] for record in last))
+    num_lengths = len({record["needle_length"] for record in last})
+    with matplotlib.rc_context(STYLE):
+        canvas = Canvas(figsize=(10.6, float(np.clip(1.1 + 0.27 * num_lengths, 1.5, 5.0))), layout="constrained")
+        for number, task in enumerate(tasks, start=1):
+            axes = canvas.add_subplot(1, len(tasks), number)
+            _draw_map(axes, task, [record for record in last if record["needle_task"] == task])
+            if number == 1:
+                axes.set_ylabel("tokens")
+        svg = to_svg(canvas, "needles-by-depth")
+    method = {"scored": "scored by one forward pass", "generated": "generated"}[last[0]["needle_method"]]
+    caption = f"Percentage of answers that are right at step {step:,}, {method}, by the needle's depth in the text."
+    return Figure("Needles by length and depth", caption, svg, wide=True)
+
+
+def _draw_map(axes: Axes, task: str, records: list[Record]) -> None:
+    lengths = sorted({record["needle_length"] for record in records})
+    depths = sorted({record["needle_depth"] for record in records})
+    found_LC = np.full((len(lengths), len(depths)), np.nan)
+    for one in records:
+        found_LC[lengths.index(one["needle_length"]), depths.index(one["needle_depth"])] = one["needle_accuracy"]
+    opacity_LC = np.nan_to_num((1 - found_LC) * _MAX_OPACITY)
+    colors = np.concatenate([np.broadcast_to(_MISSED, (*found_LC.shape, 3)), opacity_LC[..., None]], axis=-1)
+    axes.imshow(colors, aspect="auto", interpolation="none")
+    for (row, column), value in np.ndenumerate(found_LC):
+        axes.text(column, row, f"{100 * value:.0f}", ha="center", va="center")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(True)
+    axes.set(title=task.replace("_", "-"), xlabel="depth")
+    axes.set_xticks(range(len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+
+
+def _accuracy(records: list[Record]) -> float:
+    right = sum(record["needle_accuracy"] * record["needle_answers"] for record in records)
+    return float(right / sum(record["needle_answers"] for record in records))

@@ -1,0 +1,29 @@
+"""Test at every evaluation what the model retrieves from long contexts. How is the recipe's function."""
+
+from collections.abc import Callable, Sequence
+
+from glmforge.observe.bus import Kind
+from glmforge.observe.metrics import Record
+from glmforge.parallel.model import ParallelModel
+from glmforge.training.order import Priority
+from glmforge.training.trainer import Hook, Trainer
+
+FindNeedles = Callable[[ParallelModel, str], Sequence[Record]]
+"""Given the model and the phase's name; all ranks call it together and get the same records, one per task, length and
+depth; none in a phase that has no tests."""
+
+
+class NeedlesHook(Hook):
+    """Writes the records of `find_needles`, with step and tokens, after each evaluation."""
+
+    name = "needles"
+    priority = Priority.EVALUATE
+    after = ("evaluation",)
+
+    def __init__(self, find_needles: FindNeedles) -> None:
+        self.find_needles = find_needles
+
+    def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        where = {"step": trainer.state.step, "tokens": trainer.state.tokens}
+        for record in self.find_needles(trainer.model, trainer.phase.name):
+            trainer.bus.write(Kind.NEEDLES, where | record)
