@@ -48,7 +48,7 @@ def with_stage_defaults(given: Any) -> Any:
     stage = given.get("stage", "pretrain")
     defaults = PHASE_DEFAULTS.get(stage, {}) if isinstance(stage, str) else {}
     phases = [_filled(phase, defaults) if isinstance(phase, dict) else phase for phase in given["phases"]]
-    section = {"sft": {}} if stage == "sft" and given.get("sft") is None else {}
+    section: dict[str, Any] = {"sft": {}} if stage == "sft" and given.get("sft") is None else {}
     return {**given, **section, "phases": phases}
 
 
