@@ -19,7 +19,7 @@ from glmforge.recipes.demo import pace
 from glmforge.recipes.demo.options import DemoOptions
 from glmforge.recipes.demo.screen import Screen
 from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
-from glmforge.recipes.pretrain import measure_step_seconds
+from glmforge.recipes.train import measure_step_seconds
 
 PRECISIONS = ("fp32", "bf16")
 MEASURED_STEPS = 3
