@@ -61,6 +61,7 @@ def _phases(run: RunLog) -> Table:
     titles = (
         "Steps",
         "Tokens",
+        "Trained, median",
         "Loss, first → last",
         "Learning rate, first → last",
         "Tokens/s, median",
@@ -73,11 +74,13 @@ def _phases(run: RunLog) -> Table:
         records = list(group)
         last = records[-1]
         speeds = values_of(records, "tokens_per_second")
+        trained = [r["trained_tokens"] / (r["batch_size"] * r["seq_len"]) for r in records if "trained_tokens" in r]
         rows.append(
             [
                 name,
                 f"{last['step'] - before['step']:,}",
                 format_count(last["tokens"] - before["tokens"]),
+                f"{median(trained):.1%}" if trained else "",
                 _span(values_of(records, "loss"), ".3f"),
                 _span(values_of(records, "lr"), ".1e"),
                 format_count(median(speeds)) if speeds else "",
@@ -89,12 +92,13 @@ def _phases(run: RunLog) -> Table:
 
 
 def _last_evaluation(run: RunLog) -> Table:
-    titles = ("Step", "Bits per byte", "Nats per token", "Tokens", "Bytes", "MTP acceptance")
+    titles = ("Step", "Bits per byte", "Nats per token", "Accuracy", "Tokens", "Bytes", "MTP acceptance")
     columns = ("Source", *titles)
     numbers = (
         ("step", ","),
         ("bits_per_byte", ".4f"),
         ("nll", ".4f"),
+        ("accuracy", ".1%"),
         ("num_tokens", ","),
         ("num_bytes", ","),
     )

@@ -16,8 +16,8 @@ from glmforge.report.summary import summarize
 from glmforge.report.tables import make_tables, training_seconds
 from helpers.synthetic_run import TOKENS_PER_STEP, write_synthetic_run
 
-ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text", "Multi-token prediction", "Learning rate",
-               "Throughput", "Gradient norm", "Batch size", "Expert balance", "Router biases",
+ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text", "Accuracy", "Multi-token prediction",
+               "Learning rate", "Throughput", "Gradient norm", "Batch size", "Expert balance", "Router biases",
                "Drift of the router biases", "Balance of every layer", "Load of every expert"]  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
@@ -157,7 +157,7 @@ def test_one_synthetic_step_shows_every_figure(tmp_path: Path) -> None:
 
 def test_a_run_without_evaluation_has_no_held_out_figure(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=40, killed_at=None, evaluate=False)
-    assert _page(root).titles == [title for title in ALL_FIGURES if title != "Held-out text"]
+    assert _page(root).titles == [title for title in ALL_FIGURES if title not in ("Held-out text", "Accuracy")]
 
 
 def test_a_diverged_run_still_gets_its_report(tmp_path: Path) -> None:
@@ -226,6 +226,7 @@ def test_phases_add_up(full_run: Path) -> None:
     summary = summarize(read_run(full_run), report_dir=full_run, facts={})
     phases = next(table for table in summary.tables if table.title == "Phases")
     assert [[cell.text for cell in row][:2] for row in phases.rows] == [["general", "159"], ["code", "41"]]
+    assert [row[3].text for row in phases.rows] == ["75.0%", "75.0%"]
 
 
 def test_gpus_of_a_kind_are_counted(full_run: Path) -> None:
@@ -294,6 +295,13 @@ def test_events_that_happen_all_the_time_are_folded(full_run: Path) -> None:
     ]
     assert rows[5][1:] == ["", "anomaly ×2", "earlier, since step 31; see events.jsonl"]
     assert [row[1] for row in rows[6:]] == [str(step) for step in range(33, 41)]
+
+
+def test_accuracy_stands_beside_the_loss(full_run: Path) -> None:
+    record = {"step": 1, "source": "chat", "bits_per_byte": 1.5, "nll": 2.0, "accuracy": 0.4567}
+    assert tables_of(read_run(full_run), evaluations=[record])["Last evaluation"][0][:5] == [
+        "chat", "1", "1.5000", "2.0000", "45.7%"
+    ]  # fmt: skip
 
 
 def test_acceptance_of_every_depth_is_shown(full_run: Path) -> None:
