@@ -9,14 +9,21 @@ What a stage sets for its phases, where a phase says nothing else, and why:
 | `mtp_loss_weight` | 0.3 | 0.1, as in the report after 15T tokens: MTP layers stay true to the trunk and take little from it |
 | `packing` | truncate | midtrain: truncate; sft: best_fit, since no conversation is to be cut |
 
+A run of stage sft that evaluates, and names a file of conversations in `data.held_out`, answers four prompts of
+them at each evaluation where `observe.samples` is not given (`SAMPLES_OF_SFT`): loss and accuracy do not tell whether a model answers in
+form and stops. The cost is that of writing so many answers one token at a time (`sampling_seconds` in samples.jsonl);
+`observe.samples: null` saves it.
+
 Dropout is 0 in every stage: a mixture of experts that sees each token once or a few times gains nothing by it.
 """  # noqa: E501
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from glmforge.config.chat import is_conversation_file
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.regularization import RegularizationConfig
@@ -30,6 +37,10 @@ PHASE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "sft": _ADAPTED | {"packing": "best_fit"},
 }
 """Of each stage, where they differ from those of `PhaseConfig`."""
+
+
+SAMPLES_OF_SFT: Mapping[str, Any] = {"held_out": 4, "max_new_tokens": 256, "temperature": 0.0}
+"""`observe.samples` of a run that evaluates on conversations and does not say."""
 
 
 class SftConfig(Strict):
@@ -49,6 +60,8 @@ def with_stage_defaults(given: Any) -> Any:
     defaults = PHASE_DEFAULTS.get(stage, {}) if isinstance(stage, str) else {}
     phases = [_filled(phase, defaults) if isinstance(phase, dict) else phase for phase in given["phases"]]
     section: dict[str, Any] = {"sft": {}} if stage == "sft" and given.get("sft") is None else {}
+    if stage == "sft" and _evaluates_on_conversations(given):
+        section["observe"] = {"samples": SAMPLES_OF_SFT, **given["observe"]}
     return {**given, **section, "phases": phases}
 
 
@@ -74,6 +87,17 @@ def _refuse_foreign_to_sft(place: str, phase: PhaseConfig) -> None:
         refuse(f"{place}.document_mask", "in stage 'sft' conversations of a row must not see each other: leave it out")
     if phase.fim_rate:
         refuse(f"{place}.fim_rate", "stage 'sft' rearranges no documents: leave it out, or do it in stage 'midtrain'")
+
+
+def _evaluates_on_conversations(given: Mapping[str, Any]) -> bool:
+    data, observe = given.get("data"), given.get("observe")
+    if not (isinstance(data, dict) and isinstance(observe, dict) and observe.get("evaluate_every")):
+        return False
+    held_out = data.get("held_out")
+    paths = (
+        [source.get("path") for source in held_out if isinstance(source, dict)] if isinstance(held_out, list) else []
+    )
+    return any(is_conversation_file(Path(path)) for path in paths if isinstance(path, str | Path))
 
 
 def _filled(phase: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
