@@ -9,6 +9,11 @@
 | `mtp_loss_weight` | 0.3 | 0.1, as in the report after 15T tokens: MTP layers stay true to the trunk and take little from it |
 | `packing` | truncate | midtrain: truncate; sft: best_fit, since no conversation is to be cut |
 
+A run of stage sft that evaluates, and names a file of conversations in `data.held_out`, answers four prompts of
+them at each evaluation where `observe.samples` is not given (`SAMPLES_OF_SFT`): loss and accuracy do not tell whether a model answers in
+form and stops. The cost is that of writing so many answers one token at a time (`sampling_seconds` in samples.jsonl);
+`observe.samples: null` saves it.
+
 Dropout is 0 in every stage: a mixture of experts that sees each token once or a few times gains nothing by it.
 """  # noqa: E501
 
@@ -20,9 +25,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from glmforge.config.chat import is_conversation_file
 from glmforge.config.fields import one_of
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
+
+SAMPLES_OF_SFT: Mapping[str, Any] = {"held_out": 4, "max_new_tokens": 256, "temperature": 0.0}
+"""`observe.samples` of a run that evaluates on conversations and does not say."""
 
 
 class SftConfig(Strict):
@@ -39,10 +48,11 @@ class StageDeclaration:
     """One stage.
 
     Attributes:
-        name: in configurations. A field of `RunConfig` with this name has the stage's own settings, if there is one.
+        name: in configurations.
         recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train.
         starts_from_weights: whether a run needs `init_from`.
         phase_defaults: of `PhaseConfig`, where they are others than written there.
+        sections: of what a run is given makes the sections that it has besides, or has otherwise.
         own_settings: fields of `RunConfig`, with dots, that other stages have no use for unless they name them too.
         check_phase: raises `ValueError` (`refuse`) for settings of a phase that the stage cannot have, given its place.
     """
@@ -51,6 +61,7 @@ class StageDeclaration:
     recipe: str
     starts_from_weights: bool = True
     phase_defaults: Mapping[str, Any] = field(default_factory=dict)
+    sections: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     own_settings: tuple[str, ...] = ()
     check_phase: Callable[[str, PhaseConfig], None] = lambda place, phase: None
 
@@ -64,6 +75,24 @@ def _check_sft_phase(place: str, phase: PhaseConfig) -> None:
         refuse(f"{place}.fim_rate", "stage 'sft' rearranges no documents: leave it out, or do it in stage 'midtrain'")
 
 
+def _sft_sections(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    sections: dict[str, Any] = {} if given.get("sft") is not None else {"sft": {}}
+    if _evaluates_on_conversations(given):
+        sections["observe"] = {"samples": SAMPLES_OF_SFT, **given["observe"]}
+    return sections
+
+
+def _evaluates_on_conversations(given: Mapping[str, Any]) -> bool:
+    data, observe = given.get("data"), given.get("observe")
+    if not (isinstance(data, dict) and isinstance(observe, dict) and observe.get("evaluate_every")):
+        return False
+    held_out = data.get("held_out")
+    paths = (
+        [source.get("path") for source in held_out if isinstance(source, dict)] if isinstance(held_out, list) else []
+    )
+    return any(is_conversation_file(Path(path)) for path in paths if isinstance(path, str | Path))
+
+
 _ADAPTED = {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1}
 
 STAGES = {
@@ -75,6 +104,7 @@ STAGES = {
             name="sft",
             recipe="glmforge.recipes.token_shards:sft",
             phase_defaults=_ADAPTED | {"packing": "best_fit"},
+            sections=_sft_sections,
             own_settings=("sft", "regularization.neftune_alpha"),
             check_phase=_check_sft_phase,
         ),
@@ -94,8 +124,7 @@ def with_stage_defaults(given: Any) -> Any:
     if stage is None:
         return given
     phases = [_filled(phase, stage.phase_defaults) if isinstance(phase, dict) else phase for phase in given["phases"]]
-    section: dict[str, Any] = {name: {}} if name in stage.own_settings and given.get(name) is None else {}
-    return {**given, **section, "phases": phases}
+    return {**given, **stage.sections(given), "phases": phases}
 
 
 def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from: Path | None) -> None:

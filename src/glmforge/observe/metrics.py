@@ -202,7 +202,7 @@ _ROWS = (
         "balance",
         "share of a layer's routed rows per expert; rows sum to 1",
     ),
-    Metric("source", "text", "evaluation", "name of the held-out data"),
+    Metric("source", "text", "evaluation", "name of the held-out data, also that a sample's prompt is from"),
     Metric("bits_per_byte", "bits/byte", "evaluation", "held-out cross-entropy per byte of UTF-8 text"),
     Metric(
         "bits_per_byte_at_start",
@@ -222,6 +222,19 @@ _ROWS = (
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),
     Metric("mtp_acceptance", "fraction", "evaluation", "how often the MTP head's greedy token is the trunk's"),
     Metric("mtp_acceptance_by_depth", "fraction [depths]", "evaluation", "the same of each MTP depth, if several"),
+    Metric(
+        "num_answers",
+        "1",
+        "evaluation",
+        "answers to held-out prompts of the source; only with observe.samples.held_out",
+    ),
+    Metric("stopped", "fraction", "evaluation", "how many of them ended by themselves, not at max_new_tokens"),
+    Metric(
+        "well_formed",
+        "fraction",
+        "evaluation",
+        "how many are in GLM's format: reasoning, answer and tool calls closed and in order, no control token",
+    ),
     Metric("needle_task", "text", "needles", "what is to be retrieved: a task of glmforge.data.needles.questions"),
     Metric("needle_length", "tokens", "needles", "longest that the tests may be"),
     Metric("needle_depth", "fraction", "needles", "where in the text the needle lies; 0 is the beginning"),
@@ -233,6 +246,10 @@ _ROWS = (
     Metric("prompt", "text", "samples", "what a text begins with"),
     Metric("sample", "1", "samples", "number of the text among those to its prompt"),
     Metric("completion", "text", "samples", "what the model wrote behind the prompt"),
+    Metric("reference", "text", "samples", "the answer that the held-out conversation has"),
+    Metric(
+        "malformed", "text", "samples", "what is wrong with the form of an answer to a held-out prompt, if anything"
+    ),
     Metric("finished", "text", "samples", "why it ended: stop or length"),
     Metric("new_tokens", "tokens", "samples", "tokens of the completion"),
     Metric("sampling_seconds", "s", "samples", "what all texts of the evaluation took, on all ranks together"),

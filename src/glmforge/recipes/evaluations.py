@@ -33,7 +33,7 @@ def evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
     continues = config.init_from is not None
     yield hooks.EvaluationHook(observe.evaluate_every, evaluate, from_given_weights=continues)
     if observe.samples is not None:
-        yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer))
+        yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer, data.held_out))
     if observe.needles is not None:
         yield hooks.NeedlesHook(_needles(config, observe.needles, data))
     if observe.early_stopping is not None:

@@ -44,6 +44,7 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _source_loss,
         _held_out,
         _accuracy,
+        _held_out_answers,
         needles_by_length,
         needles_by_depth,
         _mtp_loss,
@@ -161,14 +162,27 @@ def _accuracy(run: RunLog) -> Figure | None:
     return Figure("Accuracy", caption, plot.svg)
 
 
-def _draw_by_source(axes: Axes, points: list[Record], name: str) -> None:
-    """A curve of a number for each source that has it, in the order of their names."""
+def _held_out_answers(run: RunLog) -> Figure | None:
+    points = [record for record in run.evaluations if "num_answers" in record]
+    if not points:
+        return None
+    with plot_over_tokens(run, "held-out-answers", "share of answers") as plot:
+        _draw_by_source(plot.axes, points, "well_formed", dashed=True)
+        _draw_by_source(plot.axes, points, "stopped")
+        plot.axes.set_ylim(-0.03, 1.03)
+    caption = "Answers to held-out prompts that end by themselves; dashed: that are in GLM's format."
+    return Figure("Held-out answers", caption, plot.svg)
+
+
+def _draw_by_source(axes: Axes, points: list[Record], name: str, *, dashed: bool = False) -> None:
+    """A curve of a number for each source, in the order of their names; dashed ones are not in the legend."""
     sources = sorted({record["source"] for record in points})
     for number, source in enumerate(sources):
         own = [(record["tokens"], record[name]) for record in points if record["source"] == source]
-        color = SERIES[number % len(SERIES)]
-        axes.plot(*np.array(own).T, color=color, marker="o", markersize=3.5, label=source)
-    if len(sources) > 1:
+        color, style = SERIES[number % len(SERIES)], "--" if dashed else "-"
+        label = "" if dashed else source
+        axes.plot(*np.array(own).T, style, color=color, marker="o", markersize=3.5, label=label)
+    if len(sources) > 1 and not dashed:
         draw_legend(axes)
 
 

@@ -115,7 +115,7 @@ def _read_arguments(text: str, place: int, call: ToolCall) -> int:
 
 
 def _enclosed(text: str, place: int, tag: str) -> tuple[str, int] | None:
-    """What the tag and its end enclose at `place`, space before it aside, and the place behind; None if it is no tag."""
+    """What the tag and its end enclose at `place`, space before it aside, and the place behind; None without both."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     space = _SPACE.match(text, place)
     start = (place if space is None else space.end()) + len(opening)

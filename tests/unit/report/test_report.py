@@ -195,6 +195,49 @@ def test_samples_and_facts_are_shown_as_text(minimal_run: Path) -> None:
     assert "<script" not in RunDirectory(minimal_run).report.read_text()
 
 
+def test_answers_stand_beside_their_references_and_what_was_answered_before(tmp_path: Path) -> None:
+    """Hostile text on all sides, escaped once."""
+    root = write_synthetic_run(tmp_path / "run", num_steps=1, killed_at=None)
+    hostile = "</pre><script>alert('x')</script>&amp;"
+    with JsonlFile(root / "samples.jsonl") as file:
+        for step in (1, 2, 3):
+            for number in range(30):
+                given = {"source": "<i>", "prompt": f"{number} {hostile}", "reference": f"right {hostile}", "sample": 0}
+                said = {"completion": f"said {step} {hostile}", "finished": "stop", "malformed": "holds <b>"}
+                file.write({"step": step, **given, **said})
+            file.write({"step": step, "prompt": "def ", "sample": 0, "completion": f"plain {step}"})
+    with JsonlFile(root / "evaluation.jsonl") as file:
+        file.write({"step": 3, "tokens": 9, "source": "<i>", "num_answers": 30, "stopped": 1.0, "well_formed": 0.5})
+    page = _page(root)
+    text = RunDirectory(root).report.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<b>holds" not in text
+    assert "&amp;lt;" not in text, "escaped twice"
+    assert page.text.count(f"said 3 {hostile}") == page.text.count(f"right {hostile}") == 24
+    assert page.text.count(f"said 1 {hostile}") == page.text.count(f"said 2 {hostile}") == 24
+    assert page.text.count("At earlier evaluations") == 24
+    assert "And 7 more of the last evaluation" in page.text
+    assert "<i>, step 3, ended by itself, malformed: holds <b>" in page.text
+    assert "Held-out answers" in page.titles
+    tables = {table.title: table.rows for table in make_tables(read_run(root), root)}
+    assert [cell.text for cell in tables["Answers to held-out prompts"][0]] == ["<i>", "3", "30", "100.0%", "50.0%"]
+    assert tables["Last evaluation"][0][0].text == "code", "the record of answers is none of loss"
+
+
+def test_a_text_is_followed_through_the_evaluations(tmp_path: Path) -> None:
+    root = write_synthetic_run(tmp_path / "run", num_steps=1, killed_at=None)
+    with JsonlFile(root / "samples.jsonl") as file:
+        for step in range(1, 41):
+            file.write({"step": step, "prompt": "def ", "sample": 0, "completion": f"said at {step}."})
+        file.write({"step": 3, "prompt": "no longer asked", "sample": 0, "completion": "gone"})
+        file.write({"step": 40, "prompt": "p" * 5000, "reference": "r", "source": "c", "sample": 0, "completion": "x"})
+    text = write_report(root).read_text(encoding="utf-8")
+    assert "<b>def </b>said at 40." in text
+    assert [f"said at {step}." in text for step in (1, 2, 5, 10, 35, 39)] == [True, False, True, True, True, False]
+    assert "gone" not in text
+    assert "…" + "p" * 2000 + "</b>" in text
+
+
 def test_links_lead_to_the_files_from_where_the_report_lies(full_run: Path, tmp_path: Path) -> None:
     (full_run / "odd name#1").mkdir(exist_ok=True)
     elsewhere = tmp_path / "reports" / "full.html"
