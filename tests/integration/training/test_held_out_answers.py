@@ -199,16 +199,3 @@ def test_where_nothing_is_conversations_the_run_is_refused(config: RunConfig, ti
     with pytest.raises(ConfigError, match=r"held_out: no source in data.held_out is conv"):
         train(changed(config, data=data))
     assert not (config.output_dir / "metrics.jsonl").exists()
-
-
-def test_sft_answers_held_out_prompts_by_default(config: RunConfig, tiny_data: TinyData) -> None:
-    observe = config.observe.model_dump(exclude_unset=True)
-    del observe["samples"]
-    default = changed(config, observe=observe).observe.samples
-    assert default is not None
-    assert (default.held_out, default.prompts, default.temperature) == (4, [], 0)
-    assert changed(config, observe=observe | {"samples": None}).observe.samples is None
-    assert changed(config, observe=observe | {"evaluate_every": None}).observe.samples is None
-    assert changed(config, observe=observe, stage="midtrain", sft=None).observe.samples is None
-    text = config.data.model_dump(exclude_unset=True) | {"held_out": [{"name": "t", "path": str(tiny_data.held_out)}]}
-    assert changed(config, observe=observe, data=text).observe.samples is None
