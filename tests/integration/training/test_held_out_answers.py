@@ -20,7 +20,7 @@ from glmforge.generate.answer import Sample
 from glmforge.model import GlmMoe
 from glmforge.model.init import initialize
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.report import write_report
 from helpers.distributed import run_ranks
 from helpers.models import randomize_, tiny_config
