@@ -132,6 +132,14 @@ def shown(name: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
 
 
+def escaped(text: str, keep: str = "") -> str:
+    """Text from outside for a terminal: what is not printable stands as its escape, except for characters in `keep`.
+
+    That is what would move the cursor, and what would hide or reorder the characters beside it.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 _SHOWN = 400  # characters; long enough for any path that somebody types
 _NAMES: dict[type, str] = {dict: "object", list: "list", str: "string"}
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"

@@ -48,6 +48,8 @@ _RESET = "'glmforge checkpoint reset-optimizer --config' makes a checkpoint with
 RULES = (
     Rule("name", FREE, FREE, "a name"),
     Rule("output_dir", FREE, FREE, "a place"),
+    Rule("stage", NOTED, REFUSED, "what follows is a run of its own, with this one as its init_from"),
+    Rule("sft.*", NOTED, NOTED, "the mean that the loss is: from here on"),
     Rule("seed", NOTED, REFUSED, "the order of the samples is made from it"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
     Rule("model.rope_theta", NOTED, NOTED, "a base may grow with the context"),

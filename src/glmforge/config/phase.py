@@ -56,6 +56,7 @@ class PhaseConfig(Strict):
     steps: PositiveInt | None = Field(default=None, description="length in optimizer steps")
     epochs: PositiveFloat | None = Field(
         default=None,
+        le=1_000_000,
         description="length in passes: until the source that is through first has been gone through so often",
     )
     seq_len: PositiveInt
@@ -113,6 +114,13 @@ class PhaseConfig(Strict):
                 spans.append(BatchSpan(first, size, num_steps))
                 first, steps = spans[-1].stop, steps + num_steps
         return tuple(spans)
+
+    @property
+    def batch_sizes(self) -> frozenset[int]:
+        """Sizes of its batches; of a phase that is epochs long, all that it may come to."""
+        if self.epochs is not None:
+            return frozenset(size for size, _ in self._planned_sizes())
+        return frozenset((self.batch_size, *(span.batch_size for span in self.batch_spans)))
 
     @property
     def num_steps(self) -> int:

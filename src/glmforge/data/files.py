@@ -72,7 +72,9 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise unless `path` is free, or may be replaced."""
-    if path.exists() and not overwrite:
+    with disk_errors(path):
+        is_there = path.exists()
+    if is_there and not overwrite:
         raise DataError(f"{path}: exists already: choose another name, or replace it with --force")
 
 

@@ -66,6 +66,11 @@ def _check_paths(data: DataConfig) -> None:
         }
     for key, path in wanted.items():
         if not path.exists():
+            if path.with_suffix("").is_dir():
+                raise DataError(
+                    f"{key}: {path.with_suffix('')} is a directory; name one file of conversations, or the shard that "
+                    "'glmforge data chat' or 'glmforge data tokenize' makes of all of it"
+                )
             place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
             make = "tokenizer" if key == "data.tokenizer" else "tokenize"
             raise DataError(

@@ -20,10 +20,10 @@ from glmforge.config.chat import CONVERSATION_SUFFIXES, is_conversation_file
 from glmforge.data.chat.records import RECORD_FIELDS
 from glmforge.data.documents.compression import chunks_of
 from glmforge.data.documents.formats import lines_of
-from glmforge.data.files import arrow_input, printable
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
-from glmforge.files import parse_json, shown
+from glmforge.files import escaped, parse_json, shown
 
 MAX_ARRAY_BYTES = 256 << 20
 
@@ -82,7 +82,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _text_records(path: Path) -> Iterator[RawRecord]:
-    name, chunks = printable(str(path)), chunks_of(path)
+    name, chunks = escaped(str(path)), chunks_of(path)
     first = b""
     for chunk in chunks:
         first += chunk
@@ -135,7 +135,7 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _parquet(path: Path) -> Iterator[RawRecord]:
-    name = printable(str(path))
+    name = escaped(str(path))
     with needed_for(f"{path}:"):
         import pyarrow
         from pyarrow import parquet
