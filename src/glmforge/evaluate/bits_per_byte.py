@@ -19,6 +19,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.evaluation import EvaluationBatches
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer, token_byte_lengths
+from glmforge.errors import DataError
 from glmforge.evaluate.scoring import TokenScores, score_batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
@@ -52,6 +53,9 @@ def evaluate_held_out(
         tokenizer: of the shards.
         seq_len: tokens per row.
         max_tokens: labels scored per source, spread evenly over it.
+
+    Raises:
+        DataError: in what is scored of a source there is no text to predict.
     """
     byte_lengths = token_byte_lengths(tokenizer)
     sources = [
@@ -70,7 +74,13 @@ def evaluate_held_out(
         sums = _score(model, scored.batch.to(world.device), scored.num_bytes)
         if number < len(places):
             totals[source] += sums
-    records = zip(held_out, world.sum(totals).tolist(), strict=True)
+    records = list(zip(held_out, world.sum(totals).tolist(), strict=True))
+    for source, (_, _, num_bytes, *_) in records:
+        if not num_bytes:
+            raise DataError(
+                f"held-out source '{source.name}': in the {max_tokens:,} tokens that are scored no text is to be "
+                "predicted; raise observe.evaluate_tokens, or take another source"
+            )
     return [_record(source.name, *sums) for source, sums in records]
 
 

@@ -51,6 +51,7 @@ class LossWeights:
         path: the file.
         checksum: SHA-256 of the codes, which with the weights tells this file from others.
         is_mask: all weights are 0 or 1.
+        any_learnt: some weight is not 0.
 
     Raises:
         DataError: the file is damaged, cut off or of another shard.
@@ -77,6 +78,7 @@ class LossWeights:
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
         self.is_mask = bool(np.isin(self._weights, (0, 1)).all())
+        self.any_learnt = bool(self._weights.any())
 
     @property
     def checksum(self) -> str:
