@@ -75,10 +75,10 @@ def evaluate_held_out(
         if number < len(places):
             totals[source] += sums
     records = list(zip(held_out, world.sum(totals).tolist(), strict=True))
-    for source, (_, _, num_bytes, *_) in records:
+    for each, (_, _, num_bytes, *_) in records:
         if not num_bytes:
             raise DataError(
-                f"held-out source '{source.name}': in the {max_tokens:,} tokens that are scored no text is to be "
+                f"held-out source '{each.name}': in the {max_tokens:,} tokens that are scored no text is to be "
                 "predicted; raise observe.evaluate_tokens, or take another source"
             )
     return [_record(source.name, *sums) for source, sums in records]
