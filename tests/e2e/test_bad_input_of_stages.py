@@ -24,7 +24,7 @@ from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.recipes.fisher import write_fisher
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.bad_input import assert_one_line
 from helpers.tiny_data import TinyData
 
