@@ -76,13 +76,7 @@ def evaluate_held_out(
         sums = _score(model, scored.batch.to(world.device), scored.num_bytes)
         if number < len(places):
             totals[source] += sums
-    records = list(zip(held_out, world.sum(totals).tolist(), strict=True))
-    for each, (_, _, num_bytes, *_) in records:
-        if not num_bytes:
-            raise DataError(
-                f"held-out source '{each.name}': in the {max_tokens:,} tokens that are scored no text is to be "
-                "predicted; raise observe.evaluate_tokens, or take another source"
-            )
+    records = zip(held_out, world.sum(totals).tolist(), strict=True)
     return [_record(source.name, *sums) for source, sums in records]
 
 
@@ -118,6 +112,11 @@ def _acceptance(
 
 
 def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:
+    if not num_bytes:
+        raise DataError(
+            f"held-out source '{source}': in what is scored of it no text is to be predicted; raise "
+            "observe.evaluate_tokens, or take another source"
+        )
     acceptance = [a / asked for a, asked in zip(guesses[::2], guesses[1::2], strict=True) if asked]
     return make_record(
         source=source,
