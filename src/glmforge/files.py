@@ -36,6 +36,9 @@ MAX_DIGITS = 40
 
 Kind = Literal["file", "directory", "other"]
 
+IN_TEXT = "\n\t\u200c\u200d" + "".join(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)))
+"""What good text has of characters that are not printable: line breaks, joiners, spaces of all widths."""
+
 _T = TypeVar("_T")
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glmforge.cli.data.options import ForceOption
-from glmforge.files import escaped
+from glmforge.files import IN_TEXT, escaped
 
 if TYPE_CHECKING:
     from glmforge.config.chat import ChatConfig
@@ -137,17 +137,13 @@ def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", 
     text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
-        piece = escaped(tokenizer.decode([token for _, token in part]), keep=_HARMLESS)
+        piece = escaped(tokenizer.decode([token for _, token in part]), keep=IN_TEXT)
         if weight:
             note = "" if weight == 1 else f"(weight {weight:g})"
             text.append(f"»{note}{piece}«" if marked else f"{note}{piece}", "green")
         else:
             text.append(piece, "dim")
     return text.append("\n")
-
-
-_HARMLESS = "\n\t\u00a0\u3000\u200c\u200d"
-"""Not printable by Python's word, and part of good text: line breaks, other spaces, joiners."""
 
 
 def _print_report(console: Console, report: "ChatReport", lengths: list[int], config: "ChatConfig") -> None:
