@@ -58,7 +58,7 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
 
     from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.units import counted
-    from glmforge.recipes.pretrain import train as run
+    from glmforge.recipes.train import train as run
     from glmforge.training.errors import Preempted
 
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
