@@ -66,7 +66,9 @@ def test_what_is_read_from_a_guide(tmp_path: Path) -> None:
         ("a ... text", ""),
     ],
 )
-def test_a_command_is_held_to_what_is_shown(text: str, problem: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_command_is_held_to_what_is_shown(
+    text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guides = tmp_path / "guides"
     guides.mkdir()
     (guides / "one.md").write_text(f"```console\n$ echo a long text\n{text}\n```\n", "utf-8")
@@ -84,7 +86,7 @@ def test_a_launch_is_held_to_the_program(tmp_path: Path) -> None:
     check_launch(["srun", *words, str(shipped)], tmp_path, "here")
     with pytest.raises(Exception, match="no_such_key"):
         check_launch(["srun", *words, str(shipped), "optim.no_such_key=1"], tmp_path, "here")
-    with pytest.raises(Exception, match="world size"):
+    with pytest.raises(Exception, match="does not divide the 24 processes"):
         check_launch(["srun", "--nodes", "3", *words[2:], str(shipped)], tmp_path, "here")
     with pytest.raises(click.UsageError):
         parsed(["train", "a.yaml", "--no-such-option"])
