@@ -131,7 +131,7 @@ def check_launch(words: Sequence[str], directory: Path, place: str) -> None:
 
 
 def parsed(arguments: Sequence[str]) -> Mapping[str, Any]:
-    """The parameters of a command line of glmforge. Raises `click.UsageError` if it has none such."""
+    """The parameters of a command line of glmforge. Raises a usage error of typer if it has none such."""
     command, rest = _command_of(arguments)
     parameters: Mapping[str, Any] = command.make_context("glmforge", rest).params
     return parameters
