@@ -66,6 +66,12 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
     ]
 
 
+def is_frozen(name: str, config: OptimConfig) -> bool:
+    """Whether a rule freezes the parameter of this name."""
+    index = _rule_of(name, config.rules)
+    return index is not None and config.rules[index].lr_scale == 0
+
+
 def held_in_bf16(table: ParameterTable, optim: OptimConfig, precision: PrecisionConfig) -> frozenset[str]:
     """The parameters that are held in bf16 between steps: frozen ones, if `precision.frozen` says so."""
     if precision.frozen != "bf16":
