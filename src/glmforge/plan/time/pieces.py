@@ -8,11 +8,14 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from glmforge.config.layout import Layout
+from glmforge.config.optim import ParameterRule
 from glmforge.config.parallel import LowPrecisionMap
 from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
@@ -165,6 +168,7 @@ class _ComputeKey:
     kernels: Kernels
     imbalance: float
     stage: TrainingStage
+    rules: tuple[ParameterRule, ...]
     halves: int
 
     @classmethod
@@ -184,6 +188,7 @@ class _ComputeKey:
             situation.kernels,
             situation.imbalance if situation.share.ep > 1 else 1.0,
             situation.stage,
+            tuple(config.optim.rules),
             halves,
         )
 
@@ -191,12 +196,25 @@ class _ComputeKey:
 @lru_cache(maxsize=1 << 14)
 def _compute(key: _ComputeKey) -> dict[str, Parts]:
     found: dict[str, Parts] = {"forward": defaultdict(float), "input": defaultdict(float), "weight": defaultdict(float)}
-    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+    for operation in _operations(key):
         for direction, part, seconds in _operation_seconds(operation, key):
             found[direction][part] += key.halves * seconds
             if operation.name.startswith("experts:"):
                 found[direction]["imbalance"] += key.halves * (key.imbalance - 1) * seconds
     return {name: {part: seconds for part, seconds in parts.items() if seconds} for name, parts in found.items()}
+
+
+def _operations(key: _ComputeKey) -> Iterator[Operation]:
+    """Those of the piece. Where rules freeze some layers of a kind and others not, those of the mean one: that stages
+    of a pipeline take unequally long for it is not counted."""
+    content, model = _content(key.kind, key.config), key.config.model
+    dense = model.first_k_dense_replace
+    start, stop = {"dense": (0, dense), "moe": (dense, model.num_hidden_layers)}.get(key.kind, (0, 0))
+    if start == stop or all(rule.lr_scale != 0 for rule in key.rules):
+        yield from stage_operations(key.config, key.share, content, key.stage)
+        return
+    for operation in stage_operations(key.config, key.share, replace(content, start=start, stop=stop), key.stage):
+        yield replace(operation, times=operation.times * Fraction(1, stop - start))
 
 
 def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str, str, float]]:
@@ -248,7 +266,7 @@ class _Slots(NamedTuple):
 def _slots(key: _ComputeKey) -> dict[str, _Slots]:
     """By pass, forward or backward."""
     found = {"forward": _Slots(), "input": _Slots()}
-    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+    for operation in _operations(key):
         if operation.name.startswith(_BESIDE_THE_LAYERS):
             continue
         slot = next((slot for begin, slot in _SLOT_OF.items() if operation.name.startswith(begin)), "before")

@@ -165,7 +165,9 @@ def predict_step(
     if machine.cores is not None:
         parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
     found = {part: seconds for part, seconds in parts.items() if seconds > _NOTHING}
-    per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
+    per_token = train_flops_per_token(
+        config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage, config.optim
+    )
     return StepTime(
         machine,
         layout,

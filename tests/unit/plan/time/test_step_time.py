@@ -166,7 +166,7 @@ def test_pieces_compute_what_the_operations_of_a_step_do(name: str, overrides: l
     )
 
 
-@pytest.mark.parametrize("name", ["finetune", "lora", "reward", "policy"])
+@pytest.mark.parametrize("name", ["sft", "lora", "reward", "policy"])
 def test_every_stage_has_a_step(name: str) -> None:
     config = load_config(RUN, ["parallel.dp_replicate=2", "parallel.ep=8"])
     layout, machine = resolve_layout(config, 64), find_machine("h200")
