@@ -40,7 +40,7 @@ MODULES = (
 WORKER = """
 import json, sys
 from glmforge.config import load_config
-from glmforge.recipes.pretrain import measure_step_seconds
+from glmforge.recipes.train import measure_step_seconds
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 config = load_config(sys.argv[1])

@@ -145,6 +145,7 @@ def go_on(directory: Path, seed: int, way: str, weights: Path, steps: int) -> di
     sources = {"domain": 1.0 - general} | ({"general": general} if general else {})
     fisher = directory / f"fisher-{seed}"
     sections: dict[str, Any] = {
+        "stage": "midtrain",
         "init_from": str(weights),
         "phases": [phase(steps, sources, 0.0)],
         "optim": {

@@ -25,7 +25,7 @@ from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.deploy.export import export_run
 from glmforge.recipes.demo.standard_library import standard_library_documents
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 
 FOLDER = Path("runs/generation")
 LLAMA_CPP_PYTHON = "GLMFORGE_LLAMA_CPP_PYTHON"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from glmforge.generate.config import EngineConfig
     from glmforge.generate.engine import Engine
     from glmforge.generate.params import RequestError, SamplingParams
-    from glmforge.recipes.pretrain import train
+    from glmforge.recipes.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,7 +45,7 @@ _HOMES = {
     "load_config": "glmforge.config",
     "load_pretrained": "glmforge.checkpoint.pretrained",
     "load_tokenizer": "glmforge.checkpoint.pretrained",
-    "train": "glmforge.recipes.pretrain",
+    "train": "glmforge.recipes.train",
 }
 
 

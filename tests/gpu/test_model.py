@@ -14,7 +14,7 @@ from glmforge.model import GlmMoe
 from glmforge.model.inputs import ModelInputs
 from glmforge.model.loss import CrossEntropyHead
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.devices import DEVICES, on, relative_error
 from helpers.models import randomize_, tiny_config, transformers_model
 from helpers.tiny_data import TinyData

@@ -34,7 +34,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["pytest", "glmforge.recipes.pretrain"]
+PRELOADED = ["pytest", "glmforge.recipes.train"]
 """Imported once by the process that ranks are forked from: four seconds less for each of them."""
 _GRACE_S = 3.0  # after one rank has failed: how long the others may take to report their own error
 _LOG_TAIL_BYTES = 4000

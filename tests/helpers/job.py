@@ -155,7 +155,7 @@ def _train(config_path: Path, overrides: list[str], steps: Path, stop_after: int
     """Exit code of the run, as the command line gives it."""
     from glmforge.config import load_config
     from glmforge.errors import GlmforgeError
-    from glmforge.recipes.pretrain import train
+    from glmforge.recipes.train import train
 
     try:
         train(load_config(config_path, overrides), [make_note_hook(steps, stop_after)])

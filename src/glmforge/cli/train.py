@@ -55,7 +55,7 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
     from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
     from glmforge.observe.units import counted
-    from glmforge.recipes.pretrain import train as run
+    from glmforge.recipes.train import train as run
     from glmforge.training.errors import Preempted
 
     loaded = load_config(config, overrides)

@@ -211,7 +211,7 @@ def _check_model(model: ModelConfig, layout: Layout, parallel: ParallelConfig) -
 
 def _check_phase(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
     _check_sequence(f"{key}.seq_len", phase, layout)
-    for size in sorted({phase.batch_size, *(span.batch_size for span in phase.batch_spans)}, reverse=True):
+    for size in sorted(phase.batch_sizes, reverse=True):
         at_size = phase.model_copy(update={"batch_size": size, "batch_ramp": None})
         _check_batch(f"{key}.{'batch_size' if size == phase.batch_size else 'batch_ramp'}", at_size, layout)
         share = layout.rank_batch_size(at_size)

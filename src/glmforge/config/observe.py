@@ -1,11 +1,11 @@
 """`observe`: what a run reports, how often, and what it does about it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from glmforge.config.fields import YamlPath
-from glmforge.config.model import Strict
+from glmforge.config.model import Strict, refuse
 from glmforge.config.needles import NeedlesConfig
 
 
@@ -28,9 +28,17 @@ class EarlyStoppingConfig(Strict):
 
 
 class SamplesConfig(Strict):
-    """Texts that the model writes at every evaluation."""
+    """Texts that the model writes at every evaluation: to given prompts, to prompts of held-out conversations, or both.
 
-    prompts: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, description="what the texts begin with")
+    A run of stage sft has answers to held-out prompts by default; see `glmforge.config.stage`.
+    """
+
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="what texts begin with")
+    held_out: NonNegativeInt = Field(
+        default=0,
+        description="answer so many prompts of each source in data.held_out that is conversations (a file of them, or "
+        "a shard with loss weights): what comes before the last answer, which is kept as reference",
+    )
     num_samples: PositiveInt = Field(default=1, description="texts to each prompt")
     max_new_tokens: PositiveInt = Field(default=64, description="length of each, unless it ends before")
     temperature: NonNegativeFloat = Field(default=1.0, description="0 takes the likeliest token")
@@ -40,6 +48,12 @@ class SamplesConfig(Strict):
     weight_bytes: NonNegativeInt | None = Field(
         default=None, description="memory for gathered weights on each rank, at most; None gathers nothing twice"
     )
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        if not self.prompts and not self.held_out:
+            refuse("prompts", "there are none to write to: give some, set held_out, or set samples: null")
+        return self
 
 
 class DebugConfig(Strict):
@@ -72,7 +86,10 @@ class ObserveConfig(Strict):
     evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
     evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
     early_stopping: EarlyStoppingConfig | None = None
-    samples: SamplesConfig | None = Field(default=None, description="None writes no texts at evaluations")
+    samples: SamplesConfig | None = Field(
+        default=None,
+        description="texts written at evaluations. None: none; by default in stage sft answers to held-out prompts",
+    )
     needles: NeedlesConfig | None = Field(default=None, description="None does not test retrieval at evaluations")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
     debug: DebugConfig = DebugConfig()

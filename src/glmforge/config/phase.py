@@ -115,6 +115,13 @@ class PhaseConfig(Strict):
         return tuple(spans)
 
     @property
+    def batch_sizes(self) -> set[int]:
+        """Of all batches; known also where only the data tell how many there are."""
+        if self.epochs is not None:
+            return {size for size, _ in self._planned_sizes()}
+        return {self.batch_size, *(span.batch_size for span in self.batch_spans)}
+
+    @property
     def num_steps(self) -> int:
         return sum(span.num_steps for span in self.batch_spans)
 
@@ -142,8 +149,8 @@ class PhaseConfig(Strict):
             return self.steps - steps
         if self.tokens is None:
             raise ConfigError(
-                f"phase '{self.name}': is {self.epochs:g} epochs long, and how much that is only its data tell; "
-                "give tokens or steps where there are none"
+                f"phase '{self.name}': is {self.epochs:g} epochs long, and how much that is only its data tell: where "
+                "they are not read, give tokens or steps (epochs=null steps=1000)"
             )
         return -(-(self.tokens - first * self.seq_len) // (size * self.seq_len))
 

@@ -26,7 +26,7 @@ from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.regularization import RegularizationConfig
-from glmforge.config.stage import SftConfig, Stage, refuse_foreign, with_stage_defaults
+from glmforge.config.stage import SftConfig, StageName, check_stage, with_stage_defaults
 
 
 class RunConfig(Strict):
@@ -34,7 +34,7 @@ class RunConfig(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
-    stage: Stage = Field(
+    stage: StageName = Field(
         default="pretrain", description="what is trained: pretrain, midtrain (a domain, longer context) or sft"
     )
     seed: NonNegativeInt = 0
@@ -87,13 +87,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
-        refuse_foreign(self.stage, self.sft, self.regularization, self.phases)
-        if self.stage != "pretrain" and self.init_from is None:
-            refuse(
-                "init_from",
-                f"stage '{self.stage}' goes on from trained weights: name a Hugging Face directory, a checkpoint or a "
-                "run, or set stage: pretrain",
-            )
+        check_stage(self.stage, self, self.phases, self.init_from)
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,8 @@
-"""Held-out bits per byte, and how often MTP layers agree with the trunk.
+"""Held-out bits per byte, accuracy, and how often MTP layers agree with the trunk.
 
 Bits per byte compares models with different tokenizers: the summed loss in bits over the bytes of text it was paid for.
+Accuracy is the share of labels that are the model's likeliest token. Of conversations (shards with loss weights) all of
+this is of what is learnt alone: labels of weight 0 are none, and the others count alike.
 MTP acceptance at depth k is the share of tokens where the k-th MTP layer's greedy guess is also the trunk's, once the
 trunk gets there: at depth 1, what speculative decoding would accept.
 
@@ -29,7 +31,7 @@ from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
 
 _ROWS_PER_BATCH = 8
-_NUM_PLAIN_SUMS = 3  # nll, labels, bytes; then accepted guesses and guesses of each MTP depth
+_NUM_PLAIN_SUMS = 4  # nll, labels, right choices, bytes; then accepted guesses and guesses of each MTP depth
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class HeldOut:
 def evaluate_held_out(
     model: ParallelModel, *, held_out: Sequence[HeldOut], tokenizer: Tokenizer, seq_len: int, max_tokens: int
 ) -> list[Record]:
-    """One record per source: bits per byte, nll per token, tokens, bytes and MTP acceptance. Collective.
+    """One record per source: bits per byte, nll per token, accuracy, tokens, bytes, MTP acceptance. Collective.
 
     Args:
         model: in evaluation mode.
@@ -75,7 +77,7 @@ def evaluate_held_out(
 
 
 def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
-    """float64: summed nll, labels, bytes, then accepted guesses and guesses of each MTP depth.
+    """float64: summed nll, labels, right choices, bytes, then accepted guesses and guesses of each MTP depth.
 
     Zeros but on one of the ranks with this batch.
     """
@@ -86,32 +88,32 @@ def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
     output = score_batch(model, batch, share, num_mtp)
     if output is None:  # the last section is on another rank
         return torch.zeros(_NUM_PLAIN_SUMS + 2 * num_mtp, dtype=torch.float64, device=labels_T.device)
-    nll_T = share.put(output.main.nll_o)
+    nll_T, greedy_T = share.put(output.main.nll_o), share.put(output.main.greedy_o)
     num_labels = (labels_T != IGNORE_INDEX).sum()
-    sums = [nll_T.double().sum(), num_labels, num_bytes, *_acceptance(output, labels_T, documents, share)]
+    num_right = (greedy_T == labels_T).sum()  # no token is IGNORE_INDEX
+    guesses = _acceptance(output, greedy_T, labels_T, documents, share)
+    sums = [nll_T.double().sum(), num_labels, num_right, num_bytes, *guesses]
     scored = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=labels_T.device) for x in sums])
     return share.once(scored)
 
 
 def _acceptance(
-    output: ForwardOutput[TokenScores], labels_T: Tensor, documents: Documents, share: TokenShare
+    output: ForwardOutput[TokenScores], trunk_T: Tensor, labels_T: Tensor, documents: Documents, share: TokenShare
 ) -> Iterator[Tensor]:
     """Per MTP depth k, guesses for token t + k + 1 that equal the trunk's own choice at t + k, and all guesses."""
-    if not output.mtp:
-        return
-    trunk_T = share.put(output.main.greedy_o)
     for depth, scores in enumerate(output.mtp, start=1):
         asked_T = labels_at_depth(labels_T, documents, depth) != IGNORE_INDEX
         yield ((share.put(scores.greedy_o) == trunk_T.roll(-depth)) & asked_T).sum()
         yield asked_T.sum()
 
 
-def _record(source: str, nll: float, labels: float, num_bytes: float, *guesses: float) -> Record:
+def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:
     acceptance = [a / asked for a, asked in zip(guesses[::2], guesses[1::2], strict=True) if asked]
     return make_record(
         source=source,
         bits_per_byte=nll / math.log(2) / num_bytes,
         nll=nll / labels,
+        accuracy=right / labels,
         num_tokens=int(labels),
         num_bytes=int(num_bytes),
         mtp_acceptance=acceptance[0] if acceptance else None,

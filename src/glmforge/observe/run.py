@@ -4,7 +4,7 @@
     tokenizer/         a copy of the tokenizer, so that the directory can be moved and talked to from anywhere
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
-    evaluation.jsonl   one record per evaluation and source
+    evaluation.jsonl   per evaluation and source one record of loss and accuracy, and one of answers to its prompts
     samples.jsonl      texts that the model wrote at evaluations
     needles.jsonl      what it retrieved from long texts at evaluations
     events.jsonl       what happened to the run: started, resumed, killed, rolled back

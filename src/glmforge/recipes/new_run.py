@@ -27,7 +27,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import ConfigError
 from glmforge.observe.units import format_count
 from glmforge.plan.counts.parameters import count_parameters
-from glmforge.recipes.pretrain import measure_step_seconds
+from glmforge.recipes.train import measure_step_seconds
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what `name` in a configuration may be
 MAX_EPOCHS = 4

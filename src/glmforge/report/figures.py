@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
@@ -42,6 +43,8 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _loss,
         _source_loss,
         _held_out,
+        _accuracy,
+        _held_out_answers,
         needles_by_length,
         needles_by_depth,
         _mtp_loss,
@@ -138,19 +141,49 @@ def _held_out(run: RunLog) -> Figure | None:
         return None
     sources = sorted({record["source"] for record in points})
     with plot_over_tokens(run, "held-out", "bits per byte") as plot:
+        _draw_by_source(plot.axes, points, "bits_per_byte")
         for number, source in enumerate(sources):
-            own = [(r["tokens"], r["bits_per_byte"]) for r in points if r["source"] == source]
-            color = SERIES[number % len(SERIES)]
-            plot.axes.plot(*np.array(own).T, color=color, marker="o", markersize=3.5, label=source)
             if at_start := [r["bits_per_byte_at_start"] for r in points if _is_compared(r, source)]:
-                plot.axes.axhline(at_start[-1], color=color, linestyle="--", linewidth=1)
-        if len(sources) > 1:
-            draw_legend(plot.axes)
+                plot.axes.axhline(at_start[-1], color=SERIES[number % len(SERIES)], linestyle="--", linewidth=1)
     named = f" ({sources[0]})" if len(sources) == 1 else ""
     caption = f"Cross-entropy per byte of text the model never trains on{named}."
     if any("bits_per_byte_at_start" in record for record in points):
         caption += " Dashed: the weights that the run started from; what lies above its line has been forgotten."
     return Figure("Held-out text", caption, plot.svg)
+
+
+def _accuracy(run: RunLog) -> Figure | None:
+    points = [record for record in run.evaluations if "accuracy" in record]
+    if not points:
+        return None
+    with plot_over_tokens(run, "accuracy", "share of tokens") as plot:
+        _draw_by_source(plot.axes, points, "accuracy")
+    caption = "How often the model's likeliest token is the one that comes, in held-out text."
+    return Figure("Accuracy", caption, plot.svg)
+
+
+def _held_out_answers(run: RunLog) -> Figure | None:
+    points = [record for record in run.evaluations if "num_answers" in record]
+    if not points:
+        return None
+    with plot_over_tokens(run, "held-out-answers", "share of answers") as plot:
+        _draw_by_source(plot.axes, points, "well_formed", dashed=True)
+        _draw_by_source(plot.axes, points, "stopped")
+        plot.axes.set_ylim(-0.03, 1.03)
+    caption = "Answers to held-out prompts that end by themselves; dashed: that are in GLM's format."
+    return Figure("Held-out answers", caption, plot.svg)
+
+
+def _draw_by_source(axes: Axes, points: list[Record], name: str, *, dashed: bool = False) -> None:
+    """A curve of a number for each source, in the order of their names; dashed ones are not in the legend."""
+    sources = sorted({record["source"] for record in points})
+    for number, source in enumerate(sources):
+        own = [(record["tokens"], record[name]) for record in points if record["source"] == source]
+        color, style = SERIES[number % len(SERIES)], "--" if dashed else "-"
+        label = "" if dashed else source
+        axes.plot(*np.array(own).T, style, color=color, marker="o", markersize=3.5, label=label)
+    if len(sources) > 1 and not dashed:
+        draw_legend(axes)
 
 
 def _is_compared(record: Record, source: str) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from glmforge.extras import needed_for
-from glmforge.observe.run import RunLog, read_run, write_text
+from glmforge.observe.run import read_run, write_text
 from glmforge.report.page import page_template
+from glmforge.report.samples import ShownSample, shown_samples
 from glmforge.report.summary import summarize
 
 
@@ -52,19 +53,12 @@ def write_report(
     extra = extra or {}
     with needed_for("drawing the report"):
         from glmforge.report.figures import draw_figures
+    samples, num_samples = shown_samples(run)
     page = page_template("report.html").render(
         figures=draw_figures(run),
-        samples=[*extra.get("samples", []), *_last_samples(run)],
+        samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *samples],
+        num_left_out=num_samples - len(samples),
         summary=summarize(run, report_dir=path.parent, facts=extra.get("facts", {})),
     )
     write_text(path, page)
     return path
-
-
-def _last_samples(run: RunLog) -> list[Sample]:
-    """What the model wrote at the last evaluation that had it write."""
-    return [
-        Sample(prompt=record["prompt"], completion=record["completion"])
-        for record in run.samples
-        if record["step"] == run.samples[-1]["step"]
-    ]

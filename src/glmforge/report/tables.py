@@ -22,7 +22,7 @@ _FILES = {
     "config.yaml": "effective configuration",
     "run.json": "code revision, library versions and machine of the first start",
     "metrics.jsonl": "one record per logging step",
-    "evaluation.jsonl": "one record per evaluation and source",
+    "evaluation.jsonl": "per evaluation and source: one record of loss and accuracy, one of answers",
     "samples.jsonl": "texts that the model wrote at evaluations",
     "needles.jsonl": "what it retrieved from long texts",
     "events.jsonl": "starts, resumes and what else happened",
@@ -40,6 +40,7 @@ def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
         _phases(run),
         _sources(run),
         _last_evaluation(run),
+        _held_out_answers(run),
         _compared_with_start(run),
         _checkpoints(run),
         _events(run),
@@ -61,6 +62,7 @@ def _phases(run: RunLog) -> Table:
     titles = (
         "Steps",
         "Tokens",
+        "Trained, median",
         "Loss, first → last",
         "Learning rate, first → last",
         "Tokens/s, median",
@@ -73,11 +75,13 @@ def _phases(run: RunLog) -> Table:
         records = list(group)
         last = records[-1]
         speeds = values_of(records, "tokens_per_second")
+        trained = [r["trained_tokens"] / (r["batch_size"] * r["seq_len"]) for r in records if "trained_tokens" in r]
         rows.append(
             [
                 name,
                 f"{last['step'] - before['step']:,}",
                 format_count(last["tokens"] - before["tokens"]),
+                f"{median(trained):.1%}" if trained else "",
                 _span(values_of(records, "loss"), ".3f"),
                 _span(values_of(records, "lr"), ".1e"),
                 format_count(median(speeds)) if speeds else "",
@@ -89,21 +93,40 @@ def _phases(run: RunLog) -> Table:
 
 
 def _last_evaluation(run: RunLog) -> Table:
-    titles = ("Step", "Bits per byte", "Nats per token", "Tokens", "Bytes", "MTP acceptance")
+    titles = ("Step", "Bits per byte", "Nats per token", "Accuracy", "Tokens", "Bytes", "MTP acceptance")
     columns = ("Source", *titles)
     numbers = (
         ("step", ","),
         ("bits_per_byte", ".4f"),
         ("nll", ".4f"),
+        ("accuracy", ".1%"),
         ("num_tokens", ","),
         ("num_bytes", ","),
     )
-    newest = {record["source"]: record for record in run.evaluations}
+    newest = {record["source"]: record for record in run.evaluations if "num_answers" not in record}
     rows = [
         [source, *(format(record[name], spec) if name in record else "" for name, spec in numbers), _acceptance(record)]
         for source, record in newest.items()
     ]
     return make_table("Last evaluation", columns, rows)
+
+
+def _held_out_answers(run: RunLog) -> Table:
+    """What the last answers to each source's held-out prompts are like."""
+    newest = {record["source"]: record for record in run.evaluations if "num_answers" in record}
+    columns = ("Source", "Step", "Answers", "Ended by themselves", "Well-formed")
+    rows = [
+        [
+            source,
+            f"{record['step']:,}",
+            f"{record['num_answers']:,}",
+            f"{record['stopped']:.1%}",
+            f"{record['well_formed']:.1%}",
+        ]
+        for source, record in newest.items()
+    ]
+    note = "Well-formed: reasoning, answer and tool calls are closed and in order, and hold no control token."
+    return make_table("Answers to held-out prompts", columns, rows, note=note)
 
 
 def _compared_with_start(run: RunLog) -> Table:

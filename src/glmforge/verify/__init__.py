@@ -1,1 +1,1 @@
-"""What judges a reply: final answers, tool calls, rewards. Shared by data, reinforcement learning and evaluation."""
+"""What judges a reply: form, answers, tool calls, rewards. Shared by data, reinforcement learning and evaluation."""

@@ -15,7 +15,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.plan.counts.memory import training_state
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.sgd import SGD
 from helpers.tiny_data import TinyData

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from glmforge.checkpoint.format.manifest import FileRecord, read_manifest
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.config import RunConfig
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.distributed import run_ranks

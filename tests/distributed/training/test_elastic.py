@@ -12,7 +12,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.fisher import write_fisher
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.models import randomize_, tiny_config
 from helpers.tiny_data import TinyData

@@ -17,7 +17,7 @@ import glmforge
 from glmforge.cli.app import app
 from glmforge.config import dump_config
 from glmforge.errors import GlmforgeError
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.planted import PLANTS, in_place_of_a_tensor, in_the_header_of_a_part, metadata_of
 from helpers.tiny_data import TinyData
 

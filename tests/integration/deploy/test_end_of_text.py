@@ -17,7 +17,7 @@ from glmforge.deploy.chat import continue_text
 from glmforge.deploy.export import export_run
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 
 TEXT = "to be or not to be"
 MAX_NEW_TOKENS = 60

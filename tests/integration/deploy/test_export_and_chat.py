@@ -12,7 +12,7 @@ from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.tiny_data import TinyData
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import GlmforgeError
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.tiny_data import TinyData
 
 

@@ -10,7 +10,7 @@ from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.trainer import Hook, Trainer
 from helpers.command import Commands, write_config
 from helpers.tiny_data import TinyData

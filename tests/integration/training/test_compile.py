@@ -6,7 +6,7 @@ import pytest
 
 from glmforge.config import RunConfig
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.tiny_data import TinyData
 

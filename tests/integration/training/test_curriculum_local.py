@@ -8,7 +8,7 @@ import pytest
 from glmforge.config import RunConfig, load_config
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.schedule import plan_schedule
 
 ROOT = Path(__file__).parents[3]

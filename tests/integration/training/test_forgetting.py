@@ -12,7 +12,7 @@ from glmforge.cli.app import app
 from glmforge.config import dump_config
 from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.report import write_report
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -11,7 +11,7 @@ import pytest
 from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.trainer import Hook, Trainer
 from helpers.command import write_config
 from helpers.tiny_data import TinyData

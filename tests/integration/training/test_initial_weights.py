@@ -13,7 +13,7 @@ from glmforge.config import RunConfig
 from glmforge.deploy.export import export_run
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.models import tiny_config
 from helpers.tiny_data import VOCAB_SIZE, TinyData

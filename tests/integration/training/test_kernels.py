@@ -15,7 +15,7 @@ from glmforge.config.layout import resolve_layout
 from glmforge.kernels.choice import UNMEASURED, ChoosesKernels, choose
 from glmforge.model.moe import MoE
 from glmforge.parallel.world import World
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers import equivalence
 from helpers.equivalence import Case, run_case
 from helpers.models import randomize_, tiny_config

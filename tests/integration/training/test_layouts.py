@@ -9,7 +9,7 @@ import torch
 from glmforge.checkpoint.convert import export_hf
 from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.models import randomize_, tiny_config
 from helpers.tiny_data import TinyData

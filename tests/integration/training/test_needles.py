@@ -7,7 +7,7 @@ import pytest
 
 from glmforge.errors import ConfigError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.report import write_report
 from helpers.tiny_data import TinyData
 

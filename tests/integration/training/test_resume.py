@@ -14,7 +14,7 @@ import pytest
 from glmforge.config import RunConfig, dump_config
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.distributed import run_ranks

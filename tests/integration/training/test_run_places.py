@@ -12,7 +12,7 @@ from glmforge.checkpoint.pretrained import load_pretrained, load_with_tokenizer
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.report import write_report
 from helpers.tiny_data import TinyData
 

@@ -8,7 +8,7 @@ import torch
 
 from glmforge.errors import ConfigError
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.report.report import write_report
 from helpers.distributed import run_ranks
 from helpers.tiny_data import TinyData

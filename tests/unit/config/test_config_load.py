@@ -227,7 +227,7 @@ def test_wrong_files(text: str, message: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: demo"
+    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: demo, demo_sft"
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
     assert error_of(tmp_path / "latin.yaml") == f"{tmp_path}/latin.yaml: cannot be read: not UTF-8 text (byte 9)"
     missing = f"{tmp_path}/config.yaml: cannot be read: No such file or directory"

@@ -51,9 +51,9 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
     [
         (
             ["phases.0.steps=null"],
-            "phases.0.tokens: give exactly one of .* neither is set in phase 'pretrain'",
+            "phases.0.tokens: give exactly one of .* none set in phase 'pretrain'",
         ),
-        (["phases.0.tokens=5"], "both are set in phase 'pretrain'"),
+        (["phases.0.tokens=5"], "tokens and steps set in phase 'pretrain'"),
         (["phases=[]"], "phases: should not be empty"),
         (
             ["phases.0.seq_len=4096"],

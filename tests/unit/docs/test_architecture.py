@@ -12,6 +12,7 @@ import torch
 
 from glmforge.config.optimizers import OPTIMIZERS
 from glmforge.config.schedules import SCHEDULES
+from glmforge.config.stage import STAGES
 from glmforge.observe.metrics import METRICS
 from glmforge_corpus.pipeline.registry import BLOCKS
 
@@ -30,7 +31,7 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 (_, SETUP), *EXAMPLES = examples()
-REGISTRIES: tuple[dict[str, Any], ...] = (OPTIMIZERS, SCHEDULES, METRICS, BLOCKS)
+REGISTRIES: tuple[dict[str, Any], ...] = (OPTIMIZERS, SCHEDULES, STAGES, METRICS, BLOCKS)
 
 
 @pytest.fixture(autouse=True)

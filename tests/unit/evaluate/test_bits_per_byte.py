@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from glmforge.config.layout import resolve_layout
 from glmforge.config.parallel import ParallelConfig
 from glmforge.data.stream.evaluation import EvaluationBatches
+from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.evaluate.bits_per_byte import HeldOut, evaluate_held_out
@@ -62,7 +64,7 @@ def test_equals_the_definition(tiny_data: TinyData, num_mtp: int) -> None:
     (record,) = evaluate(model, tiny_data.tokenizer, tiny_data.held_out)
     (part,) = model.parts
     tokenizer = Tokenizer.load(tiny_data.tokenizer)
-    nll, labels, num_bytes = 0.0, 0, 0
+    nll, labels, right, num_bytes = 0.0, 0, 0, 0
     accepted, guesses = [0] * num_mtp, [0] * num_mtp
     for window in spread_windows(TokenShard(tiny_data.held_out)):
         assert tokenizer.end_of_text_id not in window, "the definition below knows no document borders"
@@ -70,6 +72,7 @@ def test_equals_the_definition(tiny_data: TinyData, num_mtp: int) -> None:
         logits, targets = output.main, window[1:]
         nll += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
         labels += len(targets)
+        right += int((logits.argmax(-1) == targets).sum())
         num_bytes += sum(len(spelling) for spelling in map(tokenizer.id_to_token, targets.tolist()))
         for depth in range(1, num_mtp + 1):
             for position in range(len(targets) - depth):
@@ -80,11 +83,60 @@ def test_equals_the_definition(tiny_data: TinyData, num_mtp: int) -> None:
     assert min(acceptance) > 0.05
     assert record["num_tokens"] == labels == MAX_TOKENS
     assert record["num_bytes"] == num_bytes
+    assert record["accuracy"] == right / labels
     # Sums of fp32 losses in another order.
     assert record["nll"] == pytest.approx(nll / labels, rel=1e-5)
     assert record["bits_per_byte"] == pytest.approx(nll / math.log(2) / num_bytes, rel=1e-5)
     assert record["mtp_acceptance"] == pytest.approx(acceptance[0], rel=1e-9)
     assert record.get("mtp_acceptance_by_depth") == (pytest.approx(acceptance, rel=1e-9) if num_mtp > 1 else None)
+
+
+@pytest.fixture(scope="module")
+def weighted(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of 5 to 16 tokens; of each the second half is learnt, with weights that evaluation does not heed."""
+    ids = TokenShard(tiny_data.held_out).tokens(0, 2000)
+    prefix, start = tmp_path_factory.mktemp("weighted") / "weighted", 0
+    with ShardWriter(prefix, 512, weighted=True) as writer:
+        for number in range(100):
+            length = 5 + 7 * number % 12
+            weights = np.where(np.arange(length) < length // 2, 0, (1, 0.5, 2)[number % 3])
+            writer.add(ids[start : start + length], np.array([length]), weights.astype(np.float32))
+            start += length
+        writer.finish(Tokenizer.load(tiny_data.tokenizer).fingerprint, "test", start)
+    return prefix
+
+
+def test_of_conversations_only_what_is_learnt_is_scored(tiny_data: TinyData, weighted: Path) -> None:
+    model = random_model(WORLD)
+    with torch.no_grad():
+        model.parts[0].lm_head.weight[64:] = 0
+    (record,) = evaluate_held_out(
+        model,
+        held_out=[HeldOut("chat", TokenShard(weighted))],
+        tokenizer=Tokenizer.load(tiny_data.tokenizer),
+        seq_len=SEQ_LEN,
+        max_tokens=10_000,
+    )
+    shard, tokenizer, nll, labels, right, num_bytes = (
+        TokenShard(weighted),
+        Tokenizer.load(tiny_data.tokenizer),
+        0,
+        0,
+        0,
+        0,
+    )
+    for number in range(shard.num_documents):
+        ids = torch.from_numpy(shard.document(number).astype("int64"))
+        first = len(ids) // 2
+        logits, targets = model.parts[0](ids[None, :-1]).main[first - 1 :], ids[first:]
+        nll += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+        labels += len(targets)
+        right += int((logits.argmax(-1) == targets).sum())
+        num_bytes += sum(len(spelling) for spelling in map(tokenizer.id_to_token, targets.tolist()))
+    assert (record["num_tokens"], record["num_bytes"]) == (labels, num_bytes)
+    assert record["accuracy"] == right / labels > 0
+    assert record["nll"] == pytest.approx(nll / labels, rel=1e-5)  # fp32 sums in another order
+    assert record["bits_per_byte"] == pytest.approx(nll / math.log(2) / num_bytes, rel=1e-5)
 
 
 def test_a_model_without_mtp_has_no_acceptance(tiny_data: TinyData) -> None:
@@ -118,12 +170,12 @@ def rank_evaluate(parallel: dict[str, Any], tokenizer_dir: Path, *prefixes: Path
     ],
     ids=str,
 )
-def test_layouts_give_the_same_records(tiny_data: TinyData, parallel: dict[str, Any]) -> None:
+def test_layouts_give_the_same_records(tiny_data: TinyData, weighted: Path, parallel: dict[str, Any]) -> None:
     """Three batches of each source: two data ranks score batches of both in one round; a pipeline fills up rows."""
-    shards = (tiny_data.train, tiny_data.held_out)
+    shards = (tiny_data.train, tiny_data.held_out, weighted)
     expected = evaluate(build_model(run_config(), WORLD), tiny_data.tokenizer, *shards)
     for records in run_ranks(rank_evaluate, 2, parallel, tiny_data.tokenizer, *shards):
-        assert [record.pop("source") for record in records] == ["train", "held_out"]
+        assert [record.pop("source") for record in records] == ["train", "held_out", "weighted"]
         for record, theirs in zip(records, expected, strict=True):
             # fp32 sums in another order; counts are equal as they are.
             assert record == pytest.approx({k: v for k, v in theirs.items() if k != "source"}, rel=1e-6)

@@ -19,7 +19,7 @@ from glmforge.parallel.world import World
 from glmforge.plan.cost.storage import storage_of
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.models import run_config
 from helpers.tiny_data import TinyData

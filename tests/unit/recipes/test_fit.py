@@ -18,7 +18,7 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.recipes import fit
 from glmforge.recipes.fit import check_fit, layout_at_hand
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from helpers.models import run_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

@@ -16,8 +16,8 @@ from glmforge.report.summary import summarize
 from glmforge.report.tables import make_tables, training_seconds
 from helpers.synthetic_run import TOKENS_PER_STEP, write_synthetic_run
 
-ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text", "Multi-token prediction", "Learning rate",
-               "Throughput", "Gradient norm", "Batch size", "Expert balance", "Router biases",
+ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text", "Accuracy", "Multi-token prediction",
+               "Learning rate", "Throughput", "Gradient norm", "Batch size", "Expert balance", "Router biases",
                "Drift of the router biases", "Balance of every layer", "Load of every expert"]  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
 
@@ -157,7 +157,7 @@ def test_one_synthetic_step_shows_every_figure(tmp_path: Path) -> None:
 
 def test_a_run_without_evaluation_has_no_held_out_figure(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=40, killed_at=None, evaluate=False)
-    assert _page(root).titles == [title for title in ALL_FIGURES if title != "Held-out text"]
+    assert _page(root).titles == [title for title in ALL_FIGURES if title not in ("Held-out text", "Accuracy")]
 
 
 def test_a_diverged_run_still_gets_its_report(tmp_path: Path) -> None:
@@ -195,6 +195,49 @@ def test_samples_and_facts_are_shown_as_text(minimal_run: Path) -> None:
     assert "<script" not in RunDirectory(minimal_run).report.read_text()
 
 
+def test_answers_stand_beside_their_references_and_what_was_answered_before(tmp_path: Path) -> None:
+    """Hostile text on all sides, escaped once."""
+    root = write_synthetic_run(tmp_path / "run", num_steps=1, killed_at=None)
+    hostile = "</pre><script>alert('x')</script>&amp;"
+    with JsonlFile(root / "samples.jsonl") as file:
+        for step in (1, 2, 3):
+            for number in range(30):
+                given = {"source": "<i>", "prompt": f"{number} {hostile}", "reference": f"right {hostile}", "sample": 0}
+                said = {"completion": f"said {step} {hostile}", "finished": "stop", "malformed": "holds <b>"}
+                file.write({"step": step, **given, **said})
+            file.write({"step": step, "prompt": "def ", "sample": 0, "completion": f"plain {step}"})
+    with JsonlFile(root / "evaluation.jsonl") as file:
+        file.write({"step": 3, "tokens": 9, "source": "<i>", "num_answers": 30, "stopped": 1.0, "well_formed": 0.5})
+    page = _page(root)
+    text = RunDirectory(root).report.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<b>holds" not in text
+    assert "&amp;lt;" not in text, "escaped twice"
+    assert page.text.count(f"said 3 {hostile}") == page.text.count(f"right {hostile}") == 24
+    assert page.text.count(f"said 1 {hostile}") == page.text.count(f"said 2 {hostile}") == 24
+    assert page.text.count("At earlier evaluations") == 24
+    assert "And 7 more of the last evaluation" in page.text
+    assert "<i>, step 3, ended by itself, malformed: holds <b>" in page.text
+    assert "Held-out answers" in page.titles
+    tables = {table.title: table.rows for table in make_tables(read_run(root), root)}
+    assert [cell.text for cell in tables["Answers to held-out prompts"][0]] == ["<i>", "3", "30", "100.0%", "50.0%"]
+    assert tables["Last evaluation"][0][0].text == "code", "the record of answers is none of loss"
+
+
+def test_a_text_is_followed_through_the_evaluations(tmp_path: Path) -> None:
+    root = write_synthetic_run(tmp_path / "run", num_steps=1, killed_at=None)
+    with JsonlFile(root / "samples.jsonl") as file:
+        for step in range(1, 41):
+            file.write({"step": step, "prompt": "def ", "sample": 0, "completion": f"said at {step}."})
+        file.write({"step": 3, "prompt": "no longer asked", "sample": 0, "completion": "gone"})
+        file.write({"step": 40, "prompt": "p" * 5000, "reference": "r", "source": "c", "sample": 0, "completion": "x"})
+    text = write_report(root).read_text(encoding="utf-8")
+    assert "<b>def </b>said at 40." in text
+    assert [f"said at {step}." in text for step in (1, 2, 5, 10, 35, 39)] == [True, False, True, True, True, False]
+    assert "gone" not in text
+    assert "…" + "p" * 2000 + "</b>" in text
+
+
 def test_links_lead_to_the_files_from_where_the_report_lies(full_run: Path, tmp_path: Path) -> None:
     (full_run / "odd name#1").mkdir(exist_ok=True)
     elsewhere = tmp_path / "reports" / "full.html"
@@ -226,6 +269,7 @@ def test_phases_add_up(full_run: Path) -> None:
     summary = summarize(read_run(full_run), report_dir=full_run, facts={})
     phases = next(table for table in summary.tables if table.title == "Phases")
     assert [[cell.text for cell in row][:2] for row in phases.rows] == [["general", "159"], ["code", "41"]]
+    assert [row[3].text for row in phases.rows] == ["75.0%", "75.0%"]
 
 
 def test_gpus_of_a_kind_are_counted(full_run: Path) -> None:
@@ -294,6 +338,13 @@ def test_events_that_happen_all_the_time_are_folded(full_run: Path) -> None:
     ]
     assert rows[5][1:] == ["", "anomaly ×2", "earlier, since step 31; see events.jsonl"]
     assert [row[1] for row in rows[6:]] == [str(step) for step in range(33, 41)]
+
+
+def test_accuracy_stands_beside_the_loss(full_run: Path) -> None:
+    record = {"step": 1, "source": "chat", "bits_per_byte": 1.5, "nll": 2.0, "accuracy": 0.4567}
+    assert tables_of(read_run(full_run), evaluations=[record])["Last evaluation"][0][:5] == [
+        "chat", "1", "1.5000", "2.0000", "45.7%"
+    ]  # fmt: skip
 
 
 def test_acceptance_of_every_depth_is_shown(full_run: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from glmforge.checkpoint import latest_checkpoint
 from glmforge.config.schema import RunConfig
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.errors import DivergedError, RollBack
 from glmforge.training.skipped import recall_skipped, remember_skipped
 from glmforge.training.source import Position

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.tiny_data import TinyData

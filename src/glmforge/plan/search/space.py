@@ -55,7 +55,7 @@ class Space:
     def axes(self) -> Iterator[Axes]:
         """All sizes, in a fixed order."""
         model, phases = self.config.model, self.config.phases
-        batches = {size for phase in phases for size in (phase.batch_size, *(s.batch_size for s in phase.batch_spans))}
+        batches = {size for phase in phases for size in phase.batch_sizes}
         shortest = min(phase.seq_len for phase in phases)
         for pp in _divisors(self.world_size, min(_MOST["pp"], model.num_hidden_layers)):
             for tp in _divisors(self.world_size // pp, min(self.ranks_per_node, model.num_key_value_heads)):

@@ -7,8 +7,9 @@ turned into the form of a conversation and nothing else.
 import ast
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from glmforge.data.documents.document import Document
 
@@ -33,24 +34,37 @@ def docstring_conversations(documents: Iterable[Document]) -> Iterator[Turns]:
     Documents that are not Python are skipped. The wording of each question depends on the name alone.
     """
     for document in documents:
-        module = ".".join(PurePosixPath(document.id).with_suffix("").parts).removesuffix(".__init__")
-        for name, docstring in _documented_names(document.text, module):
-            answer = _first_paragraphs(docstring)
+        for found in documented(document):
+            answer = _first_paragraphs(found.docstring)
             if len(answer) >= MIN_ANSWER_CHARACTERS:
-                yield [{"role": "user", "content": _question(name)}, {"role": "assistant", "content": answer}]
+                yield [
+                    {"role": "user", "content": question_about(found.name)},
+                    {"role": "assistant", "content": answer},
+                ]
 
 
-def _documented_names(source: str, module: str) -> Iterator[tuple[str, str]]:
+class Documented(NamedTuple):
+    """A public name with its docstring; of functions also the names of the arguments, without self and cls."""
+
+    name: str
+    docstring: str
+    arguments: Sequence[str] = ()
+
+
+def documented(document: Document) -> Iterator[Documented]:
+    """What of a Python source has a docstring; nothing of another text."""
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(document.text)
     except (SyntaxError, ValueError):  # another language, Python 2, or a NUL byte
         return
-    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [(module, tree)]
+    pending: list[tuple[str, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]] = [
+        (module_of(document), tree)
+    ]
     while pending:
         name, node = pending.pop(0)
         docstring = ast.get_docstring(node)
         if docstring:
-            yield name, docstring
+            yield Documented(name, docstring, _arguments(node))
         if isinstance(node, ast.Module | ast.ClassDef):
             pending += [
                 (f"{name}.{child.name}", child)
@@ -58,6 +72,19 @@ def _documented_names(source: str, module: str) -> Iterator[tuple[str, str]]:
                 if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
                 and not child.name.startswith("_")
             ]
+
+
+def module_of(document: Document) -> str:
+    """The name under which a source is imported, by its path."""
+    return ".".join(PurePosixPath(document.id).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _arguments(node: ast.AST) -> list[str]:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    given = node.args
+    named = [*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg]
+    return [argument.arg for argument in named if argument is not None and argument.arg not in ("self", "cls")]
 
 
 def _first_paragraphs(docstring: str) -> str:
@@ -73,6 +100,7 @@ def _first_paragraphs(docstring: str) -> str:
     return answer.strip()
 
 
-def _question(name: str) -> str:
+def question_about(name: str) -> str:
+    """One of several wordings, which depends on the name alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=2).digest()
     return _QUESTIONS[int.from_bytes(digest, "little") % len(_QUESTIONS)].format(name=name)

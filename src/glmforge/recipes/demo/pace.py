@@ -9,16 +9,16 @@ and goes on with fewer steps; the learning rate then falls faster, and never ris
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 MIN_STEPS = 12
-"""Enough for a checkpoint, a kill, a resume and both phases; they teach nothing."""
+"""Enough for a checkpoint, a kill and a resume; they teach nothing."""
 USEFUL_STEPS = 100
 """Below it the model has hardly learnt which tokens are frequent."""
 SHARE_OF_STEPS = 0.9
 """Of the training time; evaluations, checkpoints and two starts take the rest."""
-DIALOGUE_SHARE = 0.2
+FINE_TUNING_SHARE = 0.3
+"""Of the training time."""
 KILL_AT_SHARE = 0.4
 CHECKPOINTS_PER_RUN = 12
 EVALUATIONS_PER_RUN = 3
@@ -28,22 +28,6 @@ MOST_FOR_THE_REST = 0.4
 TOLERATED_DELAY = 1.2
 """A run that would take this many times its time is planned anew."""
 MIN_TIMED_STEPS = 8
-
-
-@dataclass(frozen=True)
-class Phases:
-    """Steps of the two phases: text, then text and dialogues."""
-
-    text: int
-    dialogue: int
-
-    @property
-    def total(self) -> int:
-        return self.text + self.dialogue
-
-    @property
-    def overrides(self) -> list[str]:
-        return [f"phases.0.steps={self.text}", f"phases.1.steps={self.dialogue}"]
 
 
 def training_seconds(total: float, before: float, elapsed: float) -> float:
@@ -57,21 +41,12 @@ def steps_within(seconds: float, step_seconds: float) -> int:
     return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
 
 
-def first_plan(num_steps: int) -> Phases:
-    dialogue = max(1, round(num_steps * DIALOGUE_SHARE))
-    return Phases(num_steps - dialogue, dialogue)
+def next_plan(done: int, seconds: float, step_seconds: float) -> int:
+    """The steps of a run that has taken `done` of them and has `seconds` left.
 
-
-def next_plan(done: int, seconds: float, step_seconds: float, before: Phases) -> Phases:
-    """The phases of a run that has taken `done` steps of the plan `before` and has `seconds` left.
-
-    `step_seconds` are of the clock, with all that comes between steps. A phase that is over stays as it was.
+    `step_seconds` are of the clock, with all that comes between steps.
     """
-    total = max(done + 2, done + int(seconds / step_seconds))
-    if done >= before.text:
-        return Phases(before.text, max(1, total - before.text))
-    text = max(done, first_plan(total).text)
-    return Phases(text, max(1, total - text))
+    return max(done + 2, done + int(seconds / step_seconds))
 
 
 def intervals(num_steps: int) -> list[str]:

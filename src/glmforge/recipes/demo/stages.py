@@ -18,7 +18,6 @@ from rich.panel import Panel
 
 from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig
-from glmforge.data.chat.shard import tokenize_conversations
 from glmforge.data.documents.document import Document, split_held_out
 from glmforge.data.documents.read import read_documents
 from glmforge.data.tokens.bpe import train_tokenizer
@@ -33,7 +32,8 @@ from glmforge.generate.params import SamplingParams
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import counted, format_bytes, format_count, format_duration
-from glmforge.recipes.demo.docstrings import docstring_conversations
+from glmforge.recipes.demo.calling import answer_by_calling
+from glmforge.recipes.demo.conversations import write_conversations
 from glmforge.recipes.demo.options import DemoOptions
 from glmforge.recipes.demo.screen import Screen
 from glmforge.recipes.demo.standard_library import standard_library_documents
@@ -46,6 +46,7 @@ DEMO_LOCK = ".lock-demo"
 HELD_OUT_FRACTION = 0.02
 PROMPTS = ("def main():\n", "class Server:\n    def __init__(self", "import os\n\ndef read_file(path")
 QUESTIONS = ("What does os.path.join do?", "What is json.dumps for?")
+CALLING_QUESTION = "Which arguments does shutil.copyfile take?"
 
 
 Documents = Iterable[Document]
@@ -61,6 +62,7 @@ class DemoResult:
     first_loss: float
     last_loss: float
     bits_per_byte: float
+    fine_tuned: RunConfig
     logits_difference: float
     report: Path
     export: Path
@@ -89,14 +91,25 @@ class Demo:
         config = training.plan()
         config, killed_at, resumed_from = training.run(config)
         bits_per_byte = self.evaluate(config, held_out_documents)
-        export = self.export(config)
+        fine_tuned = training.fine_tune()
+        self.show_fine_tuning(fine_tuned)
+        export = self.export(fine_tuned)
         difference = self.check_with_transformers(export)
         samples = self.generate_samples(export)
-        report = self.report(config, samples)
+        report = self.report(config, fine_tuned, samples)
         losses = [record["loss"] for record in read_jsonl(RunDirectory(config.output_dir).metrics)]
-        self._print_next_commands(config, export, report)
+        self._print_next_commands(fine_tuned, export, report)
         return DemoResult(
-            config, killed_at, resumed_from, losses[0], losses[-1], bits_per_byte, difference, report, export
+            config,
+            killed_at,
+            resumed_from,
+            losses[0],
+            losses[-1],
+            bits_per_byte,
+            fine_tuned,
+            difference,
+            report,
+            export,
         )
 
     def gather_corpus(self) -> tuple[Documents, Documents]:
@@ -130,16 +143,17 @@ class Demo:
         return out
 
     def write_shards(self, train: Documents, held_out: Documents, tokenizer_dir: Path) -> None:
-        """Token shards of the text, of held-out text, and of dialogues made from docstrings."""
-        self._screen.heading("Turn text into token shards")
+        """Token shards of the text and of held-out text; conversations made from docstrings."""
+        self._screen.heading("Turn text into token shards, docstrings into conversations")
         workers = min(2, os.cpu_count() or 1)
         for name, documents in (("train", train), ("held_out", held_out)):
             info = tokenize_corpus(documents, tokenizer_dir, self.data / name, num_workers=workers, source=name)
             self._say_shard(name, info)
-        conversations = docstring_conversations(_docstring_sources(self.options.corpus, train))
-        info = tokenize_conversations(conversations, tokenizer_dir, self.data / "dialogue", source="docstrings")
-        self._say_shard("dialogue", info)
-        self._screen.say(f"Megatron's .bin/.idx format, in [b]{self.data}[/b]; dialogues ask for docstrings by name")
+        self._screen.say(f"Megatron's .bin/.idx format, in [b]{self.data}[/b]")
+        parts = split_held_out(standard_library_documents(), HELD_OUT_FRACTION)
+        for name, documents in zip(("chat", "chat_held_out"), parts, strict=True):
+            count = write_conversations(documents, self.data / f"{name}.jsonl")
+            self._screen.say(f"{name}.jsonl: {counted(count, 'conversation')}, a third of them with function calls")
 
     def evaluate(self, config: RunConfig, held_out: Documents) -> float:
         """Held-out bits per byte beside what a general compressor needs for the same files."""
@@ -151,6 +165,21 @@ class Demo:
         compressed = 8 * len(lzma.compress(text, preset=9)) / len(text)
         self._screen.say(f"for comparison: xz -9 needs {compressed:.3f} bits per byte for the same files")
         return float(evaluations[-1]["bits_per_byte"])
+
+    def show_fine_tuning(self, config: RunConfig) -> None:
+        """What was learnt of held-out conversations, and what was forgotten of the text."""
+        for record in read_jsonl(RunDirectory(config.output_dir).evaluation):
+            if record["source"] == "chat":
+                self._screen.say(
+                    f"step {record['step']:>5}: held-out answers {record['nll']:.2f} nats per token, "
+                    f"{record['accuracy']:.0%} of their tokens foreseen, {record['stopped']:.0%} of the model's own "
+                    f"end by themselves, {record['well_formed']:.0%} are in form"
+                )
+            else:
+                self._screen.say(
+                    f"            text {record['bits_per_byte']:.3f} bits per byte "
+                    f"({record['bits_per_byte_change']:+.3f} since the first run)"
+                )
 
     def export(self, config: RunConfig) -> Path:
         """The trained model in Hugging Face format."""
@@ -183,6 +212,7 @@ class Demo:
         for question in QUESTIONS:
             answer = Conversation(engine).reply(question, params)
             samples.append({"prompt": f"{question}\n", "completion": answer})
+        samples.append({"prompt": f"{CALLING_QUESTION}\n", "completion": answer_by_calling(engine, CALLING_QUESTION)})
         for sample in samples:
             self._screen.console.print(sample["prompt"], style="bold", end="", markup=False, highlight=False)
             self._screen.console.print(sample["completion"], markup=False, highlight=False)
@@ -190,11 +220,13 @@ class Demo:
         self._screen.say("(a few minutes of training teach form, not knowledge)")
         return samples
 
-    def report(self, config: RunConfig, samples: list[Sample]) -> Path:
-        """The HTML page."""
-        self._screen.heading("Write the report")
-        path = write_report(config.output_dir, extra={"samples": samples})
+    def report(self, config: RunConfig, fine_tuned: RunConfig, samples: list[Sample]) -> Path:
+        """The HTML pages of both runs; that of the second one."""
+        self._screen.heading("Write the reports")
+        path = write_report(config.output_dir)
         self._screen.say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
+        path = write_report(fine_tuned.output_dir, extra={"samples": samples})
+        self._screen.say(f"[b]{path}[/b]: the same of the fine-tuning, and how held-out questions were answered")
         return path
 
     def _refuse_foreign_directory(self) -> None:
@@ -228,7 +260,7 @@ class Demo:
             f"let it continue  {command} chat {export} --complete -p 'def main():'",
             f"read the report  {report}",
             f"look inside      {command} checkpoint show {config.output_dir}",
-            f"train a variant  {command} train {self.options.config_file} output_dir=runs/variant optim.lr=5e-3",
+            f"train a variant  {command} train {self.options.sft_config_file} output_dir=runs/variant optim.lr=2e-3",
         ]
         elapsed = format_duration(self._screen.elapsed)
         self._screen.console.print()
@@ -245,11 +277,6 @@ def _size(documents: Documents) -> tuple[int, int]:
     """Number of documents and of UTF-8 bytes."""
     sizes = [len(document.text.encode()) for document in documents]
     return len(sizes), sum(sizes)
-
-
-def _docstring_sources(corpus: Path | None, train: Documents) -> Documents:
-    """Where the docstrings come from: the training documents, which another corpus may not have."""
-    return train if corpus is None else standard_library_documents()
 
 
 def _openings(held_out: Path, tokenizer: Tokenizer) -> list[str]:

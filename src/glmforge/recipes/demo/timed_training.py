@@ -1,4 +1,4 @@
-"""The training of the demo, of as many steps as the user's minutes have room for, killed and resumed on the way."""
+"""The two runs of the demo, of as many steps as the user's minutes have room for; the first is killed and resumed."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from glmforge.recipes.demo import pace
 from glmforge.recipes.demo.options import DemoOptions
 from glmforge.recipes.demo.screen import Screen
 from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
-from glmforge.recipes.pretrain import measure_step_seconds
+from glmforge.recipes.train import measure_step_seconds
 
 PRECISIONS = ("fp32", "bf16")
 MEASURED_STEPS = 3
@@ -43,7 +43,8 @@ class TimedTraining:
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self._options, self._screen = options, screen
         self._precision, self._num_threads = PRECISIONS[0], 1
-        self._deadline = math.inf
+        self._token_seconds = math.nan
+        self._deadline = self._end = math.inf
         self._intervals: list[str] = []
 
     def plan(self) -> RunConfig:
@@ -57,16 +58,19 @@ class TimedTraining:
         self._precision, self._num_threads = setting.precision, setting.num_threads
         total = self._options.minutes * 60
         seconds = pace.training_seconds(total, before, self._screen.elapsed)
+        self._end = time.monotonic() + seconds
+        seconds *= 1 - pace.FINE_TUNING_SHARE
         self._deadline = time.monotonic() + seconds
         num_steps = pace.steps_within(seconds, setting.step_seconds)
         self._intervals = pace.intervals(num_steps)
-        config = self._write_config(pace.first_plan(num_steps))
+        config = self._write_config(num_steps)
+        self._token_seconds = setting.step_seconds * config.num_steps / config.num_tokens
         speed = format_count(config.num_tokens / config.num_steps / setting.step_seconds)
         expected = config.num_steps * setting.step_seconds / pace.SHARE_OF_STEPS
         self._screen.say(f"[b]{config.precision.compute}, {self._num_threads} thread(s)[/b]: {speed} tokens/s")
         self._screen.say(
             f"{config.num_steps} steps, {format_count(config.num_tokens)} tokens, about {format_duration(expected)}, "
-            "in two phases: text, then text and dialogues"
+            f"and {pace.FINE_TUNING_SHARE:.0%} of the training time for conversations"
         )
         if config.num_steps < pace.USEFUL_STEPS:
             enough = total - seconds + pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
@@ -102,8 +106,23 @@ class TimedTraining:
                 break
             self._screen.say(f"[yellow]slower than planned: told to stop after step {watched.step}[/yellow]")
             config = self._plan_anew(watched, watched.step)
+        if watched.step_seconds is not None:
+            self._token_seconds = watched.step_seconds * config.num_steps / config.num_tokens
         self._print_result(read_jsonl(run.metrics))
         return config, killed_at, resumed_from
+
+    def fine_tune(self) -> RunConfig:
+        """Train what the first run has learnt on conversations, for the time that is left; its configuration."""
+        self._screen.heading("Fine-tune on conversations")
+        config = self._options.load_sft_config()
+        step_seconds = self._token_seconds * config.num_tokens / config.num_steps
+        num_steps = pace.steps_within(self._end - time.monotonic(), step_seconds)
+        overrides = [f"precision.compute={self._precision}", f"phases.0.steps={num_steps}", *pace.intervals(num_steps)]
+        config = self._options.load_sft_config(overrides)
+        write_text(self._options.sft_config_file, dump_config(config))
+        self._screen.say(f"stage sft, {config.num_steps} steps: the loss is of what the assistant writes, and no more")
+        train_to_the_end(Watched(config, self._options.sft_config_file, self._num_threads), self._end, may_stop=False)
+        return config
 
     def _fastest_setting(self) -> Setting:
         """The fastest arithmetic with all threads, then also with one: on busy cores that may be faster."""
@@ -128,8 +147,7 @@ class TimedTraining:
         if watched.step_seconds is None or self._options.steps_are_given:
             return config
         left = self._deadline - time.monotonic()
-        phases = pace.next_plan(done, left, watched.step_seconds, pace.Phases(*(p.num_steps for p in config.phases)))
-        planned = self._write_config(phases)
+        planned = self._write_config(pace.next_plan(done, left, watched.step_seconds))
         speed = format_count(config.num_tokens / config.num_steps / watched.step_seconds)
         self._screen.say(
             f"at {speed} tokens/s there is time for {planned.num_steps} steps in all (planned: {config.num_steps}), "
@@ -137,9 +155,9 @@ class TimedTraining:
         )
         return planned
 
-    def _write_config(self, phases: pace.Phases) -> RunConfig:
-        precision = f"precision.compute={self._precision}"
-        config = self._options.load_config([precision, *phases.overrides, *self._intervals])
+    def _write_config(self, num_steps: int) -> RunConfig:
+        overrides = [f"precision.compute={self._precision}", f"phases.0.steps={num_steps}", *self._intervals]
+        config = self._options.load_config(overrides)
         write_text(self._options.config_file, dump_config(config))
         return config
 

@@ -17,8 +17,8 @@ class Writer(Protocol):
         """Raise `ConfigError` if it cannot be done."""
         ...
 
-    def write(self, model: ParallelModel) -> Sequence[Record]:
-        """One record per text, the same on all ranks."""
+    def write(self, model: ParallelModel) -> tuple[Sequence[Record], Sequence[Record]]:
+        """One record per text, and one per held-out source whose prompts were answered; the same on all ranks."""
         ...
 
 
@@ -37,5 +37,7 @@ class SamplesHook(Hook):
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         where = {"step": trainer.state.step, "tokens": trainer.state.tokens}
-        for record in self.writer.write(trainer.model):
-            trainer.bus.write(Kind.SAMPLE, where | record)
+        texts, sources = self.writer.write(trainer.model)
+        for kind, found in ((Kind.SAMPLE, texts), (Kind.EVALUATION, sources)):
+            for record in found:
+                trainer.bus.write(kind, where | record)

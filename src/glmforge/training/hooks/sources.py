@@ -19,7 +19,8 @@ _SUMS = ("total", "tokens", "nll")
 
 
 class SourcesHook(Hook):
-    """Records `source_*`, where the objective counts by source. Tokens survive a resume by the sources' names."""
+    """Records `source_*` and `trained_tokens`, where the objective counts by source. Tokens of each source survive a
+    resume by the sources' names."""
 
     name = "sources"
     priority = Priority.COLLECT
@@ -39,6 +40,8 @@ class SourcesHook(Hook):
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         sums = self._named_sums()
+        if "source_tokens" in result.metrics:
+            trainer.record(trained_tokens=int(result.metrics["source_tokens"].sum()))
         if sums:
             trainer.record(
                 source_tokens={name: int(tokens) for name, tokens in sums["total"].items()},

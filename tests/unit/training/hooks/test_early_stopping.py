@@ -8,7 +8,7 @@ from glmforge.checkpoint.format.store import latest_checkpoint
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.config.schema import RunConfig
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -11,7 +11,7 @@ import pytest
 from glmforge.config.schema import RunConfig
 from glmforge.observe.control import Command, send_command
 from glmforge.observe.record_files import read_jsonl
-from glmforge.recipes.pretrain import train
+from glmforge.recipes.train import train
 from glmforge.training.errors import Preempted
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

@@ -1,20 +1,21 @@
-"""Pre-training (and every further stage with the same objective): token shards in, checkpoints out."""
+"""A run of any stage: its recipe opened, trainer and hooks put together, taken up where it was, trained to its end."""
 
 import logging
 import statistics
 import time
 from collections.abc import Sequence
+from pkgutil import resolve_name
 
 import torch
 
-from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.load import dump_config
 from glmforge.config.schema import RunConfig
-from glmforge.data.tokens.model_ids import describe_changes, with_ids_of
+from glmforge.config.stage import STAGES
+from glmforge.data.tokens.model_ids import describe_changes
 from glmforge.data.tokens.tokenizer import copy_tokenizer
 from glmforge.errors import CheckpointError
 from glmforge.kernels.allocator import keep_large_blocks
@@ -24,12 +25,10 @@ from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
 from glmforge.parallel.world import World, default_device, join_world
-from glmforge.recipes.curriculum_source import CurriculumSource
 from glmforge.recipes.fit import check_fit, layout_at_hand
-from glmforge.recipes.run_data import RunData, open_data
+from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_places import run_places
-from glmforge.recipes.stages import objective_factory
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
@@ -63,20 +62,19 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     ):
         if world.is_main and world.device.type == "cpu":
             warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
-        data = open_data(config, world)
-        config = _with_tokens(data.config, data, say_so=world.is_main)
-        config = _with_kernels(config, world)
-        trainer, checkpoints = build_trainer(config, world, data, hooks)
+        recipe = open_recipe(config, world)
+        for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
+            logger.info(line)
+        trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
         watch.trainer = trainer
         _take_up(trainer, checkpoints)
         return trainer.fit()
 
 
-def _with_tokens(config: RunConfig, data: RunData, *, say_so: bool) -> RunConfig:
-    """The run's configuration with the end tokens of its tokenizer."""
-    for line in describe_changes(config.model, data.tokenizer) if say_so else ():
-        logger.info(line)
-    return config.model_copy(update={"model": with_ids_of(config.model, data.tokenizer)})
+def open_recipe(config: RunConfig, world: World) -> Recipe:
+    """What the run's stage brings. Collective; raises `GlmforgeError` for what the user can mend."""
+    recipe: Recipe = resolve_name(STAGES[config.stage].recipe)(config, world)
+    return recipe
 
 
 def _with_kernels(config: RunConfig, world: World) -> RunConfig:
@@ -87,15 +85,13 @@ def _with_kernels(config: RunConfig, world: World) -> RunConfig:
     return config.model_copy(update={"kernels": kernels})
 
 
-def build_trainer(
-    config: RunConfig, world: World, data: RunData, extra_hooks: Sequence[Hook] = ()
+def _build_trainer(
+    config: RunConfig, world: World, recipe: Recipe, extra_hooks: Sequence[Hook]
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
-    backend = NativeBackend.build(config, world)
-    fingerprints = data.curriculum.fingerprint()
-    checkpoints = CheckpointHook(config, fingerprints, data.tokenizer.fingerprint)
-    hooks = [*run_hooks(config, data), *extra_hooks, checkpoints]
-    source = CurriculumSource(config, data.curriculum, world, objective_factory(config))
+    backend, source = recipe.backend(config, world), recipe.source(config, world)
+    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint)
+    hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
     return Trainer(config, backend, source, hooks, bus), checkpoints
 
@@ -136,13 +132,12 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     """
     keep_large_blocks()
     stopwatch = _Stopwatch(max_seconds)
-    short = config.phases[0].model_copy(update={"steps": num_steps + 1, "tokens": None})
+    short = config.phases[0].model_copy(update={"steps": num_steps + 1, "tokens": None, "epochs": None})
     optim = config.optim.model_copy(update={"warmup_steps": None, "warmup_tokens": None})
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
-    data = open_data(config, world)
-    source = CurriculumSource(config, data.curriculum, world, objective_factory(config))
-    Trainer(config, NativeBackend.build(config, world), source, [stopwatch]).fit()
+    recipe = open_recipe(config, world)
+    Trainer(recipe.config, recipe.backend(recipe.config, world), recipe.source(recipe.config, world), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

@@ -1,0 +1,44 @@
+"""What a stage of training brings: its data, opened and checked, where batches come from, and what is evaluated.
+
+All else is the same for every stage (`glmforge.recipes.train`): layout, memory, model, optimizer, hooks, checkpoints,
+resuming. A recipe is made by the function that the stage's row in `glmforge.config.stage.STAGES` names, called on all
+ranks together, with the configuration as it was given; it raises `GlmforgeError` for what the user can mend, before
+anything is built.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from glmforge.backend.base import Backend
+from glmforge.backend.native import NativeBackend
+from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.parallel.world import World
+from glmforge.training.source import BatchSource
+from glmforge.training.trainer import Hook
+
+
+class Recipe(Protocol):
+    """One stage on one configuration. Subclass it, and what has a body here need not be written.
+
+    Attributes:
+        config: the run, with what only the data could say: lengths of phases, ids of end tokens.
+        tokenizer: of the data.
+        fingerprint: of the data, as JSON's types: it is kept in checkpoints, and compared when a run goes on.
+    """
+
+    config: RunConfig
+    tokenizer: Tokenizer
+    fingerprint: Mapping[str, Any]
+
+    def backend(self, config: RunConfig, world: World) -> Backend:
+        """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""
+        return NativeBackend.build(config, world)
+
+    def source(self, config: RunConfig, world: World) -> BatchSource:
+        """This rank's batches, with the objectives that train on them."""
+        ...
+
+    def hooks(self) -> Iterable[Hook]:
+        """Besides those of every run: evaluations."""
+        return ()

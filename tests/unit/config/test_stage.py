@@ -1,0 +1,70 @@
+"""What a stage decides of a run: its defaults, what it refuses, and where it must start."""
+
+from typing import Any
+
+import pytest
+
+from glmforge.config import load_config
+from glmforge.config.schema import RunConfig
+from glmforge.config.stage import STAGES
+from glmforge.errors import ConfigError
+
+FROM = "init_from=base"
+
+
+def run_of(run_yaml: str, stage: str, *overrides: str) -> RunConfig:
+    return load_config(run_yaml, [f"stage={stage}", FROM, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("pretrain", {"router_bias_rate": 1e-3, "mtp_loss_weight": 0.3, "packing": "truncate"}),
+        ("midtrain", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1, "packing": "truncate"}),
+        ("sft", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1, "packing": "best_fit"}),
+    ],
+)
+def test_a_phase_that_says_nothing_has_the_defaults_of_the_stage(
+    run_yaml: str, stage: str, expected: dict[str, Any]
+) -> None:
+    phase = run_of(run_yaml, stage).phases[0]
+    assert {name: getattr(phase, name) for name in expected} == expected
+    assert phase.aux_loss_weight == 1e-4
+    regularization = run_of(run_yaml, stage).regularization
+    assert {value for name, value in regularization if name.endswith("dropout")} == {0.0}
+
+
+def test_what_a_phase_says_stands(run_yaml: str) -> None:
+    phase = run_of(run_yaml, "midtrain", "phases.0.router_bias_rate=1e-4", "phases.0.mtp_loss_weight=0").phases[0]
+    assert (phase.router_bias_rate, phase.mtp_loss_weight) == (1e-4, 0.0)
+
+
+def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> None:
+    assert run_of(run_yaml, "midtrain", "phases.0.balance=sinkhorn").phases[0].balance == "sinkhorn"
+
+
+@pytest.mark.parametrize(
+    ("stage", "overrides", "message"),
+    [
+        ("pretrain", ["sft={}"], "sft: is for stage 'sft', and this run's is 'pretrain': leave it out, or set stage"),
+        ("midtrain", ["regularization.neftune_alpha=5"], "regularization.neftune_alpha: is for stage 'sft'"),
+        ("sft", ["phases.0.packing=truncate"], "phases.0.packing: 'truncate' would cut conversations"),
+        ("sft", ["phases.0.document_mask=false"], "phases.0.document_mask: in stage 'sft' conversations of a row"),
+        ("sft", ["phases.0.fim_rate=0.5"], "phases.0.fim_rate: stage 'sft' rearranges no documents"),
+        ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' goes on from trained weights"),
+        ("sfd", [], "stage: unknown 'sfd'; did you mean 'sft'?"),
+        ("[sft]", [], "stage: should be 'pretrain', 'midtrain' or 'sft'"),
+    ],
+)
+def test_what_the_stage_has_no_use_for_is_refused(
+    run_yaml: str, stage: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_of(run_yaml, stage, *overrides)
+    assert message in str(refused.value)
+
+
+def test_a_run_that_was_written_out_is_read_back_as_it_was(run_yaml: str) -> None:
+    for stage in STAGES:
+        config = run_of(run_yaml, stage)
+        assert RunConfig.model_validate(config.model_dump(mode="json")) == config
