@@ -21,13 +21,14 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     Raises `ConfigError` for one that is not known, or that another configuration would say, and for adapters of what is
     no map of the model.
     """
+    from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.lora import adapter_parameters, parse_lora
-    from glmforge.plan.stages.stage import POLICY_MODELS, TRAINED, find_stage
+    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
-    if name in TRAINED and name != config.stage:
+    if name in STAGES and name != config.stage:
         raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     adapters = parse_lora(lora) if lora is not None else None

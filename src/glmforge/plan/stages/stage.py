@@ -21,15 +21,12 @@ from typing import Literal, get_args
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
-from glmforge.config.stage import Stage
+from glmforge.config.stage import STAGES
 from glmforge.errors import ConfigError
 from glmforge.plan.stages.lora import Lora, adapter_parameters, is_adapter
 
-PlannedOnly = Literal["lora", "reward", "policy"]
-PLANNED_ONLY: tuple[PlannedOnly, ...] = get_args(PlannedOnly)
-"""Stages that a configuration cannot say."""
-TRAINED: tuple[Stage, ...] = get_args(Stage)
-"""Those that it can."""
+PLANNED_ONLY = ("lora", "reward", "policy")
+"""Stages that a configuration cannot say yet."""
 PolicyModel = Literal["reference", "critic", "reward"]
 POLICY_MODELS: tuple[PolicyModel, ...] = get_args(PolicyModel)
 
@@ -88,13 +85,13 @@ class Role:
 class TrainingStage:
     """A stage by its name, and the models of its step; the first is the one that the stage is about."""
 
-    name: Stage | PlannedOnly
+    name: str
     roles: tuple[Role, ...]
 
     @property
     def is_trained(self) -> bool:
         """Whether a run can train it today, so that the trainer's own step is its."""
-        return self.name in TRAINED
+        return self.name in STAGES
 
 
 MODEL = Role("model")
@@ -109,13 +106,12 @@ def find_stage(
 
     Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
     """
-    if name in TRAINED and lora is None:
-        return TrainingStage(TRAINED[TRAINED.index(name)], (MODEL,))
-    planned = "lora" if name in TRAINED else name
-    if planned not in PLANNED_ONLY:
-        known = f"known are {', '.join((*TRAINED, *PLANNED_ONLY))}; for what trains nothing see --rollout and --serve"
+    if name in STAGES and lora is None:
+        return TrainingStage(name, (MODEL,))
+    stage = "lora" if name in STAGES else name
+    if stage not in PLANNED_ONLY:
+        known = f"known are {', '.join((*STAGES, *PLANNED_ONLY))}; for what trains nothing see --rollout and --serve"
         raise ConfigError(f"--stage: '{name}' is none; {known}")
-    stage: PlannedOnly = PLANNED_ONLY[PLANNED_ONLY.index(planned)]
     if stage == "lora" and lora is None:
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
     if stage == "policy":
