@@ -8,12 +8,14 @@ and values, 2,048 entries of vocabulary. A row is one document, so every token a
 computed again in the backward pass, in fp32, for which a dry run takes the CPU's kernels. Each rank is a process of one
 thread; with cp 2 both share the row and each layer's weights.
 
-`peak_bytes` are the most bytes of tensors that live at once, as the dry run counts them; `resident_bytes` is by how
-much the process grew, which has kernels' workspaces, gloo's buffers and the allocator's slack besides. `seconds` are
-those of laying out the model and taking a step.
+`peak_bytes` are the most bytes of tensors that live at once, as the dry run counts them. `resident_bytes` is the
+operating system's word for it: by how much the process grew, with kernels' workspaces and gloo's buffers, after a short
+step has made it load what it loads once. For that, malloc gives every large block back at once; as it usually works, it
+keeps freed ones and takes up half as much again. `seconds` are those of laying out the model and taking a step.
 """
 
 import argparse
+import ctypes
 import json
 import resource
 import time
@@ -30,6 +32,9 @@ from glmforge.observe.environment import process_rss_bytes
 CODE = ("src/glmforge/dryrun", "src/glmforge/kernels", "src/glmforge/model", "src/glmforge/optim")
 CODE += ("src/glmforge/parallel", "benchmarks/gloo_ranks.py", "benchmarks/measured_layouts.py")
 TIME_LIMIT_S = 3600
+WARM_UP_TOKENS = 2048
+LARGE_BYTES = 65536
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
 MODEL: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -86,6 +91,7 @@ def compare(case: Case) -> dict[str, Any]:
     config = long_run(case.seq_len, cp=case.ranks)
     predicted = dry_run(config, case.ranks).peak
     with Ranks(case.ranks, TIME_LIMIT_S) as ranks:
+        ranks.run(watch, long_run(WARM_UP_TOKENS, cp=case.ranks))
         measured = ranks.run(watch, config)
     peaks = [rank["peak_bytes"] for rank in measured]
     return {
@@ -117,12 +123,19 @@ def long_run(seq_len: int, cp: int) -> RunConfig:
 
 def watch(config: RunConfig) -> dict[str, float]:
     """On a rank: take the step."""
+    _give_blocks_back()
     before, started = process_rss_bytes(), time.perf_counter()
     peak = watch_memory(config)
     seconds = time.perf_counter() - started
     assert before is not None, "/proc tells what is resident"
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"peak_bytes": peak, "resident_bytes": most - before, "seconds": round(seconds, 1)}
+
+
+def _give_blocks_back() -> None:
+    libc = ctypes.CDLL("libc.so.6")
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        assert libc.mallopt(option, LARGE_BYTES), "glibc's malloc can be told"
 
 
 def long_table() -> str:
