@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_wrong_key(glmforge, run: RunConfig, tmp_path: Path) -> None:
     path = write(run, tmp_path / "run.yaml")
     path.write_text(path.read_text().replace("weight_decay:", "weight_decai:"))
     assert_one_line(glmforge("train", path), path, "optim.weight_decai", "weight_decay")
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["fisher", "shard", "out"], ["plan"]], ids=lambda words: words[0])
+def test_a_wrong_configuration_is_refused_before_torch_is_imported(arguments: list[str]) -> None:
+    command, *others = arguments
+    code = (
+        "import sys\n"
+        "from glmforge.cli.app import main\n"
+        f"sys.argv = {['glmforge', command, 'demo', *others, 'optim.no_such_key=1']}\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    print(ended.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n", done.stderr
 
 
 def test_wrong_override(glmforge, run: RunConfig, tmp_path: Path) -> None:

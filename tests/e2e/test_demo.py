@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from glmforge.cli.app import main
+from glmforge.config import load_config
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.demo import Demo, DemoOptions
 
@@ -29,6 +30,15 @@ SMALL = (
     "observe.evaluate_tokens=4096",
 )
 
+SMALL_SFT = (
+    "phases.0.steps=8",
+    "optim.warmup_steps=2",
+    "checkpoint.every_steps=4",
+    "observe.evaluate_every=4",
+    "observe.evaluate_tokens=4096",
+    "observe.samples.held_out=4",
+)
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -42,19 +52,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_whole_story(corpus: Path, tmp_path: Path) -> None:
     console = Console(record=True, width=120)
     out = tmp_path / "demo"
-    result = Demo(DemoOptions(out, corpus, minutes=1.0, overrides=SMALL), console).run()
+    options = DemoOptions(out, corpus, minutes=1.0, overrides=SMALL, sft_overrides=SMALL_SFT)
+    result = Demo(options, console).run()
 
     assert result.resumed_from_step <= result.killed_at_step < 32
     assert result.resumed_from_step % 4 == 0
     records = read_jsonl(out / "metrics.jsonl")
     assert [record["step"] for record in records] == list(range(1, 33))
-    assert {record["phase"] for record in records} == {"pretrain", "dialogue"}
     # An untrained model gives log(8192) = 9.01 nats per token; 32 small steps learn at least the frequent tokens.
     assert result.last_loss < result.first_loss - 1.0
     assert result.logits_difference < 1e-4
     assert 0 < result.bits_per_byte < 8
     events = [record["event"] for record in read_jsonl(out / "events.jsonl")]
     assert [event for event in events if event != "saved"] == ["started", "killed", "resumed", "finished"]
+    of_chat = [record for record in read_jsonl(out / "sft/evaluation.jsonl") if record["source"] == "chat"]
+    assert [record["step"] for record in of_chat] == [4, 4, 8, 8]
+    scores, answers = of_chat[-2:]
+    assert scores["bits_per_byte_change"] < 0
+    assert answers["num_answers"] == 4
+    assert len(read_jsonl(out / "sft/metrics.jsonl")) == 8
+    assert load_config(str(out / "sft.yaml")).init_from == out
     page = result.report.read_text()
     HTMLParser().feed(page)
     assert page.count("<svg") >= 5
@@ -63,6 +80,8 @@ def test_the_whole_story(corpus: Path, tmp_path: Path) -> None:
         "Gather a corpus",
         "killed with SIGKILL",
         "bits per byte",
+        "Fine-tune on conversations",
+        "held-out questions",
         "transformers loads it",
         "glmforge chat",
         "glmforge checkpoint show",

@@ -10,7 +10,7 @@ def demo(
     minutes: Annotated[
         float,
         typer.Option(min=1.0, help="About how long it may take on two cores; more trains a better model."),
-    ] = 5.0,
+    ] = 6.0,
     corpus: Annotated[
         Path | None,
         typer.Option(help="Your own text: a file or a directory. Python's standard library by default."),
@@ -18,12 +18,18 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where everything goes; an earlier demo there is replaced.")] = Path(
         "runs/demo"
     ),
-    overrides: Annotated[list[str] | None, typer.Argument(help="Settings of the run to change: key.sub=value.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Settings of the pre-training to change: key.sub=value.")
+    ] = None,
+    sft: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of the fine-tuning to change; may be given several times."),
+    ] = None,
 ) -> None:
     """Train a small GLM-4.6-shaped model on this machine and talk to it.
 
-    The whole life of a model: corpus, tokenizer, shards, pre-training with a crash and a resume, evaluation, export,
-    report.
+    The whole life of a model: corpus, tokenizer, shards, pre-training with a crash and a resume, fine-tuning on
+    conversations, evaluation, export, report.
 
     Examples:
 
@@ -31,7 +37,7 @@ def demo(
 
         glmforge demo --minutes 15 --corpus ~/my_project --out runs/mine
 
-        glmforge demo model.n_routed_experts=32
+        glmforge demo model.n_routed_experts=32 --sft sft.mean=conversations
 
     Ctrl-C while it trains saves what has been trained, and says how to go on with it.
     """
@@ -40,4 +46,4 @@ def demo(
     with ends_at_once("interrupted before the demo began"):
         from glmforge.recipes.demo import Demo, DemoOptions
 
-    Demo(DemoOptions(out, corpus, minutes, tuple(overrides or ()))).run()
+    Demo(DemoOptions(out, corpus, minutes, tuple(overrides or ()), tuple(sft or ()))).run()

@@ -29,12 +29,14 @@ def fisher(
 
         glmforge train midtrain.yaml regularization.ewc.fisher=runs/fisher
     """
-    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
+
+    loaded = load_config(config, overrides or [])  # what is wrong in it is told before torch is imported
+
+    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher
 
-    loaded = load_config(config, overrides or [])
     console = Console(
         stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True, markup=False, highlight=False
     )

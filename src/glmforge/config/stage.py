@@ -9,10 +9,11 @@
 | `mtp_loss_weight` | 0.3 | 0.1, as in the report after 15T tokens: MTP layers stay true to the trunk and take little from it |
 | `packing` | truncate | midtrain: truncate; sft: best_fit, since no conversation is to be cut |
 
-A run of stage sft that evaluates, and names a file of conversations in `data.held_out`, answers four prompts of
-them at each evaluation where `observe.samples` is not given (`SAMPLES_OF_SFT`): loss and accuracy do not tell whether a model answers in
-form and stops. The cost is that of writing so many answers one token at a time (`sampling_seconds` in samples.jsonl);
-`observe.samples: null` saves it.
+A run of stage sft that evaluates, and names a file of conversations in `data.held_out`, answers four prompts of them at
+each evaluation where `observe.samples` is not given (`SAMPLES_OF_SFT`): loss and accuracy do not tell whether a model
+answers in form and stops. The cost is that of up to 256 forward passes, one for each token of all answers, and at most
+1.25 GiB on each rank for weights and caches; `sampling_seconds` in samples.jsonl tells it, `observe.samples: null`
+saves it.
 
 Dropout is 0 in every stage: a mixture of experts that sees each token once or a few times gains nothing by it.
 """  # noqa: E501
@@ -30,8 +31,14 @@ from glmforge.config.fields import one_of
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
 
-SAMPLES_OF_SFT: Mapping[str, Any] = {"held_out": 4, "max_new_tokens": 256, "temperature": 0.0}
-"""`observe.samples` of a run that evaluates on conversations and does not say."""
+SAMPLES_OF_SFT: Mapping[str, Any] = {
+    "held_out": 4,
+    "max_new_tokens": 256,
+    "temperature": 0.0,
+    "weight_bytes": 1 << 30,
+}
+"""`observe.samples` of a run that evaluates on conversations and does not say. Nobody has planned for it, so it keeps
+few gathered weights: a large model takes longer, and no run ends for want of memory."""
 
 
 class SftConfig(Strict):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glmforge.checkpoint.format.meta import CheckpointMeta
-from glmforge.checkpoint.initial_weights import load_initial_weights
+from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.checkpoint.save import save_tensors
 from glmforge.checkpoint.values import check_values
 from glmforge.cluster.launch import LaunchEnvironment
@@ -46,6 +46,7 @@ def write_fisher(
     if out.exists():
         raise ConfigError(f"{out}: is already there; move it away or choose another directory")
     tokens.check_tokenizer(tokenizer)
+    check_initial_weights(start, config.model)
     config = config.model_copy(update={"model": with_ids_of(config.model, tokenizer)})
     single, seq_len = _for_single_rows(config, launch.world_size), config.phases[0].seq_len
     layout = layout_at_hand(single, launch, default_device())

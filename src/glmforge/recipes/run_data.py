@@ -63,13 +63,14 @@ def open_data(config: RunConfig, world: World) -> RunData:
 
 def _check_paths(data: DataConfig) -> None:
     """Name the setting whose file is not there, and from where a relative path was looked for."""
-    wanted = {"data.tokenizer": data.tokenizer / TOKENIZER_FILE}
+    wanted: list[tuple[str, Path, str | None]] = [("data.tokenizer", data.tokenizer / TOKENIZER_FILE, "tokenizer")]
     for key, sources in (("sources", data.sources), ("held_out", data.held_out)):
-        wanted |= {
-            f"data.{key}.{i}.path": source.path if source.is_conversations else shard_paths(source.path)[0]
-            for i, source in enumerate(sources)
-        }
-    for key, path in wanted.items():
+        for i, source in enumerate(sources):
+            path, made_by = (
+                (source.path, None) if source.is_conversations else (shard_paths(source.path)[0], "tokenize")
+            )
+            wanted.append((f"data.{key}.{i}.path", path, made_by))
+    for key, path, made_by in wanted:
         if not path.exists():
             if path.with_suffix("").is_dir():
                 raise DataError(
@@ -77,10 +78,8 @@ def _check_paths(data: DataConfig) -> None:
                     "'glmforge data chat' or 'glmforge data tokenize' makes of all of it"
                 )
             place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
-            make = "tokenizer" if key == "data.tokenizer" else "tokenize"
-            raise DataError(
-                f"{key}: there is no {path}{place}; make it with 'glmforge data {make}' or correct the path"
-            )
+            make = "" if made_by is None else f"make it with 'glmforge data {made_by}' or "
+            raise DataError(f"{key}: there is no {path}{place}; {make}correct the path")
 
 
 def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:

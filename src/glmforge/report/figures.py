@@ -5,7 +5,7 @@ tests `figures_needles.py`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -141,7 +141,7 @@ def _held_out(run: RunLog) -> Figure | None:
         return None
     sources = sorted({record["source"] for record in points})
     with plot_over_tokens(run, "held-out", "bits per byte") as plot:
-        _draw_by_source(plot.axes, points, "bits_per_byte")
+        _draw_by_source(plot.axes, points, "bits_per_byte", sources)
         for number, source in enumerate(sources):
             if at_start := [r["bits_per_byte_at_start"] for r in points if _is_compared(r, source)]:
                 plot.axes.axhline(at_start[-1], color=SERIES[number % len(SERIES)], linestyle="--", linewidth=1)
@@ -157,7 +157,7 @@ def _accuracy(run: RunLog) -> Figure | None:
     if not points:
         return None
     with plot_over_tokens(run, "accuracy", "share of tokens") as plot:
-        _draw_by_source(plot.axes, points, "accuracy")
+        _draw_by_source(plot.axes, points, "accuracy", sorted({record["source"] for record in points}))
     caption = "How often the model's likeliest token is the one that comes, in held-out text."
     return Figure("Accuracy", caption, plot.svg)
 
@@ -166,22 +166,24 @@ def _held_out_answers(run: RunLog) -> Figure | None:
     points = [record for record in run.evaluations if "num_answers" in record]
     if not points:
         return None
+    sources = sorted({record["source"] for record in run.evaluations})  # in the colours of the other figures
     with plot_over_tokens(run, "held-out-answers", "share of answers") as plot:
-        _draw_by_source(plot.axes, points, "well_formed", dashed=True)
-        _draw_by_source(plot.axes, points, "stopped")
+        _draw_by_source(plot.axes, points, "stopped", sources)
+        _draw_by_source(plot.axes, points, "well_formed", sources, dashed=True)
         plot.axes.set_ylim(-0.03, 1.03)
     caption = "Answers to held-out prompts that end by themselves; dashed: that are in GLM's format."
     return Figure("Held-out answers", caption, plot.svg)
 
 
-def _draw_by_source(axes: Axes, points: list[Record], name: str, *, dashed: bool = False) -> None:
-    """A curve of a number for each source, in the order of their names; dashed ones are not in the legend."""
-    sources = sorted({record["source"] for record in points})
+def _draw_by_source(
+    axes: Axes, points: list[Record], name: str, sources: Sequence[str], *, dashed: bool = False
+) -> None:
+    """A curve of a number for each of `sources` that has it; dashed ones are not in the legend."""
     for number, source in enumerate(sources):
         own = [(record["tokens"], record[name]) for record in points if record["source"] == source]
-        color, style = SERIES[number % len(SERIES)], "--" if dashed else "-"
-        label = "" if dashed else source
-        axes.plot(*np.array(own).T, style, color=color, marker="o", markersize=3.5, label=label)
+        if own:
+            color, style, label = SERIES[number % len(SERIES)], "--" if dashed else "-", "" if dashed else source
+            axes.plot(*np.array(own).T, style, color=color, marker="o", markersize=3.5, label=label)
     if len(sources) > 1 and not dashed:
         draw_legend(axes)
 

@@ -3,6 +3,7 @@
 An answer to a held-out prompt stands beside the answer that the conversation has.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,9 +37,12 @@ class ShownSample:
 def shown_samples(run: RunLog) -> tuple[list[ShownSample], int]:
     """The texts of the last evaluation that had some written, some dozen of them, and how many there are in all."""
     by_prompt: dict[tuple[object, ...], list[Record]] = {}
+    alike = Counter[tuple[object, ...]]()
     for record in run.samples:
-        key = (record.get("source"), record["prompt"], record.get("reference"), record.get("sample"))
-        by_prompt.setdefault(key, []).append(record)
+        asked = (record.get("source"), record["prompt"], record.get("reference"), record.get("sample"))
+        here = (record["step"], *asked)  # conversations may be alike: then they are told apart by their order
+        by_prompt.setdefault((*asked, alike[here]), []).append(record)
+        alike[here] += 1
     last = [records for records in by_prompt.values() if records[-1]["step"] == run.samples[-1]["step"]]
     return [_shown(records) for records in last[:_MAX_SHOWN]], len(last)
 

@@ -1,6 +1,7 @@
 """A run of stage sft answers prompts of its held-out conversations at every evaluation."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from glmforge.checkpoint.convert import export_hf
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.chat_template.template import render
 from glmforge.data.tokens.special import ASSISTANT
@@ -16,6 +18,7 @@ from glmforge.errors import ConfigError
 from glmforge.evaluate import samples
 from glmforge.generate.answer import Sample
 from glmforge.model import GlmMoe
+from glmforge.model.init import initialize
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.report.report import write_report
@@ -56,7 +59,13 @@ def config(tiny_data: TinyData, tmp_path: Path) -> RunConfig:
             ],
         },
         phases=[{"name": "main", "seq_len": 128, "batch_size": 4, "steps": 4}],
-        observe={"progress": False, "evaluate_every": 2, "samples": {"held_out": 4, "max_new_tokens": 12}},
+        observe={
+            "progress": False,
+            "tensorboard": False,
+            "evaluate_every": 2,
+            "evaluate_tokens": 500,
+            "samples": {"held_out": 4, "max_new_tokens": 12},
+        },
     )
 
 
@@ -122,9 +131,10 @@ def test_form_and_end_of_answers_are_counted(
         return [[Sample(tokens, "stop" if tokens[-1] == stop else "length")] for tokens in answers]
 
     monkeypatch.setattr(samples.Engine, "generate", generate)
-    train(config)
-    records = read_jsonl(config.output_dir / "samples.jsonl")[:3]
-    (counted, _) = [r for r in read_jsonl(config.output_dir / "evaluation.jsonl") if "num_answers" in r]
+    phase = config.phases[0].model_dump(exclude_unset=True) | {"steps": 2}
+    train(changed(config, phases=[phase]))
+    records = read_jsonl(config.output_dir / "samples.jsonl")
+    (counted,) = [r for r in read_jsonl(config.output_dir / "evaluation.jsonl") if "num_answers" in r]
     assert counted["stopped"] == stopped
     if problem is not None:
         assert [record["malformed"] for record in records] == [problem] * 3
@@ -134,6 +144,36 @@ def test_form_and_end_of_answers_are_counted(
         assert counted["well_formed"] == 2 / 3
     if change(references[0], stop, role)[:-1] == references[0]:
         assert [record["completion"] for record in records] == [record["reference"] for record in records]
+
+
+def test_a_model_learns_to_answer_in_form_and_to_stop(config: RunConfig, tmp_path: Path) -> None:
+    """Forty steps on two kinds of question, one of which is answered by a tool call; held-out questions are like
+    those of training."""
+    untrained = GlmMoe(tiny_config())
+    initialize(untrained, parameter_table(tiny_config()), seed=0, std=0.02)
+    export_hf(untrained.state_dict(), tiny_config(), tmp_path / "untrained", dtype=torch.float32)
+    draw = random.Random(0)
+    for name, number in (("train", 400), ("chat", 12)):
+        lines = [json.dumps({"messages": _question_and_answer(draw)}) + "\n" for _ in range(number)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    asked = {"held_out": 12, "max_new_tokens": 64, "temperature": 0}
+    observe = config.observe.model_dump(exclude_unset=True) | {"evaluate_every": 40, "samples": asked}
+    phase = {"name": "main", "seq_len": 128, "batch_size": 8, "steps": 40}
+    train(changed(config, init_from=str(tmp_path / "untrained"), phases=[phase], observe=observe))
+    _, loss, counted = read_jsonl(config.output_dir / "evaluation.jsonl")
+    assert loss["accuracy"] > 0.95
+    assert (counted["num_answers"], counted["stopped"], counted["well_formed"]) == (12, 1.0, 1.0)
+    records = read_jsonl(config.output_dir / "samples.jsonl")
+    assert {"<tool_call>" in record["completion"] for record in records} == {True, False}
+    assert sum(record["completion"] == record["reference"] for record in records) >= 10
+
+
+def _question_and_answer(draw: random.Random) -> list[dict[str, Any]]:
+    a, b = draw.randint(0, 9), draw.randint(0, 9)
+    if draw.random() < 0.5:
+        call = {"function": {"name": "sum", "arguments": {"a": a, "b": b}}}
+        return [{"role": "user", "content": f"call sum {a} {b}"}, ANSWERS[1] | {"tool_calls": [call]}]
+    return [{"role": "user", "content": f"say {a}"}, {"role": "assistant", "content": f"It is {a}."}]
 
 
 def rank_train(config: RunConfig) -> None:
@@ -159,16 +199,3 @@ def test_where_nothing_is_conversations_the_run_is_refused(config: RunConfig, ti
     with pytest.raises(ConfigError, match=r"held_out: no source in data.held_out is conv"):
         train(changed(config, data=data))
     assert not (config.output_dir / "metrics.jsonl").exists()
-
-
-def test_sft_answers_held_out_prompts_by_default(config: RunConfig, tiny_data: TinyData) -> None:
-    observe = config.observe.model_dump(exclude_unset=True)
-    del observe["samples"]
-    default = changed(config, observe=observe).observe.samples
-    assert default is not None
-    assert (default.held_out, default.prompts, default.temperature) == (4, [], 0)
-    assert changed(config, observe=observe | {"samples": None}).observe.samples is None
-    assert changed(config, observe=observe | {"evaluate_every": None}).observe.samples is None
-    assert changed(config, observe=observe, stage="midtrain", sft=None).observe.samples is None
-    text = config.data.model_dump(exclude_unset=True) | {"held_out": [{"name": "t", "path": str(tiny_data.held_out)}]}
-    assert changed(config, observe=observe, data=text).observe.samples is None

@@ -66,6 +66,7 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             "data.sources: the name 'a' is used 2 times",
         ),
         (["data.held_out=[]"], "observe.evaluate_every: needs a token shard in data.held_out"),
+        (["observe.samples={max_new_tokens: 5}"], "observe.samples.prompts: there are none to write to: give some"),
         (["optim.warmup_tokens=5"], "optim.warmup_tokens: give 'warmup_steps' or 'warmup_tokens', not both"),
         (["optim.lr=1e-5"], "optim.min_lr: 0.0002 is more than lr = 1e-05"),
         (["optim.betas=[0.9, 1.0]"], r"optim.betas: \[0.9, 1.0\]: both must lie in \[0, 1\)"),
@@ -120,6 +121,24 @@ def test_weights_are_freed_after_the_forward_pass_without_a_pipeline(
     run_yaml: str, overrides: list[str], reshards: bool
 ) -> None:
     assert load_config(run_yaml, overrides).parallel.reshards_after_forward is reshards
+
+
+def test_sft_answers_held_out_conversations_unless_told_otherwise(run_yaml: str) -> None:
+    held_out = "data.held_out=[{name: text, path: text}, {name: chat, path: chat.jsonl.gz}]"
+    given = ["stage=sft", "init_from=runs/base", "phases.0.packing=best_fit", "observe.evaluate_every=5"]
+    samples = load_config(run_yaml, [*given, held_out]).observe.samples
+    assert samples is not None
+    assert (samples.held_out, samples.prompts, samples.temperature) == (4, [], 0)
+    own = load_config(run_yaml, [*given, held_out, "observe.samples={prompts: [x]}"]).observe.samples
+    assert own is not None
+    assert own.held_out == 0
+    for otherwise in (
+        [*given, held_out, "observe.samples=null"],
+        [*given, held_out, "observe.evaluate_every=null"],
+        [*given, "data.held_out=[{name: text, path: text}]"],
+        [*given, held_out, "stage=midtrain"],
+    ):
+        assert load_config(run_yaml, otherwise).observe.samples is None, otherwise
 
 
 def test_every_mistake_has_its_own_line(run_yaml: str) -> None:

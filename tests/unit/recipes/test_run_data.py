@@ -90,7 +90,7 @@ def test_the_phases_say_how_long_a_conversation_may_be(tiny_data, chat, tmp_path
 
 def test_a_file_that_is_not_there(tiny_data, tmp_path):
     config = config_of(tiny_data, tmp_path, {"path": str(tmp_path / "nowhere.jsonl")})
-    with pytest.raises(DataError, match=r"data\.sources\.0\.path: there is no .*nowhere\.jsonl"):
+    with pytest.raises(DataError, match=r"data\.sources\.0\.path: there is no .*nowhere\.jsonl; correct the path$"):
         open_data(config, WORLD)
 
 

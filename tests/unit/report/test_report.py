@@ -229,12 +229,15 @@ def test_a_text_is_followed_through_the_evaluations(tmp_path: Path) -> None:
     with JsonlFile(root / "samples.jsonl") as file:
         for step in range(1, 41):
             file.write({"step": step, "prompt": "def ", "sample": 0, "completion": f"said at {step}."})
+            for number in range(2):
+                file.write({"step": step, "prompt": "twice", "sample": 0, "completion": f"twin {number} at {step}."})
         file.write({"step": 3, "prompt": "no longer asked", "sample": 0, "completion": "gone"})
         file.write({"step": 40, "prompt": "p" * 5000, "reference": "r", "source": "c", "sample": 0, "completion": "x"})
     text = write_report(root).read_text(encoding="utf-8")
     assert "<b>def </b>said at 40." in text
     assert [f"said at {step}." in text for step in (1, 2, 5, 10, 35, 39)] == [True, False, True, True, True, False]
     assert "gone" not in text
+    assert [text.count(f"twin {number} at 1.") for number in (0, 1)] == [1, 1]
     assert "…" + "p" * 2000 + "</b>" in text
 
 

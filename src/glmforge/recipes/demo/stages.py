@@ -169,17 +169,17 @@ class Demo:
     def show_fine_tuning(self, config: RunConfig) -> None:
         """What was learnt of held-out conversations, and what was forgotten of the text."""
         for record in read_jsonl(RunDirectory(config.output_dir).evaluation):
-            if record["source"] == "chat":
-                self._screen.say(
-                    f"step {record['step']:>5}: held-out answers {record['nll']:.2f} nats per token, "
-                    f"{record['accuracy']:.0%} of their tokens foreseen, {record['stopped']:.0%} of the model's own "
-                    f"end by themselves, {record['well_formed']:.0%} are in form"
+            if "num_answers" in record:
+                told = (
+                    f"of {record['num_answers']} held-out questions {record['stopped']:.0%} are answered to an end, "
+                    f"{record['well_formed']:.0%} in the right form"
                 )
+            elif record["source"] == "chat":
+                told = f"held-out answers {record['nll']:.2f} nats per token, {record['accuracy']:.0%} of them foreseen"
             else:
-                self._screen.say(
-                    f"            text {record['bits_per_byte']:.3f} bits per byte "
-                    f"({record['bits_per_byte_change']:+.3f} since the first run)"
-                )
+                change = record["bits_per_byte_change"]
+                told = f"held-out text {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
+            self._screen.say(f"step {record['step']:>5}: {told}")
 
     def export(self, config: RunConfig) -> Path:
         """The trained model in Hugging Face format."""
