@@ -5,7 +5,9 @@ One line, and nothing half-written.
 
 import gzip
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -356,3 +358,25 @@ def test_a_tokenizer_that_loses_digits(glmforge, tiny_data: TinyData, tmp_path: 
     (directory / "tokenizer.json").write_text(json.dumps(content))
     outcome = glmforge("data", "needles", "--tokenizer", directory, "--length", 512, "--out", tmp_path / "out")
     assert_one_line(outcome, "does not give back the digits")
+
+
+@pytest.mark.parametrize(("encoding", "output"), [("ascii", "/dev/null"), ("utf-8", "/dev/full")])
+def test_an_output_that_cannot_take_it_all(
+    sft, tiny_data: TinyData, tmp_path: Path, encoding: str, output: str
+) -> None:
+    """Characters that it does not have are told as escapes; that it is full is one line."""
+    sft()
+    (tmp_path / "chat.jsonl").write_bytes(lines(record(1, content="\u4f60\u597d")))
+    command = [sys.executable, "-m", "glmforge", "data", "chat", tmp_path / "chat.jsonl", "--show", "1"]
+    with Path(output).open("w") as stdout:
+        ended = subprocess.run(
+            [*command, "--tokenizer", tiny_data.tokenizer],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+    if output == "/dev/null":
+        assert (ended.returncode, ended.stderr) == (0, "")
+    else:
+        assert_one_line((ended.returncode, ended.stderr), "no space left on device")
