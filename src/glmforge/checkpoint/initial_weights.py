@@ -20,6 +20,7 @@ from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_co
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.load import load_checkpoint
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
+from glmforge.checkpoint.values import check_values
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError, ConfigError
@@ -52,7 +53,7 @@ def load_initial_weights(
         tokenizer_fingerprint: of the run's tokenizer; a checkpoint that was trained with another one is warned of.
 
     Returns the directory that was read. Raises `CheckpointError` or `ConfigError`, on all ranks, if it cannot be
-    read, is not whole, or holds another model; the tensors are then as they were.
+    read, is not whole, or holds another model; the tensors are then as they were. Also if weights are not finite.
     """
     path, meta, found = run_each(lambda: _read(source))
     _check_same_model(path, found, config)
@@ -60,11 +61,13 @@ def load_initial_weights(
         own_heads = {f"{name}.weight" for name in config.heads}
         body = {name: tensor for name, tensor in tensors.items() if name not in own_heads}
         load_hf_into(source, body, config.model_copy(update={"heads": {}}), keep_absent_mtp=True)
+        check_values(source, body)
         _tell_kept(source, own_heads, config)
         return source
     shared = parameter_table(found).keys() & parameter_table(config).keys()
     wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
     load_checkpoint(path, wanted, only={MODEL_PREFIX + name for name in shared}, convert=True)
+    check_values(path, wanted)
     _tell_kept(path, parameter_table(config).keys() - shared, config)
     if rank() == 0 and meta.tokenizer_fingerprint != tokenizer_fingerprint:
         logger.warning("%s: was trained with another tokenizer than data.tokenizer", path)

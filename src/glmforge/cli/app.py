@@ -17,6 +17,7 @@ from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
+from glmforge.files import escaped
 
 app = typer.Typer(
     name="glmforge",
@@ -64,7 +65,7 @@ def main() -> None:
     try:
         app()
     except GlmforgeError as error:
-        print(f"glmforge: {error}", file=sys.stderr)
+        print("glmforge:", escaped(str(error), keep="\n"), file=sys.stderr)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = explain(error, "this command")

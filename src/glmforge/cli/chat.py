@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.terminal import as_shown
+
 
 def chat(
     model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")],
@@ -76,5 +78,5 @@ def _read_line(console: Console) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(as_shown(text))
     sys.stdout.flush()

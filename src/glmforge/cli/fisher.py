@@ -37,12 +37,12 @@ def fisher(
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher
 
-    console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
+    console = Console(
+        stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True, markup=False, highlight=False
+    )
     with work_progress("Fisher information", max(1, rows // 20), console) as show:
         num_tokens = write_fisher(
             loaded, data, out, num_rows=rows, advance=lambda done, total: show(done, f"row {done:,} of {total:,}")
         )
-    console.print(
-        f"{out}: Fisher information of {loaded.init_from} on {num_tokens:,} tokens of {data}", highlight=False
-    )
-    console.print(f"Next: glmforge train {config} regularization.ewc.fisher={out}", highlight=False)
+    console.print(f"{out}: Fisher information of {loaded.init_from} on {num_tokens:,} tokens of {data}")
+    console.print(f"Next: glmforge train {config} regularization.ewc.fisher={out}")

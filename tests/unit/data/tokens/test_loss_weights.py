@@ -59,9 +59,9 @@ def test_nothing_is_left_of_a_shard_that_was_not_finished(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e6, 1e-30])
 def test_what_is_no_weight_is_refused(tmp_path, bad):
-    with pytest.raises(DataError, match="loss weights must be from 0 to 10000"):
+    with pytest.raises(DataError, match=r"loss weights must be 0, or from 0\.0001 to 10000"):
         write(tmp_path / "a", [*WEIGHTS[:5], bad])
 
 

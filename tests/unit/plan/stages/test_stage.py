@@ -31,7 +31,7 @@ parallel: {micro_batch_size: 1}
 
 STAGES: dict[str, TrainingStage] = {
     "pretrain": PRETRAINING,
-    "finetune": find_stage("finetune"),
+    "sft": find_stage("sft"),
     "lora": find_stage("lora", Lora(16)),
     "reward": find_stage("reward"),
     "reward lora": find_stage("reward", Lora(16)),
@@ -49,7 +49,7 @@ def run(model: str, *overrides: str) -> Any:
     ("stage", "expected"),
     [
         ("pretrain", 6 * (TRUNK + HEAD + ATTENTION)),
-        ("finetune", 6 * (TRUNK + HEAD + ATTENTION)),
+        ("sft", 6 * (TRUNK + HEAD + ATTENTION)),
         ("lora", 4 * (TRUNK + HEAD) + 6 * (ATTENTION + ADAPTERS)),
         ("reward", 6 * (TRUNK + ATTENTION)),
         ("actor alone", 8 * (TRUNK + HEAD + ATTENTION)),
@@ -79,7 +79,7 @@ def test_mtp_counts_where_a_vocabulary_is_trained() -> None:
     }
     assert added == {
         "pretrain": 6 * MTP,
-        "finetune": 6 * MTP,
+        "sft": 6 * MTP,
         "lora": 4 * MTP,
         "reward": 0,
         "reward lora": 0,
@@ -112,7 +112,7 @@ def test_what_lora_saves_is_the_weights_gradients() -> None:
             for operation in step_operations(config, resolve_layout(config, 1), stage=stage)
             if operation.kind == "matmul" and operation.name != "adapters" and not operation.is_update
         }
-        for stage in (find_stage("finetune"), find_stage("lora", Lora(16)))
+        for stage in (find_stage("sft"), find_stage("lora", Lora(16)))
     )
     for key, operation in lora.items():
         assert 3 * operation.flops == 2 * full[key].flops, key
@@ -124,7 +124,7 @@ def test_state_of_lora() -> None:
     adamw = OptimConfig(matrix_optimizer="adamw")
     full, lora = training_state(config, adamw), training_state(config, adamw, find_stage("lora", Lora(16)))
     biases = 4 * 46 * 128  # the routers', fp32 in every stage
-    assert full.weights == training_state(config, adamw, find_stage("finetune")).weights
+    assert full.weights == training_state(config, adamw, find_stage("sft")).weights
     assert lora.weights == (full.weights - biases) // 2 + biases + 4 * ADAPTERS
     assert (lora.gradients, lora.optimizer) == (4 * ADAPTERS, 8 * ADAPTERS)
 
@@ -200,7 +200,7 @@ def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "sft"}, "known are pretrain, finetune, lora, reward, policy"),
+        ({"name": "finetune"}, "known are pretrain, midtrain, sft, lora, reward, policy"),
         ({"name": "lora"}, "needs its rank"),
         ({"name": "policy", "policy_models": ["teacher"]}, "known are reference, critic, reward"),
     ],
