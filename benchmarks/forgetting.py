@@ -17,7 +17,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -185,21 +185,33 @@ def study(directory: Path, seeds: Sequence[int], base_steps: int, steps: int) ->
     return found
 
 
-def table(ways: dict[str, list[dict[str, Any]]]) -> str:
-    """Means over seeds, with the standard deviation of what was forgotten and learnt, as Markdown."""
+def summarise(ways: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """Of each way, over its seeds: means of both kinds of text at the end, and mean and spread of the changes."""
+    return {way: _of_seeds(results) for way, results in ways.items()}
+
+
+def _of_seeds(results: list[dict[str, Any]]) -> dict[str, float]:
+    forgotten = [end - start for start, end in (result["general"] for result in results)]
+    learnt = [start - end for start, end in (result["domain"] for result in results)]
+    return {
+        "general": fmean(result["general"][1] for result in results),
+        "forgotten": fmean(forgotten),
+        "forgotten_spread": stdev(forgotten) if len(results) > 1 else 0.0,
+        "domain": fmean(result["domain"][1] for result in results),
+        "learnt": fmean(learnt),
+        "learnt_spread": stdev(learnt) if len(results) > 1 else 0.0,
+    }
+
+
+def table(summary: dict[str, dict[str, float]]) -> str:
+    """As Markdown; spreads are standard deviations over seeds."""
     head = "| | general, bits per byte | forgotten | domain, bits per byte | learnt |"
-    return "\n".join([head, "|---|---|---|---|---|", *_rows(ways)])
-
-
-def _rows(ways: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    for way, results in ways.items():
-        cells = []
-        for kind, sign in (("general", 1), ("domain", -1)):
-            now = [result[kind][1] for result in results]
-            changes = [sign * (end - start) for start, end in (result[kind] for result in results)]
-            spread = f" ± {stdev(changes):.3f}" if len(changes) > 1 else ""
-            cells += [f"{fmean(now):.3f}", f"{fmean(changes):+.3f}{spread}"]
-        yield f"| {way} | {' | '.join(cells)} |"
+    rows = (
+        f"| {way} | {each['general']:.3f} | {each['forgotten']:+.3f} ± {each['forgotten_spread']:.3f} "
+        f"| {each['domain']:.3f} | {each['learnt']:+.3f} ± {each['learnt_spread']:.3f} |"
+        for way, each in summary.items()
+    )
+    return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 
 def main() -> None:
@@ -222,10 +234,11 @@ def main() -> None:
         "steps": options.steps,
         "tokens_per_step": NUM_ROWS * SEQ_LEN,
         "fisher_rows": FISHER_ROWS,
+        "summary": summarise(ways),
         "ways": ways,
         "minutes": (time.monotonic() - started) / 60,
     }
-    print(table(ways))
+    print(table(content["summary"]))
     print(f"{write_result('forgetting', content, code=CODE, out=options.out)}: written")
 
 
