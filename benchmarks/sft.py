@@ -8,7 +8,8 @@ The demo's model is trained on the sources of Python's standard library, then fi
 tenth record of each file is held out. At each evaluation are recorded the loss and accuracy on what the assistant says
 in held-out conversations, and what general text has lost; in the end the model answers all held-out prompts itself,
 likeliest token after token and drawn at temperature 0.7: how many answers end by themselves and are in form, how many
-call a tool, in form and one that is offered, and in how many of the records that call one. Results are in `results/sft.json`.
+call a tool, in form and one that is offered, and in how many of the records that call one. Results are in
+`results/sft.json`.
 """
 
 import argparse

@@ -5,7 +5,9 @@ One line, and nothing half-written.
 
 import gzip
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -258,30 +260,38 @@ def test_full_disks(glmforge, sft, tiny_data: TinyData, small_disk: Path, tmp_pa
         assert set(files_below(small_disk)) <= {".lock"}
 
 
+def spoil(source: Path, out: Path, name: str, change: Callable[[torch.Tensor], object]) -> Path:
+    """A whole copy of a checkpoint, or of Fisher information, in which one tensor was changed."""
+    shapes = FileSystemReader(source).read_metadata().state_dict_metadata
+    wanted = {name: each for name, each in shapes.items() if name.startswith(("model.", "fisher."))}
+    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in wanted.items()}
+    load_checkpoint(source, tensors, only=set(tensors))
+    change(tensors[name])
+    save_tensors(out, tensors, read_meta(source))
+    return out
+
+
 def test_values_that_are_not_finite(glmforge, sft, tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
     """Whole files of wrong numbers: found when they are read, not in the first step."""
+    path, name = sft(), "model.layers.1.self_attn.q_proj.weight"
     newest = base / "checkpoints" / "step-00000002"
-    name = "model.layers.1.self_attn.q_proj.weight"
-
-    def spoiled(source: Path, tensor: str, value: float) -> Path:
-        shapes = FileSystemReader(source).read_metadata().state_dict_metadata
-        tensors = {
-            name: torch.empty(each.size, dtype=each.properties.dtype)
-            for name, each in shapes.items()
-            if name.startswith(("model.", "fisher."))
-        }
-        load_checkpoint(source, tensors, only=set(tensors))
-        tensors[tensor][0, 0] = value
-        save_tensors(tmp_path / "spoiled", tensors, read_meta(source))
-        return tmp_path / "spoiled"
-
-    path = sft()
-    outcome = glmforge("train", path, f"init_from={spoiled(newest, f'model.{name}', float('nan'))}")
-    assert_one_line(outcome, tmp_path / "spoiled", name, "not finite")
+    nan = spoil(newest, tmp_path / "nan", f"model.{name}", lambda tensor: tensor[0].fill_(float("nan")))
+    assert_one_line(glmforge("train", path, f"init_from={nan}"), nan, name, "not finite")
     write_fisher(load_config(str(path)), tiny_data.train, tmp_path / "fisher", num_rows=1)
-    for value in (float("inf"), -1.0):
-        ewc = f"regularization.ewc.fisher={spoiled(tmp_path / 'fisher', f'fisher.{name}', value)}"
-        assert_one_line(glmforge("train", path, ewc), "regularization.ewc.fisher", name, "not finite or below 0")
+    for change in (lambda tensor: tensor[0].fill_(float("inf")), torch.Tensor.neg_):
+        wrong = spoil(tmp_path / "fisher", tmp_path / "wrong", f"fisher.{name}", change)
+        outcome = glmforge("train", path, f"regularization.ewc.fisher={wrong}")
+        assert_one_line(outcome, "regularization.ewc.fisher", name, "not finite or below 0")
+
+
+def test_fisher_information_that_overflows_is_not_written(
+    glmforge, sft, tiny_data: TinyData, base: Path, tmp_path: Path
+) -> None:
+    newest = base / "checkpoints" / "step-00000002"
+    large = spoil(newest, tmp_path / "large", "model.lm_head.weight", lambda tensor: tensor.mul_(1e30))
+    command = ("fisher", sft(), tiny_data.train, tmp_path / "fisher", f"init_from={large}", "--rows", 1)
+    assert_one_line(glmforge(*command), "Fisher information of", "not finite", "nothing was written")
+    assert not (tmp_path / "fisher").exists()
 
 
 STEERING = "\x1b[31m\x9b1m\x07 \u202e\u2066\u2028\ufeff\U000e0041 [bold] \u3000"
@@ -356,3 +366,25 @@ def test_a_tokenizer_that_loses_digits(glmforge, tiny_data: TinyData, tmp_path: 
     (directory / "tokenizer.json").write_text(json.dumps(content))
     outcome = glmforge("data", "needles", "--tokenizer", directory, "--length", 512, "--out", tmp_path / "out")
     assert_one_line(outcome, "does not give back the digits")
+
+
+@pytest.mark.parametrize(("encoding", "output"), [("ascii", "/dev/null"), ("utf-8", "/dev/full")])
+def test_an_output_that_cannot_take_it_all(
+    sft, tiny_data: TinyData, tmp_path: Path, encoding: str, output: str
+) -> None:
+    """Characters that it does not have are told as escapes; that it is full is one line."""
+    sft()
+    (tmp_path / "chat.jsonl").write_bytes(lines(record(1, content="\u4f60\u597d")))
+    command = [sys.executable, "-m", "glmforge", "data", "chat", tmp_path / "chat.jsonl", "--show", "1"]
+    with Path(output).open("w") as stdout:
+        ended = subprocess.run(
+            [*command, "--tokenizer", tiny_data.tokenizer],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+    if output == "/dev/null":
+        assert (ended.returncode, ended.stderr) == (0, "")
+    else:
+        assert_one_line((ended.returncode, ended.stderr), "no space left on device")

@@ -3,6 +3,8 @@
 Command modules import what is heavy (torch above all) inside their functions, so that `--help` answers at once.
 """
 
+import errno
+import io
 import logging
 import sys
 
@@ -60,6 +62,8 @@ def _root(
 
 def main() -> None:
     """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 still gets an answer
     _show_log_messages()
     limit_spinning()
     try:
@@ -67,6 +71,12 @@ def main() -> None:
     except GlmforgeError as error:
         print("glmforge:", escaped(str(error), keep="\n"), file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"glmforge: {where}no space left on device for the output: free space there", file=sys.stderr)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         missing = explain(error, "this command")
         if not isinstance(missing, MissingPackageError):

@@ -72,7 +72,7 @@ class Gradients:
 
     def __init__(self, model: ModelConfig, rows: Iterable[Parameter], frozen: frozenset[str]) -> None:
         self.model, self.is_whole = model, not frozen
-        self._frozen = {part_of(name, model) for name in frozen}
+        self._frozen = {part_of(name, model) for name in frozen if not name.endswith(".bias")}
         if model.tie_word_embeddings and EMBEDDING in frozen:
             self._frozen.add(part_of(HEAD, model))
         trained = (part_of(row.name, model) for row in rows if row.trained and row.name not in frozen)

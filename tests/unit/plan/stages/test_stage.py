@@ -6,6 +6,7 @@ import pytest
 
 from glmforge.config import OptimConfig, load_config, load_model_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.optim import ParameterRule
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import forward_flops_per_token, train_flops_per_token
 from glmforge.plan.counts.memory import training_state
@@ -87,6 +88,17 @@ def test_mtp_counts_where_a_vocabulary_is_trained() -> None:
         "policy": 6 * MTP,
         "policy lora": 4 * MTP,
     }
+
+
+@pytest.mark.parametrize(
+    ("match", "saved"),
+    [("*proj.bias", 0), ("*norm.weight", 0), ("model.embed_tokens.weight", 0), ("lm_head.weight", 2 * HEAD)],
+)
+def test_what_freezing_one_thing_saves(match: str, saved: int) -> None:
+    """Vectors multiply nothing; without the embedding's gradient the first norm still asks for its input's."""
+    config, rule = load_model_config(AIR), ParameterRule(match=match, lr_scale=0)
+    found = train_flops_per_token(config, 16384, with_mtp=False, optim=OptimConfig(rules=[rule]))
+    assert found == 6 * (TRUNK + HEAD + ATTENTION) - saved
 
 
 def test_a_forward_pass_is_a_third_of_training() -> None:
