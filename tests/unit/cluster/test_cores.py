@@ -32,7 +32,7 @@ class Probe:
             print("at the import of torch:", os.environ.get("GOMP_SPINCOUNT"))
             sys.exit(0)
 sys.meta_path.insert(0, Probe())
-sys.argv = ["glmforge", "train", "no-such-run-anywhere"]
+sys.argv = ["glmforge", "train", "demo"]
 assert "torch" not in sys.modules
 glmforge.cli.app.main()
 """
