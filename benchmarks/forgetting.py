@@ -16,13 +16,13 @@ Fisher information is measured on general training text. Results are in `results
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 import torch
+from optimizer_quality import MODEL, NUM_ROWS, SEQ_LEN, VOCAB_SIZE
 from record import ROOT, write_result
 
 import glmforge
@@ -37,37 +37,13 @@ from glmforge.observe.run import RunDirectory
 from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.recipes.fisher import write_fisher
 
-CODE = [
-    f"src/glmforge/{place}"
-    for place in ("optim", "model", "objectives", "training/fisher.py", "training/step.py", "evaluate/bits_per_byte.py")
-]
-VOCAB_SIZE, SEQ_LEN, NUM_ROWS = 2048, 256, 8
+PLACES = ("optim", "model", "objectives", "training/fisher.py", "training/step.py", "evaluate/bits_per_byte.py")
+CODE = ["benchmarks/optimizer_quality.py", *(f"src/glmforge/{place}" for place in PLACES)]
 HELD_OUT = 0.03
 SEEDS = (1, 2, 3)
 BASE_STEPS, STEPS = 900, 300
 FISHER_ROWS = 512
 BASE_LR, LR = 1e-2, 5e-3
-MODEL = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 96,
-    "num_hidden_layers": 4,
-    "first_k_dense_replace": 1,
-    "intermediate_size": 288,
-    "moe_intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "use_qk_norm": True,
-    "rope_theta": 1e4,
-    "max_position_embeddings": SEQ_LEN,
-    "n_routed_experts": 16,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 4,
-    "routed_scaling_factor": 2.5,
-    "num_nextn_predict_layers": 0,
-    "eos_token_id": [VOCAB_SIZE - 36],
-    "pad_token_id": VOCAB_SIZE - 36,
-}
 WAYS: dict[str, dict[str, float]] = {
     "domain alone": {},
     "30 % general": {"general": 0.3},
@@ -223,7 +199,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, help="of the results, if not benchmarks/results/forgetting.json")
     options = parser.parse_args()
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
@@ -236,7 +211,6 @@ def main() -> None:
         "fisher_rows": FISHER_ROWS,
         "summary": summarise(ways),
         "ways": ways,
-        "minutes": (time.monotonic() - started) / 60,
     }
     print(table(content["summary"]))
     print(f"{write_result('forgetting', content, code=CODE, out=options.out)}: written")

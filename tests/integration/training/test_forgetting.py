@@ -14,21 +14,9 @@ from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.report.report import write_report
-from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Trainer
 from helpers.models import randomize_, tiny_config
+from helpers.stopping import StopAfter
 from helpers.tiny_data import TinyData
-
-
-class _StopAfter(Hook):
-    name = "stop after"
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        if trainer.state.step == self.step:
-            trainer.vote("stop")
 
 
 @pytest.fixture
@@ -49,7 +37,7 @@ def test_starting_weights_are_scored_once_and_stand_beside_those_of_now(
         "phases": [{"name": "main", "steps": 4, "seq_len": 32, "batch_size": 8}],
     }
     config = tiny_data.run_config(tmp_path / "run", **sections)
-    train(config, [_StopAfter(2)])
+    train(config, [StopAfter(2)])
     train(config)  # the weights that it starts with now are others
     records = read_jsonl(config.output_dir / "evaluation.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]

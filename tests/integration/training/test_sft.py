@@ -12,22 +12,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
-from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Trainer
+from helpers.stopping import StopAfter
 from helpers.tiny_data import TinyData
-
-
-class StopAfter(Hook):
-    """Ends a run as a person would."""
-
-    name = "stop after"
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        if trainer.state.step == self.step:
-            trainer.vote("stop")
 
 
 def write_chat(path: Path, numbers: range) -> Path:

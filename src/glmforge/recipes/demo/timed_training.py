@@ -58,10 +58,10 @@ class TimedTraining:
         setting = self._fastest_setting()
         self._precision, self._num_threads = setting.precision, setting.num_threads
         total = self._options.minutes * 60
-        seconds = pace.training_seconds(total, before, self._screen.elapsed)
-        self._end = time.monotonic() + seconds
-        self._fine_tuning_seconds = seconds * pace.FINE_TUNING_SHARE
-        seconds -= self._fine_tuning_seconds
+        of_both_runs = pace.training_seconds(total, before, self._screen.elapsed)
+        self._end = time.monotonic() + of_both_runs
+        self._fine_tuning_seconds = of_both_runs * pace.FINE_TUNING_SHARE
+        seconds = of_both_runs - self._fine_tuning_seconds
         self._deadline = time.monotonic() + seconds
         num_steps = pace.steps_within(seconds, setting.step_seconds)
         self._intervals = pace.intervals(num_steps)
@@ -75,7 +75,8 @@ class TimedTraining:
             f"and {pace.FINE_TUNING_SHARE:.0%} of the training time for conversations"
         )
         if config.num_steps < pace.USEFUL_STEPS:
-            enough = total - seconds + pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
+            useful = pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
+            enough = total - of_both_runs + useful / (1 - pace.FINE_TUNING_SHARE)
             self._screen.say(
                 f"[yellow]too few to learn much: this machine is slow, or busy (load {busy_cores():.1f} on "
                 f"{usable_cores():g} cores); --minutes {math.ceil(enough / 60)} would give {pace.USEFUL_STEPS}[/yellow]"
