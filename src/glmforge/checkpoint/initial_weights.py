@@ -22,6 +22,7 @@ from glmforge.checkpoint.load import load_checkpoint
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
+from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError, ConfigError
 from glmforge.files import kind_of
 
@@ -62,7 +63,13 @@ def load_initial_weights(
         _tell_kept(source, own_heads, config)
         return source
     path = run_each(lambda: find_checkpoint(source))
-    meta, found = run_each(lambda: _read_model(path))
+    meta, run = run_each(lambda: _read_run(path))
+    found = run.model
+    if run.lora is not None:
+        raise CheckpointError(
+            f"init_from: {path} is of a run with adapters: write its weights with them merged ('glmforge export') and "
+            "begin from there"
+        )
     _check_same_model(path, found, config)
     shared = parameter_table(found).keys() & parameter_table(config).keys()
     wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
@@ -73,9 +80,9 @@ def load_initial_weights(
     return path
 
 
-def _read_model(path: Path) -> tuple[CheckpointMeta, ModelConfig]:
+def _read_run(path: Path) -> tuple[CheckpointMeta, RunConfig]:
     meta = read_meta(path)
-    return meta, stored_config(path, meta).model
+    return meta, stored_config(path, meta)
 
 
 def _check_same_model(source: Path, found: ModelConfig, config: ModelConfig) -> None:

@@ -127,7 +127,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         log_z_T: Tensor | None,
     ) -> Tensor:
         loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        gradients = _Gradients(h_TD, weight_VD) if softmax.with_gradients else None
+        gradients = _Gradients(h_TD, weight_VD, ctx.needs_input_grad[1]) if softmax.with_gradients else None
         has_value = softmax.shard is None or softmax.shard.start == 0
         for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
             weights_C = None if weights_T is None else weights_T[chunk.rows]
@@ -150,7 +150,8 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h_grad_TD, weight_grad_VD = ctx.saved_tensors
-        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None, None, None, None
+        weight_grad_VD = None if weight_grad_VD is None else (weight_grad_VD * grad).to(ctx.weight_dtype)
+        return h_grad_TD * grad, weight_grad_VD, None, None, None, None, None, None
 
 
 def _weighted_sum(x_C: Tensor, weights_C: Tensor | None) -> Tensor:
@@ -180,10 +181,13 @@ class _TokenNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         h_TD, weight_VD, labels_T = ctx.saved_tensors
-        gradients = _Gradients(h_TD, weight_VD)
+        gradients = _Gradients(h_TD, weight_VD, ctx.needs_input_grad[1])
         for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.softmax):
             gradients.add(chunk, grad_T[chunk.rows])
-        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None, None
+        weight_grad_VD = gradients.weight_grad_VD
+        if weight_grad_VD is not None:
+            weight_grad_VD = weight_grad_VD.to(weight_VD.dtype)
+        return gradients.h_grad_TD, weight_grad_VD, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -286,13 +290,16 @@ def _sharded_probabilities(
 
 
 class _Gradients:
-    """Gradients of h and weight, gathered chunk by chunk; the weight's is summed in float32 or better."""
+    """Gradients of h and weight, gathered chunk by chunk; the weight's is summed in float32 or better, and is None of
+    one that is frozen."""
 
-    def __init__(self, h_TD: Tensor, weight_VD: Tensor) -> None:
+    def __init__(self, h_TD: Tensor, weight_VD: Tensor, with_weight: bool) -> None:
         self.h_TD = h_TD
         self.weight_VD = weight_VD.to(h_TD.dtype)
         self.h_grad_TD = torch.empty_like(h_TD)
-        self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
+        self.weight_grad_VD: Tensor | None = None
+        if with_weight:
+            self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
 
     def add(self, chunk: _Chunk, upstream_C: Tensor | None) -> None:
         """d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored; None is 1.
@@ -302,13 +309,15 @@ class _Gradients:
         grad_CV = chunk.grad_CV
         assert grad_CV is not None
         factor_C1 = chunk.valid_C1 if upstream_C is None else upstream_C.unsqueeze(1) * chunk.valid_C1
-        scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
         torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])
         self.h_grad_TD[chunk.rows] *= factor_C1
-        if self.weight_grad_VD.dtype == grad_CV.dtype:
-            self.weight_grad_VD.addmm_(grad_CV.t(), scaled_CD)
+        into = self.weight_grad_VD
+        if into is None:
+            return
+        scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
+        if into.dtype == grad_CV.dtype:
+            into.addmm_(grad_CV.t(), scaled_CD)
         elif grad_CV.is_cuda:  # no product in half precision to be added afterwards; not on the CPU
-            into = self.weight_grad_VD
             torch.addmm(into, grad_CV.t(), scaled_CD, out_dtype=into.dtype, out=into)
         else:
-            self.weight_grad_VD += grad_CV.t() @ scaled_CD
+            into += grad_CV.t() @ scaled_CD

@@ -148,10 +148,14 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor
     ctx.save_for_backward(*inputs)
 
 
-def _sliced_mm_backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor, Tensor, None]:
+def _sliced_mm_backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_NJ, weight_EJO, counts_E = ctx.saved_tensors
-    x_grad_NJ = _sliced_mm(grad_NO, weight_EJO.transpose(1, 2), counts_E)
-    return x_grad_NJ, _sliced_outer(grad_NO, x_NJ, counts_E).transpose(1, 2), None
+    x_grad_NJ = weight_grad_EJO = None
+    if ctx.needs_input_grad[0]:
+        x_grad_NJ = _sliced_mm(grad_NO, weight_EJO.transpose(1, 2), counts_E)
+    if ctx.needs_input_grad[1]:  # not of frozen experts
+        weight_grad_EJO = _sliced_outer(grad_NO, x_NJ, counts_E).transpose(1, 2)
+    return x_grad_NJ, weight_grad_EJO, None
 
 
 _sliced_mm.register_autograd(_sliced_mm_backward, setup_context=_save_inputs)

@@ -10,27 +10,29 @@ from glmforge.cli.plan.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
-    from glmforge.config.model import ModelConfig
     from glmforge.config.schema import RunConfig
     from glmforge.plan.counts.stage_summary import RoleSummary
     from glmforge.plan.stages.stage import TrainingStage
 
 
-def read_stage(name: str | None, lora: str | None, policy_models: str | None, model: "ModelConfig") -> "TrainingStage":
-    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; pre-training without them.
+def read_stage(name: str | None, lora: str | None, policy_models: str | None, config: "RunConfig") -> "TrainingStage":
+    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; without them what `config` trains.
 
-    Raises `ConfigError` for one that is not known, and for adapters of what is no map of `model`.
+    Raises `ConfigError` for one that is not known, and for adapters of what is no map of the model.
     """
+    from glmforge.config.adapters import adapted_maps
+    from glmforge.config.lora import parse_lora
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.lora import adapter_parameters, parse_lora
-    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage
+    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage, stage_of
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
-    adapters = parse_lora(lora) if lora is not None else None
+    if name is None and lora is None:
+        return stage_of(config)
+    adapters = config.lora if lora is None else parse_lora(lora)
     if adapters is not None:
-        adapter_parameters(model, adapters)
+        adapted_maps(config.model, adapters)
     return find_stage(name or "pretrain", adapters, names)
 
 

@@ -70,7 +70,7 @@ def read_question(given: PlanOptions) -> Question:
     needs_machine |= {"--serve": given.serve, "--search": given.search, "--cost": given.cost}
     machine = chosen_machine(given.gpu, given.network, given.nodes_of, given.calibrate, needs_machine)
     whole = load_config(given.config, given.overrides or [])
-    stage = read_stage(given.stage, given.lora, given.policy_models, whole.model)
+    stage = read_stage(given.stage, given.lora, given.policy_models, whole)
     _check_together(given, stage)
     return Question(given, whole, select_phase(whole, given.phase), machine, stage)
 

@@ -8,7 +8,8 @@ layer, of which implementations may save a part; that is not counted.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from glmforge.plan.stages.lora import Lora
+from glmforge.config.adapters import PACKED, Kind, is_meant
+from glmforge.config.lora import LoraConfig
 from glmforge.plan.stages.stage import Role
 from glmforge.plan.work.operations import BF16, NOTHING, Matmul, Operation, Work, linear
 
@@ -22,7 +23,7 @@ MAPS = {
     "shared expert: gate and up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "shared expert: down": ("mlp.shared_experts.down_proj",),
 }
-"""The linear maps of each operation of a layer, as `glmforge.plan.stages.lora` names them."""
+"""The linear maps of each operation of a layer, as `glmforge.config.adapters` names them."""
 
 
 def trained_by(role: Role, operations: Iterable[Operation], *, adapted: bool = True) -> Iterator[Operation]:
@@ -55,14 +56,23 @@ def frozen(operation: Operation) -> Operation:
     return replace(operation, backward=work, model_passes=2)
 
 
-def adapters(operation: Operation, lora: Lora) -> Iterator[Operation]:
-    """Those of the operation's maps: A and B, each a map."""
+def adapters(operation: Operation, lora: LoraConfig) -> Iterator[Operation]:
+    """Those of the operation's maps: A and B, each a map. A pattern that means some of the layers counts for all."""
     names = MAPS.get(operation.name, ())
+    packed = f"{names[0].rpartition('.')[0]}.{PACKED}" if "experts: gate" in operation.name else ""
+    if packed and _adapts(lora, packed):
+        names = (packed,)
     for index, name in enumerate(names):
-        if lora.adapts(name):
+        if _adapts(lora, name):
             rows, width, outputs, groups = _map(operation.forward, index, len(names))
             for inner, outer in ((width, lora.rank), (lora.rank, outputs)):
                 yield replace(linear("adapters", rows, inner, [outer], groups), times=operation.times)
+
+
+def _adapts(lora: LoraConfig, name: str) -> bool:
+    """Whether a map of this name within its layer gets an adapter in some layer."""
+    kind: Kind = "experts" if ".experts." in name else "linear"
+    return any(is_meant(target, f"model.layers.*.{name}", kind) for target in lora.targets)
 
 
 def _map(work: Work, index: int, number: int) -> tuple[int, int, int, int]:
