@@ -74,6 +74,7 @@ RULES = (
     Rule("phases.*.fim_rate", NOTED, REFUSED, "the phase's samples depend on it"),
     Rule("phases.*.*", NOTED, NOTED, "weights of losses, balance, mixture, RoPE base: from here on"),
     Rule("phases*", NOTED, REFUSED, "name and place of a phase are part of its order of samples"),
+    Rule("lora.init_from", FREE, FREE, "the adapters are the checkpoint's"),
     Rule("lora.dropout", NOTED, NOTED, "from here on"),
     Rule("lora.lr_ratio", NOTED, NOTED, "from here on"),
     Rule("lora*", REFUSED, REFUSED, "the adapters were made so"),

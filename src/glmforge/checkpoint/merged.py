@@ -17,17 +17,21 @@ from glmforge.config.parameters import parameter_table
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The parameters and buffers of the model of `config` by name, from `tensors`, which has the adapters too."""
+    """The parameters and buffers of the model of `config` by name, from `tensors`, which has the adapters too.
+
+    Attributes:
+        apart: the tensors, adapters apart from what they adapt.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig, lora: LoraConfig) -> None:
-        self._tensors, self._lora = tensors, lora
+        self.apart, self._lora = tensors, lora
         self._names = [name for name in parameter_table(config) if name in tensors]
         self._maps: dict[str, list[LinearMap]] = {}
         for one in adapted_maps(config, lora):
             self._maps.setdefault(one.row.name, []).append(one)
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self._tensors[name]
+        weight = self.apart[name]
         if name not in self._maps:
             return weight
         merged = weight.float().clone()
@@ -43,7 +47,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _merge(self, weight: Tensor, one: LinearMap) -> None:
-        a, b, *magnitude = (self._tensors[part.row.name].float() for part in adapter_parts(one, self._lora))
+        a, b, *magnitude = (self.apart[part.row.name].float() for part in adapter_parts(one, self._lora))
         if one.kind == "embedding":
             weight.addmm_(a.T, b.T, alpha=self._lora.scaling)
         elif one.kind == "experts":

@@ -8,7 +8,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from glmforge.config.fields import refuse_duplicates
+from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.model import Strict, refuse
 from glmforge.errors import ConfigError
 
@@ -43,11 +43,19 @@ class LoraConfig(Strict):
         default=(), description="parameters that are trained whole beside the adapters, named as targets are"
     )
 
+    init_from: YamlPath | None = Field(
+        default=None, description="directory of a PEFT adapter that they begin with; None: they begin as nothing"
+    )
+
+    @property
+    def scaled_alpha(self) -> float:
+        """`alpha`, or what it is by default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
     @property
     def scaling(self) -> float:
         """What an adapter's output is multiplied by."""
-        alpha = 2.0 * self.rank if self.alpha is None else self.alpha
-        return alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+        return self.scaled_alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

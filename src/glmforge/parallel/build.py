@@ -77,7 +77,7 @@ def lay_out_model(
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
     if world.device.type == "cuda":
-        check_cuda_widths(config.model, config.precision.compute, kernels)
+        check_cuda_widths(config.model, config.precision.compute, kernels, config.lora)
     dispatcher = expert_dispatcher(config, world, splits)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):

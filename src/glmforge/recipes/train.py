@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 import torch
 
 from glmforge.adapt.lora import begin_magnitudes
+from glmforge.adapt.peft import begin_from
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
@@ -122,6 +123,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         base = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])}
         source = load_initial_weights(config.init_from, base, model.config, checkpoints.tokenizer_fingerprint)
         begin_magnitudes(model)
+        if config.lora is not None and config.lora.init_from is not None:
+            begin_from(config.lora.init_from, model, config.lora)
         if trainer.world.is_main:
             logger.info("weights of %s", source)
     if trainer.world.is_main:

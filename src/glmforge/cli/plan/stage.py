@@ -36,13 +36,15 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     return find_stage(name or "pretrain", adapters, names)
 
 
-def check_dry_run(stage: "TrainingStage") -> None:
-    """Raises `ConfigError` for a stage whose step the trainer does not take yet, so that no dry run can."""
+def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
+    """Raises `ConfigError` for a stage that is not what `config` trains, whose step no dry run can take."""
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.stage import PRETRAINING
+    from glmforge.plan.stages.stage import stage_of
 
-    if stage.roles != PRETRAINING.roles:
-        raise ConfigError(f"--dry-run: takes the step of the whole model, not of stage {stage.name}; leave it out")
+    if stage.roles != stage_of(config).roles:
+        raise ConfigError(
+            f"--dry-run: takes the step that the configuration trains, not that of stage {stage.name}; leave it out"
+        )
 
 
 def show_stage(
