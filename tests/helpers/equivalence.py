@@ -125,7 +125,7 @@ def run_case(
         share = phase.batch_size // world.layout.data_ranks
         mine = batch.rows(world.data_rank * share, (world.data_rank + 1) * share)
         micro_batches = mine.to(world.device).micro_batches(world.layout.micro_batch_size or share)
-        noise = Noise.of_step(config.regularization, config.seed, step)
+        noise = Noise.of_step(config.regularization, config.seed, step, config.adapter_dropout)
         if step == 0:
             backend.accumulate(objective, micro_batches, noise)
             results |= {f"gradient.{name}": grad for name, grad in whole_state(_gradients(model)).items()}

@@ -20,6 +20,7 @@ PEFT's DoRA, on a second product with W.
 Shapes: N rows of tokens, J inputs and O outputs of a map, r rank, E experts, I inner width of an expert, V vocabulary.
 """
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 
@@ -30,10 +31,11 @@ from torch import Tensor, nn
 from glmforge.config.adapters import LinearMap, adapted_maps, adapter_parts
 from glmforge.config.lora import LoraConfig
 from glmforge.config.schema import RunConfig
+from glmforge.model.block import DecoderLayer
 from glmforge.model.head import LMHead
 from glmforge.model.layers import Embedding, Linear, Matmul, matmul
 from glmforge.model.moe import Experts
-from glmforge.model.placement import local, sum_over_inputs
+from glmforge.model.placement import first_column, local, sum_over_inputs
 from glmforge.model.router import Router
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.build import Extend
@@ -53,16 +55,21 @@ def put_adapters(section: GlmMoe, lora: LoraConfig) -> None:
     modules = dict(section.named_modules())
     for one in adapted_maps(section.config, lora):
         if one.owner in modules:
-            _adapt(modules[one.owner], one, lora)
+            layer = modules.get(f"model.layers.{one.row.layer}")
+            dropout = None
+            if lora.dropout:
+                assert isinstance(layer, DecoderLayer), "only maps of layers drop"
+                dropout = Dropout(layer, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
+            _adapt(modules[one.owner], one, lora, dropout)
 
 
-def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig) -> None:
+def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig, dropout: "Dropout | None") -> None:
     for part, row in adapter_parts(one, lora):
         holder = owner.get_submodule(part) if part in dict(owner.named_children()) else nn.Module()
         owner.add_module(part, holder)
         holder.register_parameter(one.key, nn.Parameter(torch.empty(row.shape)))
     if isinstance(owner, Linear):
-        owner.matmul = (Dora if lora.dora else LowRank)(owner, one.key, lora.scaling, owner.matmul)
+        owner.matmul = (Dora if lora.dora else LowRank)(owner, one.key, lora.scaling, owner.matmul, dropout=dropout)
     elif isinstance(owner, Router):
         owner.matmul = LowRank(owner, one.key, lora.scaling, owner.matmul)
     elif isinstance(owner, Experts):
@@ -105,6 +112,19 @@ def begin_magnitudes(model: ParallelModel) -> None:
         local_chunk(tensors[name])[0].copy_(squares.sqrt())
 
 
+class Dropout:
+    """Drops inputs of an adapter as the layer has been told for its tokens: a function of step, layer, token, input and
+    `site`, which tells the layer's adapters apart; see `glmforge.model.dropout`."""
+
+    def __init__(self, layer: DecoderLayer, site: int) -> None:
+        self.layer, self.site = layer, site
+
+    def __call__(self, x_TJ: Tensor, first: int) -> Tensor:
+        """`first` is the number of the first input that lies on this device."""
+        dropout = self.layer.adapter_dropout
+        return x_TJ if dropout is None else dropout.drop(x_TJ, self.site, first)
+
+
 class LowRank:
     """A `Matmul` that adds `scaling B A x` to what `base` gives.
 
@@ -112,12 +132,21 @@ class LowRank:
         owner: the module with the factors `lora_A.<key>` [r, J] and `lora_B.<key>` [O, r], of experts [E, r, J] and
             [E, O, r].
         columns: of outputs that other maps share, how many lie before the adapter's own and after them.
+        dropout: of what the adapter reads; None drops nothing.
     """
 
     def __init__(
-        self, owner: nn.Module, key: str, scaling: float, base: Matmul, *, columns: tuple[int, int] = (0, 0)
+        self,
+        owner: nn.Module,
+        key: str,
+        scaling: float,
+        base: Matmul,
+        *,
+        columns: tuple[int, int] = (0, 0),
+        dropout: "Dropout | None" = None,
     ) -> None:
-        self.owner, self.key, self.scaling, self.base, self.columns = owner, key, scaling, base, columns
+        self.owner, self.key, self.scaling, self.base = owner, key, scaling, base
+        self.columns, self.dropout = columns, dropout
 
     def __call__(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
@@ -127,6 +156,8 @@ class LowRank:
     def delta(self, x: Tensor, counts_E: Tensor | None) -> Tensor:
         """What the adapter adds."""
         times: Callable[..., Tensor] = matmul
+        if self.dropout is not None:
+            x = self.dropout(x, first_column(getattr(self.owner.lora_A, self.key)))
         if isinstance(self.owner, Experts):
             times = self.owner.matmul  # by the implementation that was chosen for experts
         low_Nr = times(x, self.factor("lora_A"), counts_E=counts_E) * self.scaling

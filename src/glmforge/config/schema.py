@@ -70,6 +70,11 @@ class RunConfig(Strict):
         """Tokens that all phases consume, each phase rounded up to whole steps."""
         return sum(phase.num_samples * phase.seq_len for phase in self.phases)
 
+    @property
+    def adapter_dropout(self) -> float:
+        """Of what adapters read; 0 without adapters."""
+        return 0.0 if self.lora is None else self.lora.dropout
+
     def tokens_after(self, steps: int) -> int:
         """Tokens that the first `steps` steps of the run consume, as planned; all of them if it has fewer."""
         tokens = 0
@@ -146,6 +151,8 @@ class RunConfig(Strict):
                     f"{phase.router_bias_rate:g} would move a bias of the base model, which no adapter holds: leave it "
                     "out, or set it to 0",
                 )
+        if self.lora.dropout and self.parallel.ep_overlap:
+            refuse("lora.dropout", "needs whole micro-batches: set it to 0, or parallel.ep_overlap to false")
         if self.regularization.ewc is not None:
             refuse("regularization.ewc", "holds weights near their start that lora freezes: leave one of them out")
         return self

@@ -34,6 +34,13 @@ def sum_over_inputs(values: Tensor, weight: Tensor) -> Tensor:
     return values
 
 
+def first_column(weight: Tensor) -> int:
+    """The number of the first column, of all of `weight` [rows, columns], that lies on this device."""
+    if isinstance(weight, DTensor) and weight.placements == (Shard(1),):
+        return weight.device_mesh.get_local_rank() * weight.to_local().shape[1]
+    return 0
+
+
 class Region:
     """A part of the forward pass that one device computes alone: nothing moves on the way in and out."""
 

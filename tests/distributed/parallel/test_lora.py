@@ -20,7 +20,14 @@ EVERYWHERE = {"rank": 4, "targets": ["all-linear", "gate", "embed_tokens", "lm_h
 PACKED = {"rank": 4, "targets": ["experts.gate_up_proj", "experts.down_proj"], "rslora": True}
 SAVED = {"rank": 4, "targets": ["self_attn"], "modules_to_save": ["gate", "norm", "lm_head"]}
 DORA = {"rank": 4, "targets": ["self_attn", "shared_experts", "model.layers.0.mlp.*"], "dora": True}
-SETTINGS: dict[str, dict[str, Any]] = {"everywhere": EVERYWHERE, "packed": PACKED, "saved": SAVED, "dora": DORA}
+DROPPED = DORA | {"dora": False, "dropout": 0.3}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "everywhere": EVERYWHERE,
+    "packed": PACKED,
+    "saved": SAVED,
+    "dora": DORA,
+    "dropped": DROPPED,
+}
 
 ALONE: list[tuple[int, dict[str, Any], str]] = [
     (2, {"dp_shard": 2}, "everywhere"),
@@ -32,6 +39,12 @@ ALONE: list[tuple[int, dict[str, Any], str]] = [
     (2, {"ep": 2}, "packed"),
     (2, {"cp": 2}, "everywhere"),
     (2, {"pp": 2, "micro_batch_size": 2}, "everywhere"),
+]
+DROPOUT: list[tuple[int, dict[str, Any], str]] = [
+    (2, {"tp": 2}, "dropped"),
+    (4, {"dp_shard": 2, "cp": 2, "micro_batch_size": 2, "recompute": "full"}, "dropped"),
+    (4, {"tp": 2, "pp": 2, "sequence_parallel": False, "micro_batch_size": 2}, "dropped"),
+    (2, {"tp": 2, "ep": 2, "compile": True}, "dropped"),
 ]
 COMBINED: list[tuple[int, dict[str, Any], str]] = [
     (4, {"dp_shard": 2, "tp": 2, "ep": 2}, "everywhere"),
@@ -58,7 +71,8 @@ def single(name: str) -> dict[str, Tensor]:
     ("world_size", "parallel", "name"),
     [
         *(pytest.param(*layout) for layout in ALONE[:6]),
-        *(pytest.param(*layout, marks=pytest.mark.full) for layout in (*ALONE[6:], *COMBINED[1:])),
+        *(pytest.param(*layout, marks=pytest.mark.full) for layout in (*ALONE[6:], *DROPOUT[1:], *COMBINED[1:])),
+        pytest.param(*DROPOUT[0]),
         pytest.param(*COMBINED[0]),
     ],
     ids=str,
