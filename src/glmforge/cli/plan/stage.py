@@ -16,24 +16,28 @@ if TYPE_CHECKING:
 
 
 def read_stage(name: str | None, lora: str | None, policy_models: str | None, config: "RunConfig") -> "TrainingStage":
-    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; without them what `config` trains.
+    """The stage that `config` says, or what the options `--stage`, `--lora` and `--policy-models` describe.
 
-    Raises `ConfigError` for one that is not known, and for adapters of what is no map of the model.
+    Raises `ConfigError` for one that is not known, or that another configuration would say, and for adapters of what is
+    no map of the model.
     """
     from glmforge.config.adapters import adapted_maps
     from glmforge.config.lora import parse_lora
+    from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.stage import POLICY_MODELS, find_stage, stage_of
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
+    if name in STAGES and name != config.stage:
+        raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     if name is None and lora is None:
         return stage_of(config)
     adapters = config.lora if lora is None else parse_lora(lora)
     if adapters is not None:
         adapted_maps(config.model, adapters)
-    return find_stage(name or "pretrain", adapters, names)
+    return find_stage(name or config.stage, adapters, names)
 
 
 def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
@@ -41,7 +45,7 @@ def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.stage import stage_of
 
-    if stage.roles != stage_of(config).roles:
+    if not stage.is_trained and stage.roles != stage_of(config).roles:
         raise ConfigError(
             f"--dry-run: takes the step that the configuration trains, not that of stage {stage.name}; leave it out"
         )

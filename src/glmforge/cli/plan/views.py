@@ -86,7 +86,7 @@ def _check_together(given: PlanOptions, stage: "TrainingStage", config: "RunConf
     of_serving: dict[str, object] = {"--weights": given.weights, "--acceptance": given.acceptance}
     of_serving |= {"--context": given.context}
     check_cost_options(cost=given.cost, sheet=given.sheet, given=shown | of_cost)
-    check_serving_options(serve=given.serve, rollout=given.rollout, stage=stage.name, given=shown | of_serving)
+    check_serving_options(serve=given.serve, rollout=given.rollout, stage=stage, given=shown | of_serving)
     check_output_options(given.page, given.compare, search=given.search, roofline=given.roofline)
 
 
