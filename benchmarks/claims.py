@@ -14,8 +14,10 @@ from typing import NamedTuple
 from record import ROOT
 
 from glmforge.config import load_config
+from glmforge.config.adapters import adapter_rows
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_model_config
+from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.plan.cost.phase_time import DAY, model_flops
@@ -29,7 +31,6 @@ from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.machine.network import find_network
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.serving import formats
-from glmforge.plan.stages.lora import Lora, adapter_parameters
 from glmforge.plan.stages.stage import find_stage
 
 _GB, _TB = 1e9, 1e12
@@ -237,7 +238,7 @@ def checkpoint(optimizer: str, said: float) -> Callable[[], tuple[str, str]]:
 
 def lora_parameters(rank: int) -> tuple[int, int]:
     """Parameters and tensors of adapters on q, k, v and o of Air."""
-    rows = adapter_parameters(model("glm45_air_106b"), Lora(rank))
+    rows = adapter_rows(model("glm45_air_106b"), LoraConfig(rank=rank))
     return sum(row.size for row in rows), len(rows)
 
 
@@ -253,7 +254,7 @@ def lora_memory() -> tuple[str, str]:
     overrides = [f"parallel.{setting}" for setting in settings] + [f"phases.0.{setting}" for setting in phase]
     config = select_phase(run("pretrain_glm45_air_106b", *overrides), "general")
     peaks = [
-        estimate_memory(config, resolve_layout(config, num_gpus), find_stage("lora", Lora(16))).peak / _GB
+        estimate_memory(config, resolve_layout(config, num_gpus), find_stage("lora", LoraConfig(rank=16))).peak / _GB
         for num_gpus in (16, 8)
     ]
     words = f"{peaks[0]:.0f} GB sharded over 16, {peaks[1]:.0f} GB over 8, with frozen weights in bf16 and full "

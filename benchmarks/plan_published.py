@@ -20,8 +20,8 @@ from record import write_result
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import parse_lora
 from glmforge.plan.machine.machine import find_machine
-from glmforge.plan.stages.lora import parse_lora
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.pieces import Kernels
 from glmforge.plan.time.step_time import StepTime, predict_step

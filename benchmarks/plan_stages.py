@@ -9,24 +9,24 @@ All figures are computed by the code that plans runs; none is a measurement. Not
 from collections.abc import Iterable
 
 from glmforge.config.load import load_model_config
+from glmforge.config.lora import ATTENTION, LoraConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.plan.counts.stage_summary import summarise_stage
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.serving.deployment import Deployment
 from glmforge.plan.serving.formats import WEIGHT_FORMATS
 from glmforge.plan.serving.summary import ServingQuestion, summarise_serving
-from glmforge.plan.stages.lora import ATTENTION, Lora
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 
 AIR, GLM46 = load_model_config("glm45_air_106b"), load_model_config("glm46_355b")
 STAGES: dict[str, TrainingStage] = {
     "pretrain, midtrain, sft": PRETRAINING,
-    "lora, rank 16 on q, k, v, o": find_stage("lora", Lora(16)),
-    "lora, rank 16 on these and experts": find_stage("lora", Lora(16, (*ATTENTION, "experts"))),
+    "lora, rank 16 on q, k, v, o": find_stage("lora", LoraConfig(rank=16)),
+    "lora, rank 16 on these and experts": find_stage("lora", LoraConfig(rank=16, targets=(*ATTENTION, "experts"))),
     "reward": find_stage("reward"),
     "policy, actor alone": find_stage("policy", policy_models=()),
     "policy, four models": find_stage("policy"),
-    "policy, four models, rank 16 on q, k, v, o": find_stage("policy", Lora(16)),
+    "policy, four models, rank 16 on q, k, v, o": find_stage("policy", LoraConfig(rank=16)),
 }
 LENGTH = 16384
 QUESTION = ServingQuestion(context=GLM46.max_position_embeddings, length=8192, seconds_per_token=0.05)

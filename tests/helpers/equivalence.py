@@ -7,18 +7,22 @@ the last step, put together from all ranks by published name.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from glmforge.adapt.lora import adapters_of, begin_magnitudes
 from glmforge.backend.native import NativeBackend
+from glmforge.config.adapters import table_with
 from glmforge.config.layout import resolve_layout
-from glmforge.config.parameters import Parameter, parameter_table
+from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
+from glmforge.model.init import initial_chunk
 from glmforge.objectives.next_token import LOSS_WEIGHT, NextTokenObjective
 from glmforge.objectives.sft import SftObjective
 from glmforge.parallel.build import Extend
@@ -38,7 +42,7 @@ class Case:
     """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run.
 
     `kernels` are those of the layout; the single process has the plain ones. In stage "sft" few tokens are trained on,
-    with weights, and every conversation counts the same.
+    with weights, and every conversation counts the same. `lora` are adapters beside frozen weights.
     """
 
     parallel: dict[str, Any]
@@ -49,10 +53,12 @@ class Case:
     regularization: dict[str, Any] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     stage: dict[str, str] = field(default_factory=dict)
+    lora: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         changes = self.parallel | self.phase | self.model | self.optim | self.regularization | self.kernels | self.stage
+        changes |= self.lora
         return ",".join(f"{key}={value}" for key, value in changes.items())
 
     def config(self, *, single: bool) -> RunConfig:
@@ -71,6 +77,7 @@ class Case:
             regularization=self.regularization,
             kernels={} if single else self.kernels,
             **self.stage,
+            **({"lora": self.lora, "init_from": Path("weights")} if self.lora else {}),
         )
 
 
@@ -106,9 +113,10 @@ def run_case(
     `rows` declare the parameters that `extend` puts into the model.
     """
     phase = config.phases[0]
-    table = parameter_table(config.model).extended(rows)
-    backend = NativeBackend.build(config, world, table=table, extend=extend)
+    table = table_with(config.model, config.lora).extended(rows)
+    backend = NativeBackend.build(config, world, table=table, extend=extend or adapters_of(config))
     model, optimizer = backend.model, backend.optimizer
+    _begin_adapters(model)
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
     objective = _objective(config)
@@ -117,7 +125,7 @@ def run_case(
         share = phase.batch_size // world.layout.data_ranks
         mine = batch.rows(world.data_rank * share, (world.data_rank + 1) * share)
         micro_batches = mine.to(world.device).micro_batches(world.layout.micro_batch_size or share)
-        noise = Noise.of_step(config.regularization, config.seed, step)
+        noise = Noise.of_step(config.regularization, config.seed, step, config.adapter_dropout)
         if step == 0:
             backend.accumulate(objective, micro_batches, noise)
             results |= {f"gradient.{name}": grad for name, grad in whole_state(_gradients(model)).items()}
@@ -139,6 +147,17 @@ def run_case(
     results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
     results |= {f"optimizer.{name}": tensor for name, tensor in whole_state(optimizer.state_dict()).items()}
     return results
+
+
+@torch.no_grad()
+def _begin_adapters(model: ParallelModel) -> None:
+    """Give adapters values as after many steps: factors of zeros would hide what is wrong with others' gradients."""
+    for name, tensor in model.named_parameters():
+        if ".lora_" in name and model.table[name].initial == "zeros":
+            row = replace(model.table[name], initial="fan_in")
+            local, offsets = local_chunk(tensor)
+            local.copy_(initial_chunk(row, offsets, local.shape, seed=1, std=0.0))
+    begin_magnitudes(model)
 
 
 def _objective(config: RunConfig) -> NextTokenObjective:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from glmforge.checkpoint.format.wording import list_some
+from glmforge.config.adapters import table_with
 from glmforge.config.parameter_groups import optimizer_states
-from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
@@ -74,6 +74,10 @@ RULES = (
     Rule("phases.*.fim_rate", NOTED, REFUSED, "the phase's samples depend on it"),
     Rule("phases.*.*", NOTED, NOTED, "weights of losses, balance, mixture, RoPE base: from here on"),
     Rule("phases*", NOTED, REFUSED, "name and place of a phase are part of its order of samples"),
+    Rule("lora.init_from", FREE, FREE, "the adapters are the checkpoint's"),
+    Rule("lora.dropout", NOTED, NOTED, "from here on"),
+    Rule("lora.lr_ratio", NOTED, NOTED, "from here on"),
+    Rule("lora*", REFUSED, REFUSED, "the adapters were made so"),
     Rule("optim.matrix_optimizer", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
     Rule("optim.lm_head", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
     Rule("optim.rules", NOTED, REFUSED, f"where another optimizer is named, it has no states of that kind; {_RESET}"),
@@ -253,7 +257,7 @@ def _same_states(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
         runs = [RunConfig.model_validate(dict(config)) for config in (stored, current)]
     except ValidationError:
         return False
-    first, second = (optimizer_states(parameter_table(run.model), run.optim) for run in runs)
+    first, second = (optimizer_states(table_with(run.model, run.lora), run.optim) for run in runs)
     return first == second
 
 

@@ -92,7 +92,13 @@ def _read(source: Path) -> tuple[Path, CheckpointMeta | None, ModelConfig]:
     except CheckpointError as error:
         raise CheckpointError(f"init_from: {error}") from None
     meta = read_meta(path)
-    return path, meta, stored_config(path, meta).model
+    run = stored_config(path, meta)
+    if run.lora is not None:
+        raise CheckpointError(
+            f"init_from: {path} is of a run with adapters: write its weights with them merged ('glmforge export') and "
+            "begin from there"
+        )
+    return path, meta, run.model
 
 
 def _check_same_model(source: Path, found: ModelConfig, config: ModelConfig) -> None:

@@ -11,6 +11,7 @@ from glmforge.checkpoint.convert import import_hf
 from glmforge.checkpoint.find import find_checkpoint, names_step_of_run
 from glmforge.checkpoint.format.meta import read_meta, stored_config
 from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.merged import MergedWeights
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import EMBEDDING, parameter_table
@@ -36,7 +37,8 @@ class StoredModel:
         path: the checkpoint directory.
         step: optimizer steps done.
         run: the configuration it was trained with.
-        weights: parameter and buffer names to tensors (fp32, or bf16 of what `precision.frozen` held so).
+        weights: parameter and buffer names to tensors (fp32, or bf16 of what `precision.frozen` held so); of a run with
+            adapters with these merged.
     """
 
     path: Path
@@ -49,7 +51,9 @@ def open_checkpoint(path: Path) -> StoredModel:
     """Open the checkpoint that `path` means, see `find_checkpoint`. Raises `CheckpointError`."""
     path = find_checkpoint(path)
     meta = read_meta(path)
-    return StoredModel(path, meta.step, stored_config(path, meta), StoredTensors(path, MODEL_PREFIX))
+    run, weights = stored_config(path, meta), StoredTensors(path, MODEL_PREFIX)
+    merged = weights if run.lora is None else MergedWeights(weights, run.model, run.lora)
+    return StoredModel(path, meta.step, run, merged)
 
 
 def load_pretrained(

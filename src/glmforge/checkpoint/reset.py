@@ -35,8 +35,8 @@ from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
+from glmforge.config.adapters import table_with
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
-from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.optim.optimizer import STATE_DTYPES
@@ -123,14 +123,14 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    table = parameter_table(config.model)
+    table = table_with(config.model, config.lora)
     halved = held_in_bf16(table, config.optim, config.precision)
     dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
     return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:
-    states = optimizer_states(parameter_table(config.model), config.optim)
+    states = optimizer_states(table_with(config.model, config.lora), config.optim)
     return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
 

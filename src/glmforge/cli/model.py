@@ -43,9 +43,9 @@ def show(
         glmforge model show glm45_air_106b --lora rank=16,target=q_proj+k_proj+v_proj+o_proj
     """
     from glmforge.config import load_model_config
+    from glmforge.config.lora import parse_lora
     from glmforge.plan.counts.adapter_summary import adapter_rows, summarise_adapters
     from glmforge.plan.counts.summary import architecture_rows, flop_rows, memory_rows, parameter_rows, summarise
-    from glmforge.plan.stages.lora import parse_lora
 
     config = load_model_config(model)
     adapters = None if lora is None else summarise_adapters(config, parse_lora(lora))

@@ -57,7 +57,7 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
         key = (
             optimizer,
             rule.weight_decay if rule.weight_decay is not None else decay,
-            scale * _layer_scale(parameter, config.layer_lr_decay, num_layers),
+            scale * parameter.lr_scale * _layer_scale(parameter, config.layer_lr_decay, num_layers),
         )
         members.setdefault(key, []).append(parameter)
     return [

@@ -24,13 +24,14 @@ from glmforge.errors import GlmforgeError
 
 Shape = tuple[int, ...]
 Family = Literal["matrix", "embedding", "head", "vector"]
-Initial = Literal["normal", "zeros", "ones"]
+Initial = Literal["normal", "fan_in", "zeros", "ones"]
 LayerKind = Literal["dense", "moe", "mtp"]
 Axis = Literal["dp_replicate", "fsdp", "cp", "tp", "efsdp", "ep"]
 When = Literal["always", "sequence_parallel"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+_EMBEDDING_MODULE = EMBEDDING.removesuffix("weight")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 COMPLETE: Mapping[Axis, When] = {}
@@ -56,7 +57,8 @@ class Parameter:
         name: the published one, as in the model's `state_dict`.
         shape: of the whole tensor, whatever part of it a rank holds.
         family: as what an optimizer sees it; a "matrix" may be a stack of them.
-        initial: "normal" is N(0, `initializer_range`), for tensors of two and three dims.
+        initial: "normal" is N(0, `initializer_range`), "fan_in" N(0, 1 / (3 columns)), whose variance is that of
+            `nn.Linear`; both are for tensors of two and three dims.
         tp_dim: the dim that tensor parallelism cuts; None: every rank of tp holds it whole.
         expert: whether dim 0 counts experts and is cut by expert parallelism.
         partial: the axes over which gradients must still be summed, and when: along them the ranks hold the same part
@@ -68,6 +70,7 @@ class Parameter:
         mtp: whether it is part of an MTP layer.
         fp32: in files and models of another type, this one stays fp32.
         trained: whether it is a parameter; a buffer has no gradient and no optimizer.
+        lr_scale: factor on the learning rate, on top of what `optim.rules` say; 0 freezes.
     """
 
     name: str
@@ -82,12 +85,13 @@ class Parameter:
     mtp: bool = False
     fp32: bool = False
     trained: bool = True
+    lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         cut = {"tp": self.tp_dim is not None, "ep": self.expert}
         if wrong := [axis for axis in self.partial if cut.get(axis)]:
             raise ValueError(f"{self.name}: is cut over {wrong[0]}, so there is nothing to sum along it")
-        if self.initial == "normal" and len(self.shape) not in (2, 3):
+        if self.initial in ("normal", "fan_in") and len(self.shape) not in (2, 3):
             raise ValueError(f"{self.name}: of shape {self.shape} cannot be drawn; choose zeros or ones")
 
     @property
@@ -100,6 +104,11 @@ class Parameter:
         """Number of the layer it belongs to, MTP layers after the trunk's; None outside the layers."""
         layer = _LAYER.match(self.name)
         return int(layer[1]) if layer else None
+
+    @property
+    def of_embedding(self) -> bool:
+        """Whether it belongs to the embedding, before the layers."""
+        return self.name.startswith(_EMBEDDING_MODULE)
 
     def partial_axes(self, *, sequence_parallel: bool) -> tuple[Axis, ...]:
         """The axes over which its gradient is a partial sum in such a layout."""

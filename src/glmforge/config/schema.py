@@ -13,20 +13,21 @@ from typing import Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from glmforge.config.adapters import WrongTargetError, table_with
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.data import DataConfig
 from glmforge.config.fault_tolerance import FaultToleranceConfig
 from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.kernels import KernelsConfig
+from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig, Strict, refuse
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parallel import ParallelConfig, PrecisionConfig
 from glmforge.config.parameter_groups import wrong_rule
-from glmforge.config.parameters import parameter_table
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.regularization import RegularizationConfig
-from glmforge.config.stage import SftConfig, StageName, check_stage, with_stage_defaults
+from glmforge.config.stage import SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
 
 
 class RunConfig(Strict):
@@ -47,6 +48,9 @@ class RunConfig(Strict):
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)
     sft: SftConfig | None = Field(default=None, description="of stage sft, which has it by default; None elsewhere")
+    lora: LoraConfig | None = Field(
+        default=None, description="adapters that are trained instead of init_from's weights"
+    )
     optim: OptimConfig = OptimConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -66,6 +70,11 @@ class RunConfig(Strict):
         """Tokens that all phases consume, each phase rounded up to whole steps."""
         return sum(phase.num_samples * phase.seq_len for phase in self.phases)
 
+    @property
+    def adapter_dropout(self) -> float:
+        """Of what adapters read; 0 without adapters."""
+        return 0.0 if self.lora is None else self.lora.dropout
+
     def tokens_after(self, steps: int) -> int:
         """Tokens that the first `steps` steps of the run consume, as planned; all of them if it has fewer."""
         tokens = 0
@@ -83,7 +92,7 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _take_defaults_of_stage(cls, given: Any) -> Any:
-        return with_stage_defaults(given)
+        return with_lora_defaults(with_stage_defaults(given))
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
@@ -119,10 +128,33 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        wrong = wrong_rule(self.optim, parameter_table(self.model)) if self.optim.rules else None
+        try:
+            table = table_with(self.model, self.lora)
+        except WrongTargetError as error:
+            refuse(f"lora.{error.field}", error.problem)
+        wrong = wrong_rule(self.optim, table) if self.optim.rules else None
         if wrong is not None:
             field, problem = wrong
             refuse(f"optim.{field}", problem)
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora is None:
+            return self
+        if self.init_from is None:
+            refuse("lora", "adapts trained weights: name them in init_from, or leave this out")
+        for index, phase in enumerate(self.phases):
+            if phase.router_bias_rate and phase.balance == "bias":
+                refuse(
+                    f"phases.{index}.router_bias_rate",
+                    f"{phase.router_bias_rate:g} would move a bias of the base model, which no adapter holds: leave it "
+                    "out, or set it to 0",
+                )
+        if self.lora.dropout and self.parallel.ep_overlap:
+            refuse("lora.dropout", "needs whole micro-batches: set it to 0, or parallel.ep_overlap to false")
+        if self.regularization.ewc is not None:
+            refuse("regularization.ewc", "holds weights near their start that lora freezes: leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -134,6 +134,28 @@ def with_stage_defaults(given: Any) -> Any:
     return {**given, **stage.sections(given), "phases": phases}
 
 
+def with_lora_defaults(given: Any) -> Any:
+    """What a run with adapters does not say: AdamW trains them, what is frozen is held in bf16, and the routers'
+    correction biases, which belong to the base model, stay where they are.
+
+    bf16 halves frozen weights and loses nothing of published ones, which are bf16; where the run computes in fp32 they
+    would be converted in every step, so there they are fp32. Muon's orthogonal updates are for whole matrices: the
+    factors of a product do not move it as a matrix of its own would be moved.
+    """
+    if not isinstance(given, dict) or not isinstance(given.get("lora"), dict | Strict):
+        return given
+    optim, precision = given.get("optim", {}), given.get("precision", {})
+    filled = dict(given)
+    if isinstance(optim, dict):
+        filled["optim"] = {"matrix_optimizer": "adamw", **optim}
+    if isinstance(precision, dict) and precision.get("compute", "bf16") == "bf16":
+        filled["precision"] = {"frozen": "bf16", **precision}
+    if isinstance(given.get("phases"), list):
+        defaults = {"router_bias_rate": 0.0}
+        filled["phases"] = [_filled(phase, defaults) if isinstance(phase, dict) else phase for phase in given["phases"]]
+    return filled
+
+
 def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from: Path | None) -> None:
     """Refuse what a run's stage has no use for, or lacks. Raises `ValueError` that names the field."""
     stage = STAGES[name]

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
@@ -82,7 +83,7 @@ def observe_step(
     phase = config.phases[0]
     tracker = MemoryTracker()
     seen = Observation(tracker.log)
-    model = lay_out_model(config, world, splits=stand_ins.splits)
+    model = lay_out_model(config, world, splits=stand_ins.splits, extend=adapters_of(config))
     if model.pipeline is not None:
         stand_ins.adapt_pipeline(model.pipeline)
         observe_pipeline(model.pipeline, seen.mark)

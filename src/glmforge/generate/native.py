@@ -17,10 +17,12 @@ from glmforge.kernels.native.calls import TYPES, Tokens, is_available
 from glmforge.kernels.native.layers import Layer, Types, run_head, run_layers
 from glmforge.model.block import DecoderLayer
 from glmforge.model.dispatch import LocalDispatcher
-from glmforge.model.layers import Linear, RMSNorm, SwiGLU, matmul
+from glmforge.model.head import LMHead, as_they_are
+from glmforge.model.layers import Embedding, Linear, RMSNorm, SwiGLU, matmul
 from glmforge.model.moe import Experts, MoE
 from glmforge.model.placement import ONE_DEVICE, Region
 from glmforge.model.rope import Rope
+from glmforge.model.router import Router
 from glmforge.model.transformer import GlmMoe
 
 
@@ -41,8 +43,12 @@ def fits(model: GlmMoe) -> bool:
 def _is_as_written(module: nn.Module) -> bool:
     if type(getattr(module, "region", ONE_DEVICE)) is not Region:
         return False
-    if isinstance(module, Linear):
+    if isinstance(module, Linear | Router):
         return module.matmul is matmul
+    if isinstance(module, Embedding):
+        return module.lookup is F.embedding
+    if isinstance(module, LMHead):
+        return module.operands is as_they_are
     if isinstance(module, Experts):
         own = module.gate_up_matmul == module.matmul and module.down_matmul == module.matmul
         return own and isinstance(module.dispatcher, LocalDispatcher) and module.capacity_factor is None

@@ -39,7 +39,24 @@ def drops(keys: Tensor, length: int, rate: float) -> Tensor:
 
     `rate` is taken as `drop_rate(rate)`.
     """
-    return uniform_bits(keys, 0, length) < round(drop_rate(rate) * 2**_BITS)
+    return is_dropped(uniform_bits(keys, 0, length), rate)
+
+
+@torch.library.custom_op("glmforge::drops_from", mutates_args=())
+def drops_from(keys: Tensor, first: int, length: int, rate: float) -> Tensor:
+    """As `drops`, the decisions from number `first` on. An operator of its own: what inductor makes of the hash for
+    each of the many maps of a layer takes long to compile."""
+    return is_dropped(uniform_bits(keys, first, length), rate)
+
+
+@drops_from.register_fake
+def _(keys: Tensor, first: int, length: int, rate: float) -> Tensor:
+    return keys.new_empty((*keys.shape, length), dtype=torch.bool)
+
+
+def is_dropped(bits: Tensor, rate: float) -> Tensor:
+    """What `uniform_bits` decide: true with probability `drop_rate(rate)`."""
+    return bits < round(drop_rate(rate) * 2**_BITS)
 
 
 def uniform_bits(keys: Tensor, start: int, length: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
 from glmforge.model.attention import Attend, Attention
-from glmforge.model.dropout import LayerDropout
+from glmforge.model.dropout import AdapterDropout, LayerDropout
 from glmforge.model.inputs import Rows
 from glmforge.model.layers import Linear, RMSNorm, SwiGLU
 from glmforge.model.moe import MoE
@@ -28,13 +28,14 @@ from glmforge.model.rope import Rope
 
 
 class LayerTokens(NamedTuple):
-    """What a layer is told of its tokens: `rows` are those of the tokens that the router sees; `dropout` is None where
-    nothing is dropped."""
+    """What a layer is told of its tokens: `rows` are those of the tokens that the router sees; `dropout` and
+    `adapter_dropout` are None where nothing is dropped."""
 
     rope: Rope
     attend: Attend
     rows: Rows | None = None
     dropout: LayerDropout | None = None
+    adapter_dropout: AdapterDropout | None = None
 
 
 class LayerOutput(NamedTuple):
@@ -50,6 +51,9 @@ class LayerOutput(NamedTuple):
 class DecoderLayer(nn.Module):
     """`x += attention(norm(x)); x += mlp(norm(x))`; dense MLP in the first `first_k_dense_replace` layers."""
 
+    adapter_dropout: AdapterDropout | None = None
+    """Of the tokens at work. Set anew with every call, a recomputed one too: maps are handed nothing but numbers."""
+
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -63,6 +67,7 @@ class DecoderLayer(nn.Module):
 
     def forward(self, *halves_TD: Tensor, tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
         """`halves_TD` are the states of all tokens, or of two halves; `tokens` tells of each what it is."""
+        self.adapter_dropout = tokens[0].adapter_dropout
         if isinstance(self.mlp, SwiGLU):
             return tuple(self._dense(x_TD, of, self.mlp) for x_TD, of in zip(halves_TD, tokens, strict=True))
         residuals_TD, routed = [], []

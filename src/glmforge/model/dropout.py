@@ -24,10 +24,10 @@ from torch import Tensor
 
 from glmforge.config.regularization import RegularizationConfig
 from glmforge.kernels.documents import Documents
-from glmforge.kernels.random import drop_out, drops, fold, uniform_bits
+from glmforge.kernels.random import drop_out, drops, drops_from, fold, uniform_bits
 from glmforge.kernels.transfer import on_device
 
-_ATTENTION_OUTPUT, _MLP_OUTPUT, _ATTENTION_PROBABILITIES, _EMBEDDING = range(4)
+_ATTENTION_OUTPUT, _MLP_OUTPUT, _ATTENTION_PROBABILITIES, _EMBEDDING, _ADAPTERS = range(5)
 """Sites of a layer; embeddings have theirs in layer 0."""
 
 
@@ -47,6 +47,18 @@ class LayerDropout(NamedTuple):
         return drop_out(x_TD, drops(self.mlp_T, x_TD.shape[-1], self.rate), self.rate)
 
 
+class AdapterDropout(NamedTuple):
+    """Of one layer: streams of random bits of the tokens that its maps read, `tokens_T` (int64), and the rate."""
+
+    tokens_T: Tensor
+    rate: float
+
+    def drop(self, x_TJ: Tensor, site: int, first: int) -> Tensor:
+        """What the adapter number `site` of the layer reads, some of it dropped; column 0 is input number `first`."""
+        dropped_TJ = drops_from(fold(self.tokens_T, site), first, x_TJ.shape[-1], self.rate)
+        return drop_out(x_TJ, dropped_TJ, self.rate)
+
+
 @dataclass(frozen=True)
 class Noise:
     """Rates, and the stream of a step: `key` is an int64 scalar on the CPU."""
@@ -54,12 +66,15 @@ class Noise:
     dropout: float
     attention_dropout: float
     neftune_alpha: float
+    adapters: float
     key: Tensor
 
     @classmethod
-    def of_step(cls, regularization: RegularizationConfig, seed: int, step: int) -> "Noise | None":
-        """The noise of a training step; None where there is none."""
-        rates = regularization.dropout, regularization.attention_dropout, regularization.neftune_alpha
+    def of_step(
+        cls, regularization: RegularizationConfig, seed: int, step: int, adapters: float = 0.0
+    ) -> "Noise | None":
+        """The noise of a training step, `adapters` being their rate; None where there is none."""
+        rates = regularization.dropout, regularization.attention_dropout, regularization.neftune_alpha, adapters
         return cls(*rates, fold(fold(torch.tensor(0), seed), step)) if any(rates) else None
 
     def of_samples(
@@ -102,6 +117,11 @@ class TokenNoise:
             return None
         attention_T, mlp_T = (self._streams(layer, site) for site in (_ATTENTION_OUTPUT, _MLP_OUTPUT))
         return LayerDropout(attention_T, mlp_T, self.step.dropout)
+
+    def of_adapters(self, layer: int) -> AdapterDropout | None:
+        """For what adapters of layer `layer` read of these tokens; None at rate 0."""
+        rate = self.step.adapters
+        return AdapterDropout(self._streams(layer, _ADAPTERS), rate) if rate else None
 
     def of_attention(self, layer: int, heads: range) -> Tensor:
         """int64 [T, H]: a stream for each token as a query and each of these heads of all that the layer has."""

@@ -10,7 +10,7 @@ Shapes: T tokens, t tokens of this rank where ranks share them (else t = T), o t
 hidden_size, V vocab_size, or the part of it on this rank.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,8 @@ _GREEDY_CHUNK_TOKENS = 2048
 class LMHead(ChoosesKernels, nn.Module):
     """Published name `lm_head`: weight [V, D], no bias. Called, it gives logits [T, V] in the compute dtype.
 
-    With tied embeddings it has no weight of its own (see `tie`).
+    With tied embeddings it has no weight of its own (see `tie`). `operands` may be replaced: it gives the hidden states
+    and the weight (this device's part) whose product the logits are, from those that there are.
     """
 
     _tied: tuple[Embedding, ...] = ()
@@ -38,6 +39,7 @@ class LMHead(ChoosesKernels, nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
         self.region: Region = ONE_DEVICE
         self.vocabulary: Vocabulary = WHOLE_VOCABULARY
+        self.operands: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = as_they_are
 
     def tie(self, embedding: Embedding) -> None:
         """Take the weight of `embedding` for the head's, now and whatever becomes of it (cut, sharded, loaded).
@@ -78,7 +80,7 @@ class LMHead(ChoosesKernels, nn.Module):
         token's -log p(label) is written to `nll_T`, its log Z to `log_z_T` (zeros before, fp32 or better) if they are
         given.
         """
-        h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
+        h_TD, weight_VD = self.operands(self.region.enter(h_tD), local(self.weight))
         return linear_cross_entropy_sum(
             h_TD,
             weight_VD,
@@ -93,7 +95,7 @@ class LMHead(ChoosesKernels, nn.Module):
 
     def token_nll(self, h_tD: Tensor, labels_T: Tensor) -> Tensor:
         """nll_o: -log p(label) of the rank's own tokens, fp32 or better, differentiable, 0 where the label is -100."""
-        h_TD, weight_VD = self.region.enter(h_tD), local(self.weight)
+        h_TD, weight_VD = self.operands(self.region.enter(h_tD), local(self.weight))
         shard = self.vocabulary.shard(len(weight_VD))
         nll_T = token_nll(h_TD, weight_VD, labels_T, shard=shard, implementation=self.kernels.cross_entropy)
         return self.vocabulary.own(nll_T)
@@ -108,7 +110,13 @@ class LMHead(ChoosesKernels, nn.Module):
         return self.vocabulary.own(self.vocabulary.likeliest(logits_T, rows_T, len(local(self.weight))))
 
     def _logits(self, h_TD: Tensor) -> Tensor:
-        return F.linear(h_TD, local(self.weight).to(h_TD.dtype))
+        h_TD, weight_VD = self.operands(h_TD, local(self.weight))
+        return F.linear(h_TD, weight_VD.to(h_TD.dtype))
+
+
+def as_they_are(h_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+    """`LMHead.operands` as it is written."""
+    return h_TD, weight_VD
 
 
 class LinearHead(nn.Module):

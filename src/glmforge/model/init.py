@@ -1,9 +1,11 @@
 """Initial weights as a pure function of (seed, parameter name, expert, block of rows).
 
 By the table of parameters every linear map, embedding, router and expert is N(0, initializer_range); biases and the
-router's correction bias are 0, norms 1; no depth scaling. The random numbers of a matrix come in blocks of rows, each
-with a generator of its own seeded by a hash, so a rank makes just the rows it owns, bit-equal to those that any other
-layout would make. Values are always drawn on the CPU in fp32: generators of other devices draw other numbers.
+router's correction bias are 0, norms 1; no depth scaling. An adapter's first factor has the variance of `nn.Linear`.
+
+The random numbers of a matrix come in blocks of rows, each with a generator of its own seeded by a hash, so a rank
+makes just the rows it owns, bit-equal to those that any other layout would make. Values are always drawn on the CPU in
+fp32: generators of other devices draw other numbers.
 """
 
 import hashlib
@@ -31,12 +33,14 @@ def initial_chunk(
     """The part of the parameter's initial value that begins at `offsets` and is `sizes` large.
 
     fp32 on the CPU, bit-equal to that slice of the whole. Only the experts and the blocks of rows that the part
-    touches are drawn, each over all columns. What is normal is `[rows, columns]`, or of packed experts
+    touches are drawn, each over all columns. What is drawn is `[rows, columns]`, or of packed experts
     `[E, rows, columns]`.
     """
-    if parameter.initial != "normal":
+    if parameter.initial in ("zeros", "ones"):
         return torch.full(tuple(sizes), 1.0 if parameter.initial == "ones" else 0.0)
     name, shape = parameter.name, parameter.shape
+    if parameter.initial == "fan_in":
+        std = (3 * shape[-1]) ** -0.5
     chunk = torch.empty(tuple(sizes))
     if chunk.numel() == 0:
         return chunk

@@ -84,6 +84,7 @@ class ModelInputs:
         rows: of the tokens that the routers see.
         attend: how queries meet keys.
         noise: of the tokens as the residual stream has them, for dropout in training; None drops nothing there.
+        map_noise: the same of the tokens as linear maps read them.
         halves: the first and the second half of the tokens, of which layers are told instead if they are to take them
             in turn (see `glmforge.model.block`); their tokens to come are left out.
     """
@@ -94,6 +95,7 @@ class ModelInputs:
     rows: Rows
     attend: "Attend"
     noise: TokenNoise | None = None
+    map_noise: TokenNoise | None = None
     halves: tuple["ModelInputs", ...] = ()
 
     @classmethod
@@ -115,6 +117,7 @@ class ModelInputs:
             documents.positions_T,
             Rows(row_T, num_rows, seq_len),
             DocumentAttention(documents, noise),
+            noise,
             noise,
         )
 

@@ -7,6 +7,7 @@ and activation already agree the cast is free. Gradients come back in the weight
 Shapes: T tokens, D hidden_size, F intermediate width of a SwiGLU, V vocab_size; E experts on this device.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -66,18 +67,19 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of `weight` [V, D] by token id, zeros for a negative id; starts uninitialised."""
+    """Rows of `weight` [V, D] by token id, zeros for a negative id; starts uninitialised. `lookup` may be replaced."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size))
         self.region: Region = ONE_DEVICE
         self.vocabulary: Vocabulary = WHOLE_VOCABULARY
+        self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
 
     def forward(self, ids_T: Tensor) -> Tensor:
         weight_VD = local(self.weight)
         rows_T, absent_T = self.vocabulary.rows(ids_T, len(weight_VD))
-        x_TD = F.embedding(rows_T, weight_VD)
+        x_TD = self.lookup(rows_T, weight_VD)
         return self.region.leave(x_TD.masked_fill(absent_T.unsqueeze(-1), 0))
 
 

@@ -11,8 +11,9 @@ How a map multiplies by its weight is a third matter, `glmforge.model.layers.Mat
 Shapes: T tokens, V rows of the vocabulary on this device.
 """
 
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from glmforge.kernels.cross_entropy import VocabularyShard
 
@@ -23,6 +24,21 @@ def local(weight: Tensor) -> Tensor:
     A parameter that is not cut over tp or ep is its own part.
     """
     return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def sum_over_inputs(values: Tensor, weight: Tensor) -> Tensor:
+    """The sum over the devices that the inputs of `weight` [out, in] are cut over, where they are; no gradient flows
+    through it. `values` is changed."""
+    if isinstance(weight, DTensor) and weight.placements == (Shard(1),):
+        dist.all_reduce(values, group=weight.device_mesh.get_group())
+    return values
+
+
+def first_column(weight: Tensor) -> int:
+    """The number of the first column, of all of `weight` [rows, columns], that lies on this device."""
+    if isinstance(weight, DTensor) and weight.placements == (Shard(1),):
+        return weight.device_mesh.get_local_rank() * weight.to_local().shape[1]
+    return 0
 
 
 class Region:

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from glmforge.config.model import ModelConfig
@@ -26,6 +25,7 @@ from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.router import Routes, RoutingRule, route
 from glmforge.kernels.sinkhorn import sinkhorn_bias
 from glmforge.model.inputs import Rows
+from glmforge.model.layers import Matmul, matmul
 
 Balance = Literal["bias", "aux", "sinkhorn"]
 """What levels the experts: a correction bias moved by the load, an auxiliary loss alone, or Sinkhorn's choice."""
@@ -33,6 +33,8 @@ Balance = Literal["bias", "aux", "sinkhorn"]
 
 class Router(ChoosesKernels, nn.Module):
     """Published name `mlp.gate`: weight [E, D] and the fp32 buffer `e_score_correction_bias` [E].
+
+    `matmul` may be replaced, see `layers.Matmul`.
 
     To the router "bias" and "aux" are the same: its correction bias steers the choice, whether anybody moves it or not.
     """
@@ -43,6 +45,7 @@ class Router(ChoosesKernels, nn.Module):
         super().__init__()
         self.config = config
         self.balance: Balance = "bias"
+        self.matmul: Matmul = matmul
         self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.empty(config.n_routed_experts, dtype=torch.float32))
 
@@ -53,7 +56,7 @@ class Router(ChoosesKernels, nn.Module):
 
     def forward(self, x_TD: Tensor, rows: Rows | None = None) -> Routes:
         """`rows` says where the tokens belong; without it (in generation) the choice is the usual one."""
-        logits_TE = F.linear(x_TD.float(), self.weight.float())
+        logits_TE = self.matmul(x_TD.float(), self.weight.float())
         choice_TE = None
         if self.balance == "sinkhorn" and self.training and rows is not None:
             choice_TE = self._level_in_each_row(logits_TE.detach(), rows)

@@ -219,7 +219,8 @@ class GlmMoe(nn.Module):
         return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
 
     def _told(self, half: ModelInputs) -> "_Told":
-        return _Told(self.rope(half.positions_T), half.attend, half.rows, half.noise if self.training else None)
+        noise, map_noise = (half.noise, half.map_noise) if self.training else (None, None)
+        return _Told(self.rope(half.positions_T), half.attend, half.rows, noise, map_noise)
 
     def _run_layer(
         self,
@@ -283,10 +284,12 @@ class _Told(NamedTuple):
     attend: Attend
     rows: Rows
     noise: TokenNoise | None
+    map_noise: TokenNoise | None
 
     def of_layer(self, layer: DecoderLayer) -> LayerTokens:
         dropout = None if self.noise is None else self.noise.of_layer(layer.self_attn.layer)
-        return LayerTokens(self.rope, self.attend, self.rows, dropout)
+        adapters = None if self.map_noise is None else self.map_noise.of_adapters(layer.self_attn.layer)
+        return LayerTokens(self.rope, self.attend, self.rows, dropout, adapters)
 
 
 def _cut(x_TD: Tensor, num_parts: int) -> Sequence[Tensor]:

@@ -1,6 +1,7 @@
 """The directory of a run: what lies where, how it begins, and how it is read back.
 
     config.yaml        the effective configuration
+    adapters.json      of a run with adapters: what is trained, parameter by parameter
     tokenizer/         a copy of the tokenizer, so that the directory can be moved and talked to from anywhere
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
@@ -52,6 +53,10 @@ class RunDirectory:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def adapters(self) -> Path:
+        return self.root / "adapters.json"
 
     @property
     def tokenizer(self) -> Path:

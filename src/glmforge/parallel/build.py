@@ -10,9 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from glmforge.config.adapters import table_with
 from glmforge.config.alignment import check_cuda_widths
 from glmforge.config.parameter_groups import parameter_groups
-from glmforge.config.parameters import ParameterTable, parameter_table
+from glmforge.config.parameters import ParameterTable
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.kernels.choice import choose
@@ -46,7 +47,8 @@ def build_model(
 
     Masters are fp32, of frozen parameters in `precision.frozen`.
 
-    `table` declares the parameters, those that `extend` puts into the model among them; None is the model's own.
+    `table` declares the parameters, those that `extend` puts into the model among them; None is that of `config`, whose
+    adapters `extend` has to put in (`glmforge.adapt`).
     """
     model = lay_out_model(config, world, table=table, extend=extend)
     allocate(model, config)
@@ -70,12 +72,12 @@ def lay_out_model(
     work on.
     """
     parallel = config.parallel
-    table = table or parameter_table(config.model)
+    table = table or table_with(config.model, config.lora)
     check_device(world.device, config.precision)
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
     if world.device.type == "cuda":
-        check_cuda_widths(config.model, config.precision.compute, kernels)
+        check_cuda_widths(config.model, config.precision.compute, kernels, config.lora)
     dispatcher = expert_dispatcher(config, world, splits)
     parts: list[GlmMoe] = []
     for section in sections_of_rank(config, world):
@@ -136,7 +138,7 @@ def initialize_shards(model: GlmMoe, table: ParameterTable, seed: int) -> None:
 
 
 def _freeze(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
-    """Take the gradient from what rules freeze, and hold it in `precision.frozen`; before there is memory.
+    """Take the gradient from what the table or rules freeze, and hold it in `precision.frozen`; before there is memory.
 
     Each map casts its weight to the type it computes in, so bf16 compute is bit-equal either way; only routers, which
     compute in fp32, see rounded weights.

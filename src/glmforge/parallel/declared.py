@@ -44,7 +44,7 @@ def _rows_of(model: GlmMoe, table: ParameterTable) -> Iterator[Parameter]:
     section, num_layers = model.section, model.config.num_hidden_layers
     for row in table.values():
         if row.layer is None:
-            held = section.first if row.family == "embedding" else section.last
+            held = section.first if row.of_embedding else section.last
         else:
             held = section.last if row.layer >= num_layers else section.start <= row.layer < section.stop
         if held:

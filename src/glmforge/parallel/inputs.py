@@ -85,6 +85,7 @@ class TokenShare:
             self.rows,
             self._attend(documents, noise),
             None if noise is None else noise.select(self._residual_stream),
+            None if noise is None else noise.select(self.take),
             self._halves(ids_BS, documents, noise),
         )
 

@@ -85,4 +85,4 @@ def _for_single_rows(config: RunConfig, world_size: int) -> RunConfig:
             "ep_overlap": False,
         }
     )
-    return config.model_copy(update={"phases": [phase], "parallel": parallel})
+    return config.model_copy(update={"phases": [phase], "parallel": parallel, "lora": None})

@@ -23,6 +23,7 @@ from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Memory
 from glmforge.plan.search.propose import with_proposal
+from glmforge.plan.stages.stage import stage_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def _machine(launch: LaunchEnvironment, device: torch.device) -> Machine | None:
 
 def _shortfall(config: RunConfig, layout: Layout, launch: LaunchEnvironment, device: torch.device) -> str | None:
     """What is missing for the first phase of `config`, and what would help; None if it fits."""
-    estimate = estimate_memory(config, layout)
+    estimate = estimate_memory(config, layout, stage_of(config))
     if device.type == "cuda":
         planned, capacity = estimate.fullest.at_peak, torch.cuda.get_device_properties(device).total_memory
         who, has = f"a rank of pipeline place {estimate.fullest.pp_rank}", f"{torch.cuda.get_device_name(device)} has"

@@ -9,6 +9,7 @@ anything is built.
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from glmforge.adapt.lora import adapters_of
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
 from glmforge.config.schema import RunConfig
@@ -33,7 +34,7 @@ class Recipe(Protocol):
 
     def backend(self, config: RunConfig, world: World) -> Backend:
         """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""
-        return NativeBackend.build(config, world)
+        return NativeBackend.build(config, world, extend=adapters_of(config))
 
     def source(self, config: RunConfig, world: World) -> BatchSource:
         """This rank's batches, with the objectives that train on them."""

@@ -1,18 +1,25 @@
 """A run of any stage: its recipe opened, trainer and hooks put together, taken up where it was, trained to its end."""
 
+import json
 import logging
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
 
+from glmforge.adapt.lora import begin_magnitudes
+from glmforge.adapt.peft import begin_from
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
+from glmforge.config.adapters import is_adapter, table_with
 from glmforge.config.load import dump_config
+from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.config.stage import STAGES
 from glmforge.data.tokens.model_ids import describe_changes
@@ -25,6 +32,7 @@ from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
 from glmforge.parallel.world import World, default_device, join_world
+from glmforge.plan.counts.adapter_summary import adapter_lines, summarise_adapters
 from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.run_hooks import run_hooks
@@ -114,16 +122,32 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         )
     if checkpoint is None and config.init_from is not None:
         model = trainer.model
-        source = load_initial_weights(
-            config.init_from, model.state_dict(), model.config, checkpoints.tokenizer_fingerprint
-        )
+        base = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])}
+        source = load_initial_weights(config.init_from, base, model.config, checkpoints.tokenizer_fingerprint)
+        begin_magnitudes(model)
+        if config.lora is not None and config.lora.init_from is not None:
+            begin_from(config.lora.init_from, model, config.lora)
         if trainer.world.is_main:
             logger.info("weights of %s", source)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
         write_text(directory.config, dump_config(config))
+        if config.lora is not None:
+            _tell_adapters(config.model, config.lora, directory.adapters)
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
+
+
+def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:
+    """Print what is trained, map by map, and write it down, parameter by parameter."""
+    for line in adapter_lines(summarise_adapters(model, lora)):
+        logger.info("lora: %s", line)
+    trained = [row for row in table_with(model, lora).trained().values() if row.lr_scale]
+    rows = [
+        {"name": row.name, "shape": row.shape, "rank": lora.rank if is_adapter(row) else None, "count": row.size}
+        for row in trained
+    ]
+    write_text(file, json.dumps({"scaling": lora.scaling, "trained": rows}, indent=1))
 
 
 def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: float | None = None) -> float:

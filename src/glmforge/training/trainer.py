@@ -214,14 +214,15 @@ class Trainer:
         micro_batches = given.batch.to(self.world.device).micro_batches(given.phase.micro_batch_size or num_rows)
         for hook in self.hooks:
             hook.on_step_start(self)
+        config = self.config
         result = train_step(
             self.backend,
             given.phase.objective,
             micro_batches,
             lr=given.lr,
-            grad_clip=self.config.optim.grad_clip,
+            grad_clip=config.optim.grad_clip,
             router_bias_rate=given.phase.router_bias_rate,
-            noise=Noise.of_step(self.config.regularization, self.config.seed, self.state.step),
+            noise=Noise.of_step(config.regularization, config.seed, self.state.step, config.adapter_dropout),
             votes=self._ballot.take(),
             reducer=self.reducer,
             on_gradients=self._on_gradients,

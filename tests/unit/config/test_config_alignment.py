@@ -8,6 +8,7 @@ import torch
 from glmforge import load_config
 from glmforge.config import preset_names
 from glmforge.config.alignment import check_cuda_widths
+from glmforge.config.lora import LoraConfig
 from glmforge.errors import ConfigError
 from glmforge.kernels.choice import UNMEASURED
 from glmforge.parallel.build import lay_out_model
@@ -31,6 +32,12 @@ BY_8, BY_4 = r"is not a multiple of 8, .* bf16", r"is not a multiple of 4, .* fp
 def test_refused(field: str, width: int, compute: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_cuda_widths(tiny_config(**{field: width}), compute, KERNELS)
+
+
+def test_the_rank_of_experts_adapters_is_a_width_too() -> None:
+    with pytest.raises(ConfigError, match=rf"^lora.rank: 4 {BY_8} .* set it to 8$"):
+        check_cuda_widths(tiny_config(), "bf16", KERNELS, LoraConfig(rank=4, targets=("experts",)))
+    check_cuda_widths(tiny_config(), "bf16", KERNELS, LoraConfig(rank=4))
 
 
 @pytest.mark.parametrize(("field", "width"), [("moe_intermediate_size", 44), ("head_dim", 20)])

@@ -8,6 +8,7 @@ import pytest
 
 from glmforge.config import RunConfig, load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import parse_lora
 from glmforge.plan.answers import answers, layout_words, machine_words
 from glmforge.plan.comparison import compared_rows, comparison_as_json, differing_settings
 from glmforge.plan.cost.settings import CostSettings
@@ -17,7 +18,6 @@ from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.report import PlannedMemory, PlanReport, as_json, make_report
-from glmforge.plan.stages.lora import parse_lora
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.variations import vary
 

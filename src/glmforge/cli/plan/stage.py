@@ -21,28 +21,34 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     Raises `ConfigError` for one that is not known, or that another configuration would say, and for adapters of what is
     no map of the model.
     """
+    from glmforge.config.adapters import adapted_maps
+    from glmforge.config.lora import parse_lora
     from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.lora import adapter_parameters, parse_lora
-    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage
+    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage, stage_of
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
     if name in STAGES and name != config.stage:
         raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
-    adapters = parse_lora(lora) if lora is not None else None
+    if name is None and lora is None:
+        return stage_of(config)
+    adapters = config.lora if lora is None else parse_lora(lora)
     if adapters is not None:
-        adapter_parameters(config.model, adapters)
+        adapted_maps(config.model, adapters)
     return find_stage(name or config.stage, adapters, names)
 
 
-def check_dry_run(stage: "TrainingStage") -> None:
-    """Raises `ConfigError` for a stage whose step the trainer does not take yet, so that no dry run can."""
+def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
+    """Raises `ConfigError` for a stage that is not what `config` trains, whose step no dry run can take."""
     from glmforge.errors import ConfigError
+    from glmforge.plan.stages.stage import stage_of
 
-    if not stage.is_trained:
-        raise ConfigError(f"--dry-run: takes the trainer's own step, and no run trains stage {stage.name} yet")
+    if not stage.is_trained and stage.roles != stage_of(config).roles:
+        raise ConfigError(
+            f"--dry-run: takes the step that the configuration trains, not that of stage {stage.name}; leave it out"
+        )
 
 
 def show_stage(

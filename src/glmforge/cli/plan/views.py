@@ -71,14 +71,14 @@ def read_question(given: PlanOptions) -> Question:
     machine = chosen_machine(given.gpu, given.network, given.nodes_of, given.calibrate, needs_machine)
     whole = load_config(given.config, given.overrides or [])
     stage = read_stage(given.stage, given.lora, given.policy_models, whole)
-    _check_together(given, stage)
+    _check_together(given, stage, whole)
     return Question(given, whole, select_phase(whole, given.phase), machine, stage)
 
 
-def _check_together(given: PlanOptions, stage: "TrainingStage") -> None:
+def _check_together(given: PlanOptions, stage: "TrainingStage", config: "RunConfig") -> None:
     """No option is passed over in silence. Raises `ConfigError`."""
     if given.dry_run:
-        check_dry_run(stage)
+        check_dry_run(stage, config)
     shown: dict[str, object] = {"--page": given.page, "--compare": given.compare, "--search": given.search}
     shown |= {"--dry-run": given.dry_run, "--roofline": given.roofline, "--schedule": given.schedule}
     of_cost: dict[str, object] = {"--gpus": given.world_size, "--gpu": given.gpu, "--price": given.price}

@@ -19,12 +19,13 @@ the 6, and a model without the vocabulary has no V D.
 from collections.abc import Iterable
 from fractions import Fraction
 
+from glmforge.config.adapters import adapter_rows
+from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameters import HEAD
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.stages.gradients import Gradients, Part, part_of
-from glmforge.plan.stages.lora import Lora, adapter_parameters
 from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
 
 
@@ -92,10 +93,11 @@ def _attended(config: ModelConfig, mean_attended: float, num_mtp: int) -> float:
     return mean_attended * config.num_attention_heads * config.head_dim * (config.num_hidden_layers + num_mtp)
 
 
-def _adapter_matmul(config: ModelConfig, lora: Lora) -> int:
-    """Elements of adapters that multiply each token: of an expert's, those of the experts that it visits."""
+def _adapter_matmul(config: ModelConfig, lora: LoraConfig) -> int:
+    """Elements of adapters that multiply each token: of an expert's, those of the experts that it visits; none of what
+    is looked up."""
     visited = config.num_experts_per_tok
-    rows = adapter_parameters(config, lora)
+    rows = [row for row in adapter_rows(config, lora) if ".lora_embedding_A." not in row.name]
     return sum(row.size // config.n_routed_experts * visited if row.expert else row.size for row in rows)
 
 

@@ -136,8 +136,8 @@ class Weights:
             )
             by_layer.setdefault(row.layer, []).append(weight)
         outer = by_layer.pop(None)
-        self.first = [weight for weight in outer if weight.row.family == "embedding"]
-        self.last = [weight for weight in outer if weight.row.family != "embedding"]
+        self.first = [weight for weight in outer if weight.row.of_embedding]
+        self.last = [weight for weight in outer if not weight.row.of_embedding]
         kinds: dict[tuple[object, ...], int] = {}
         self.kinds: list[list[Weight]] = []
         self.kind_of_layer: list[int] = []

@@ -19,11 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from glmforge.config.adapters import adapted
+from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.config.schema import RunConfig
 from glmforge.config.stage import STAGES
 from glmforge.errors import ConfigError
-from glmforge.plan.stages.lora import Lora, adapter_parameters, is_adapter
 
 PLANNED_ONLY = ("lora", "reward", "policy")
 """Stages that a configuration cannot say yet."""
@@ -39,26 +41,28 @@ class Role:
 
     Attributes:
         name: what it is called among the models of its stage.
-        is_trained: whether any of it is: adapters if it has `lora`, else everything.
+        is_trained: whether any of it is: what `lora` says if it has one, else everything.
         forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
         has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
+        frozen_bytes: of an element of what is frozen.
 
     Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
     """
 
     name: str
     is_trained: bool = True
-    lora: Lora | None = None
+    lora: LoraConfig | None = None
     forwards: int = 0
     has_vocabulary: bool = True
+    frozen_bytes: int = _BF16
 
     def trains(self, row: Parameter) -> bool:
         """Whether a parameter of the role changes."""
-        return self.is_trained and row.trained and (self.lora is None or is_adapter(row))
+        return self.is_trained and row.trained and row.lr_scale > 0
 
     def element_bytes(self, row: Parameter) -> int:
         """Of one element of a parameter or buffer, as it is held between steps."""
-        return _FP32 if self.trains(row) or row.fp32 else _BF16
+        return _FP32 if self.trains(row) or row.fp32 else self.frozen_bytes
 
     @property
     def trains_all(self) -> bool:
@@ -72,13 +76,14 @@ class Role:
 
     def parameters(self, model: ModelConfig) -> ParameterTable:
         """What the role holds, adapters included."""
+        if not self.has_vocabulary:
+            model = model.model_copy(update={"heads": {"score": 1}})
         table = parameter_table(model)
         if not self.has_vocabulary:
-            scored = parameter_table(model.model_copy(update={"heads": {"score": 1}}))
-            table = ParameterTable(row for row in scored.values() if row.family != "head" and not row.mtp)
+            table = ParameterTable(row for row in table.values() if row.family != "head" and not row.mtp)
         elif not self.is_trained:
             table = ParameterTable(row for row in table.values() if not row.mtp)
-        return table.extended(adapter_parameters(model, self.lora)) if self.lora else table
+        return adapted(table, model, self.lora) if self.lora else table
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,16 @@ MODEL = Role("model")
 PRETRAINING = TrainingStage("pretrain", (MODEL,))
 
 
+def stage_of(config: RunConfig) -> TrainingStage:
+    """What a run of this configuration trains: the whole model, or adapters of it."""
+    if config.lora is None:
+        return find_stage(config.stage)
+    frozen_bytes = _BF16 if config.precision.frozen == "bf16" else _FP32
+    return TrainingStage("lora", (Role("model", lora=config.lora, frozen_bytes=frozen_bytes),))
+
+
 def find_stage(
-    name: str = "pretrain", lora: Lora | None = None, policy_models: Sequence[str] = POLICY_MODELS
+    name: str = "pretrain", lora: LoraConfig | None = None, policy_models: Sequence[str] = POLICY_MODELS
 ) -> TrainingStage:
     """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are those beside the actor.
 
@@ -119,7 +132,7 @@ def find_stage(
     return TrainingStage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))
 
 
-def _policy_roles(lora: Lora | None, names: Sequence[str]) -> tuple[Role, ...]:
+def _policy_roles(lora: LoraConfig | None, names: Sequence[str]) -> tuple[Role, ...]:
     """The actor scores the step's tokens once more before it is updated: the ratio of PPO needs its old probabilities.
 
     With adapters the reference is the actor without them, and costs a pass but no weights.

@@ -9,9 +9,10 @@ by map and layer by layer (`glmforge.plan.stages.gradients`).
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from glmforge.config.adapters import PACKED, Kind, is_meant
+from glmforge.config.lora import LoraConfig
 from glmforge.config.parameters import HEAD
 from glmforge.plan.stages.gradients import Gradients, Part
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import Role
 from glmforge.plan.work.operations import BF16, NOTHING, Matmul, Operation, Work, linear
 
@@ -25,7 +26,7 @@ MAPS = {
     "shared expert: gate and up": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "shared expert: down": ("mlp.shared_experts.down_proj",),
 }
-"""The linear maps of each operation of a layer, as `glmforge.plan.stages.lora` names them."""
+"""The linear maps of each operation of a layer, as `glmforge.config.adapters` names them."""
 
 
 _WEIGHTS = MAPS | {
@@ -98,14 +99,23 @@ def with_gradients(operation: Operation, of_weights: Sequence[bool], *, of_input
     return replace(operation, backward=Work(max(0, operation.backward.bytes - saved), tuple(kept)))
 
 
-def adapters(operation: Operation, lora: Lora) -> Iterator[Operation]:
-    """Those of the operation's maps: A and B, each a map."""
+def adapters(operation: Operation, lora: LoraConfig) -> Iterator[Operation]:
+    """Those of the operation's maps: A and B, each a map. A pattern that means some of the layers counts for all."""
     names = MAPS.get(operation.name, ())
+    packed = f"{names[0].rpartition('.')[0]}.{PACKED}" if "experts: gate" in operation.name else ""
+    if packed and _adapts(lora, packed):
+        names = (packed,)
     for index, name in enumerate(names):
-        if lora.adapts(name):
+        if _adapts(lora, name):
             rows, width, outputs, groups = _map(operation.forward, index, len(names))
             for inner, outer in ((width, lora.rank), (lora.rank, outputs)):
                 yield replace(linear("adapters", rows, inner, [outer], groups), times=operation.times)
+
+
+def _adapts(lora: LoraConfig, name: str) -> bool:
+    """Whether a map of this name within its layer gets an adapter in some layer."""
+    kind: Kind = "experts" if ".experts." in name else "linear"
+    return any(is_meant(target, f"model.layers.*.{name}", kind) for target in lora.targets)
 
 
 def _map(work: Work, index: int, number: int) -> tuple[int, int, int, int]:

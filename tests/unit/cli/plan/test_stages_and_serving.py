@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from glmforge.cli.app import app
 from glmforge.config import load_model_config
+from glmforge.config.adapters import adapter_rows
+from glmforge.config.lora import LoraConfig
 from glmforge.errors import ConfigError
-from glmforge.plan.stages.lora import Lora, adapter_parameters
 
 RUN = """
 name: run
@@ -72,7 +73,7 @@ def test_a_page_has_the_models_of_a_stage(tmp_path: Path) -> None:
     run, page = tmp_path / "tiny.yaml", tmp_path / "plan.html"
     run.write_text(RUN.replace("glm45_air_106b", "tiny").replace("ep: 8, ", "").replace("16384", "64"))
     plan(str(run), "--gpus", "1", "--gpu", "H100 SXM", "--lora", "rank=16", "--page", str(page))
-    trained = sum(row.size for row in adapter_parameters(load_model_config("tiny"), Lora(16)))
+    trained = sum(row.size for row in adapter_rows(load_model_config("tiny"), LoraConfig(rank=16)))
     assert f"{trained:,}" in page.read_text()
 
 
@@ -127,7 +128,7 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--policy-models", "actor"), "add --stage policy"),
         (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
         (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
-        (("--lora", "rank=8", "--dry-run"), "no run trains stage lora yet"),
+        (("--lora", "rank=8", "--dry-run"), "not that of stage lora"),
         (("--stage", "sft"), "--stage: the configuration says 'pretrain'; write stage=sft in place of it"),
         (("--weights", "fp8"), "--weights: is a setting of --serve and --rollout"),
         (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: trains nothing"),

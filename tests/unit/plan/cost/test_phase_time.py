@@ -4,11 +4,11 @@ import pytest
 
 from glmforge import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import LoraConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.cost.phase_time import model_flops, phases_at, predicted_phases
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.machine import find_machine
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.step_time import predict_step
 
@@ -84,7 +84,7 @@ def test_a_utilisation_needs_no_layout() -> None:
 def test_adapters_take_two_thirds_of_the_time_at_the_same_utilisation() -> None:
     """Frozen matrices have no gradient of their own; attention, which has no weights, keeps all its work."""
     config = load_config(RUN)
-    lora = find_stage("lora", Lora(16))
+    lora = find_stage("lora", LoraConfig(rank=16))
     for full, adapted in zip(phases_at(config, 8, MACHINE, 0.3), phases_at(config, 8, MACHINE, 0.3, lora), strict=True):
         assert full.seconds is not None
         assert adapted.seconds is not None

@@ -8,10 +8,10 @@ import pytest
 from glmforge import load_config
 from glmforge.backend.native import NativeBackend
 from glmforge.config.checkpoint import CheckpointConfig
+from glmforge.config.lora import LoraConfig
 from glmforge.config.schema import RunConfig
 from glmforge.parallel.world import World
 from glmforge.plan.cost.storage import restart_interval, room_for, storage_of
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import find_stage
 
 RUN = """
@@ -46,7 +46,7 @@ def test_a_checkpoint_has_the_bytes_of_the_tensors_that_are_saved(overrides: lis
 def test_a_checkpoint_of_adapters_has_nothing_of_the_base() -> None:
     """Rank 16 on Air's q, k, v and o: 31,653,888 weights, AdamW's two moments of each and 368 numbers of steps."""
     config = load_config("configs/pretrain_glm45_air_106b.yaml", ["optim.matrix_optimizer=adamw"])
-    storage = storage_of(config, find_stage("lora", Lora(16)))
+    storage = storage_of(config, find_stage("lora", LoraConfig(rank=16)))
     assert (storage.weights, storage.optimizer) == (4 * 31_653_888, 8 * 31_653_888 + 4 * 368)
 
 

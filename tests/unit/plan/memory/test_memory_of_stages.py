@@ -4,10 +4,10 @@ import pytest
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import LoraConfig
 from glmforge.plan.counts.memory import training_state
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 
 RUN = """
@@ -18,7 +18,7 @@ phases: [{name: main, steps: 1, seq_len: 4096, batch_size: 16}]
 optim: {matrix_optimizer: adamw}
 parallel: {micro_batch_size: 1, ep: 8, recompute: full}
 """
-LORA = find_stage("lora", Lora(16))
+LORA = find_stage("lora", LoraConfig(rank=16))
 
 
 def held(stage: TrainingStage, *overrides: str) -> dict[Purpose, int]:
@@ -28,7 +28,7 @@ def held(stage: TrainingStage, *overrides: str) -> dict[Purpose, int]:
 
 @pytest.mark.parametrize(
     "stage",
-    [PRETRAINING, LORA, find_stage("reward"), find_stage("policy"), find_stage("policy", Lora(16))],
+    [PRETRAINING, LORA, find_stage("reward"), find_stage("policy"), find_stage("policy", LoraConfig(rank=16))],
     ids=["pretrain", "lora", "reward", "policy", "policy lora"],
 )
 @pytest.mark.parametrize("copies", [1, 2])
@@ -39,7 +39,8 @@ def test_a_rank_holds_its_share_of_the_state(stage: TrainingStage, copies: int) 
     found = held(stage, f"parallel.dp_replicate={copies}")
     ranks = 16 // copies
     assert found[Purpose.WEIGHTS] * ranks == pytest.approx(state.weights, rel=1e-3)
-    assert found[Purpose.OPTIMIZER] * ranks == pytest.approx(state.optimizer, rel=1e-3)
+    # Beside adapters the one row of a score head is padded to a row for each rank.
+    assert found[Purpose.OPTIMIZER] * ranks == pytest.approx(state.optimizer, rel=2e-3)
 
 
 def test_elastic_weight_consolidation_holds_two_more_numbers_per_weight() -> None:

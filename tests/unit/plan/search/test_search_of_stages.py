@@ -4,9 +4,9 @@ import pytest
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import LoraConfig
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.search.search import search_layouts
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.step_time import predict_step
 
@@ -18,7 +18,7 @@ phases: [{name: main, steps: 1, seq_len: 16384, batch_size: 16}]
 optim: {matrix_optimizer: adamw}
 parallel: {micro_batch_size: 1, recompute: full}
 """
-LORA = find_stage("lora", Lora(16))
+LORA = find_stage("lora", LoraConfig(rank=16))
 
 
 def test_lora_has_a_copy_on_each_node_of_a_slow_network() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from glmforge.config import OptimConfig, load_config, load_model_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import LoraConfig
 from glmforge.config.optim import ParameterRule
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import forward_flops_per_token, train_flops_per_token
 from glmforge.plan.counts.memory import training_state
-from glmforge.plan.stages.lora import Lora
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 from glmforge.plan.work.step import model_flops, step_operations
 from glmforge.plan.work.traffic import step_traffic
@@ -33,12 +33,12 @@ parallel: {micro_batch_size: 1}
 STAGES: dict[str, TrainingStage] = {
     "pretrain": PRETRAINING,
     "sft": find_stage("sft"),
-    "lora": find_stage("lora", Lora(16)),
+    "lora": find_stage("lora", LoraConfig(rank=16)),
     "reward": find_stage("reward"),
-    "reward lora": find_stage("reward", Lora(16)),
+    "reward lora": find_stage("reward", LoraConfig(rank=16)),
     "actor alone": find_stage("policy", policy_models=()),
     "policy": find_stage("policy"),
-    "policy lora": find_stage("policy", Lora(16)),
+    "policy lora": find_stage("policy", LoraConfig(rank=16)),
 }
 
 
@@ -124,7 +124,7 @@ def test_what_lora_saves_is_the_weights_gradients() -> None:
             for operation in step_operations(config, resolve_layout(config, 1), stage=stage)
             if operation.kind == "matmul" and operation.name != "adapters" and not operation.is_update
         }
-        for stage in (find_stage("sft"), find_stage("lora", Lora(16)))
+        for stage in (find_stage("sft"), find_stage("lora", LoraConfig(rank=16)))
     )
     for key, operation in lora.items():
         assert 3 * operation.flops == 2 * full[key].flops, key
@@ -134,7 +134,7 @@ def test_what_lora_saves_is_the_weights_gradients() -> None:
 def test_state_of_lora() -> None:
     config = load_model_config(AIR)
     adamw = OptimConfig(matrix_optimizer="adamw")
-    full, lora = training_state(config, adamw), training_state(config, adamw, find_stage("lora", Lora(16)))
+    full, lora = training_state(config, adamw), training_state(config, adamw, find_stage("lora", LoraConfig(rank=16)))
     biases = 4 * 46 * 128  # the routers', fp32 in every stage
     assert full.weights == training_state(config, adamw, find_stage("sft")).weights
     assert lora.weights == (full.weights - biases) // 2 + biases + 4 * ADAPTERS
@@ -155,7 +155,7 @@ def test_state_of_four_models() -> None:
 
 def test_lora_on_two_nodes() -> None:
     """Shards over both nodes gather Air twice across the network; a copy for each node exchanges adapters alone."""
-    stage = find_stage("lora", Lora(16))
+    stage = find_stage("lora", LoraConfig(rank=16))
     shards, copies = (
         {traffic.axis: traffic for traffic in step_traffic(config, resolve_layout(config, 16), stage=stage)}
         for config in (run(AIR), run(AIR, "parallel.dp_replicate=2"))
@@ -185,7 +185,9 @@ def test_a_forward_pass_sends_activations_once(method: str, more: dict[str, floa
         *overrides,
     )
     layout = resolve_layout(config, 16)
-    twice = find_stage("policy", Lora(4), policy_models=["reference"])  # the actor, with its adapters and without
+    twice = find_stage(
+        "policy", LoraConfig(rank=4), policy_models=["reference"]
+    )  # the actor, with its adapters and without
     usual, actor, both = (
         {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=stage)}
         for stage in (PRETRAINING, STAGES["actor alone"], twice)
@@ -223,4 +225,4 @@ def test_wrong_stages(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_lora_alone_names_its_stage() -> None:
-    assert find_stage(lora=Lora(8)) == find_stage("lora", Lora(8))
+    assert find_stage(lora=LoraConfig(rank=8)) == find_stage("lora", LoraConfig(rank=8))

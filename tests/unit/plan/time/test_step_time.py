@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.lora import parse_lora
 from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import Machine, find_machine
 from glmforge.plan.machine.provenance import Provenance
-from glmforge.plan.stages.lora import parse_lora
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.ledger import make_ledger
 from glmforge.plan.time.step_time import StepTime, predict_step

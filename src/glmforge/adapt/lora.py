@@ -1,0 +1,218 @@
+"""LoRA in the model (Hu et al., 2021, arXiv 2106.09685): what the rows of `glmforge.config.adapters` compute.
+
+An adapter takes the place of its map's `Matmul` and calls the one that it finds there, whatever that is (an 8-bit
+product, say). Its parameters belong to the map's own module, under the names of PEFT's files. Beside a map that is cut
+it works on this device's part: a factor on the cut side is cut with the map, the other one is whole, and what comes out
+is a part of the outputs or of their sum, as the map's own is. So nothing here knows of an axis.
+
+Routed experts' adapters multiply rows that are sorted by expert, grouped by the same counts as the experts' own
+products, first by A, then by B: [N, rank] is all that lies between, and no product B A is ever formed. Gate and up
+projection each have their own pair, or share one (`config.adapters.PACKED`).
+
+The head answers from hidden states and weight without logits (`model.head`), so its adapter gives it more columns of
+both: [h, scaling h A^T] and [W, B]. That copies the weight in the compute dtype for each micro-batch.
+
+DoRA (Liu et al., 2024, arXiv 2402.09353): y = m / |W + scaling B A| * (W x + scaling B A x), the norm being of each row
+and, as in the paper's section 4.3, without a gradient. |W + scaling B A|^2 is put together from |W|^2, (W A^T) * B and
+(B (A A^T)) * B, so that the sum of W and B A is not formed either. Dropout acts on what the adapter reads, not, as in
+PEFT's DoRA, on a second product with W.
+
+Shapes: N rows of tokens, J inputs and O outputs of a map, r rank, E experts, I inner width of an expert, V vocabulary.
+"""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from glmforge.config.adapters import LinearMap, adapted_maps, adapter_parts
+from glmforge.config.lora import LoraConfig
+from glmforge.config.schema import RunConfig
+from glmforge.model.block import DecoderLayer
+from glmforge.model.head import LMHead
+from glmforge.model.layers import Embedding, Linear, Matmul, matmul
+from glmforge.model.moe import Experts
+from glmforge.model.placement import first_column, local, sum_over_inputs
+from glmforge.model.router import Router
+from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.build import Extend
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.placement import local_chunk
+
+MAGNITUDE = "lora_magnitude_vector"
+
+
+def adapters_of(config: RunConfig) -> Extend | None:
+    """What puts the adapters of a run into each section of its model (`build_model(extend=...)`); None without any."""
+    return None if config.lora is None else partial(put_adapters, lora=config.lora)
+
+
+def put_adapters(section: GlmMoe, lora: LoraConfig) -> None:
+    """Add the adapters of the section's maps, uninitialised, in place."""
+    modules = dict(section.named_modules())
+    for one in adapted_maps(section.config, lora):
+        if one.owner in modules:
+            layer = modules.get(f"model.layers.{one.row.layer}")
+            dropout = None
+            if lora.dropout:
+                assert isinstance(layer, DecoderLayer), "only maps of layers drop"
+                dropout = Dropout(layer, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
+            _adapt(modules[one.owner], one, lora, dropout)
+
+
+def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig, dropout: "Dropout | None") -> None:
+    for part, row in adapter_parts(one, lora):
+        holder = owner.get_submodule(part) if part in dict(owner.named_children()) else nn.Module()
+        owner.add_module(part, holder)
+        holder.register_parameter(one.key, nn.Parameter(torch.empty(row.shape)))
+    if isinstance(owner, Linear):
+        owner.matmul = (Dora if lora.dora else LowRank)(owner, one.key, lora.scaling, owner.matmul, dropout=dropout)
+    elif isinstance(owner, Router):
+        owner.matmul = LowRank(owner, one.key, lora.scaling, owner.matmul)
+    elif isinstance(owner, Experts):
+        _adapt_experts(owner, one, lora)
+    elif isinstance(owner, Embedding):
+        owner.lookup = EmbeddingRows(owner, lora.scaling, owner.lookup)
+    else:
+        assert isinstance(owner, LMHead), f"{one.name}: has no place for an adapter"
+        owner.operands = HeadColumns(owner, lora.scaling)
+
+
+def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig) -> None:
+    adapter = partial(LowRank, experts, one.key, lora.scaling)
+    if one.name == one.row.name:
+        attribute = "down_matmul" if one.key == "down_proj" else "gate_up_matmul"
+        setattr(experts, attribute, adapter(getattr(experts, attribute)))
+        return
+    place = [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
+    before, after = place * one.num_outputs, (one.row.num_fused - 1 - place) * one.num_outputs
+    experts.gate_up_matmul = adapter(experts.gate_up_matmul, columns=(before, after))
+
+
+@torch.no_grad()
+def begin_magnitudes(model: ParallelModel) -> None:
+    """Set the magnitudes of DoRA to the lengths of the rows of the weights as they are, so that nothing changes at
+    first. To be called once those are loaded; nothing happens without any. Collective."""
+    tensors = model.state_dict()
+    parts: dict[str, Tensor] = {}
+    for name in tensors:
+        if MAGNITUDE in name:
+            weight, _ = local_chunk(tensors[name.replace(f".{MAGNITUDE}.", ".")])
+            parts[name] = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32).square()
+    # Rows are cut alike, of weights and of magnitudes; where tp cuts inputs instead, ranks have parts of the sums.
+    cut = [name for name in parts if model.table[name].tp_dim is None]
+    if cut:
+        flat = torch.cat([parts[name] for name in cut])
+        model.world.sum(flat, "tp")
+        parts |= zip(cut, flat.split([len(parts[name]) for name in cut]), strict=True)
+    for name, squares in parts.items():
+        local_chunk(tensors[name])[0].copy_(squares.sqrt())
+
+
+class Dropout:
+    """Drops inputs of an adapter as the layer has been told for its tokens: a function of step, layer, token, input and
+    `site`, which tells the layer's adapters apart; see `glmforge.model.dropout`."""
+
+    def __init__(self, layer: DecoderLayer, site: int) -> None:
+        self.layer, self.site = layer, site
+
+    def __call__(self, x_TJ: Tensor, first: int) -> Tensor:
+        """`first` is the number of the first input that lies on this device."""
+        dropout = self.layer.adapter_dropout
+        return x_TJ if dropout is None else dropout.drop(x_TJ, self.site, first)
+
+
+class LowRank:
+    """A `Matmul` that adds `scaling B A x` to what `base` gives.
+
+    Args:
+        owner: the module with the factors `lora_A.<key>` [r, J] and `lora_B.<key>` [O, r], of experts [E, r, J] and
+            [E, O, r].
+        columns: of outputs that other maps share, how many lie before the adapter's own and after them.
+        dropout: of what the adapter reads; None drops nothing.
+    """
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        key: str,
+        scaling: float,
+        base: Matmul,
+        *,
+        columns: tuple[int, int] = (0, 0),
+        dropout: "Dropout | None" = None,
+    ) -> None:
+        self.owner, self.key, self.scaling, self.base = owner, key, scaling, base
+        self.columns, self.dropout = columns, dropout
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
+    ) -> Tensor:
+        return self.base(x, weight, bias=bias, counts_E=counts_E) + self.delta(x, counts_E)
+
+    def delta(self, x: Tensor, counts_E: Tensor | None) -> Tensor:
+        """What the adapter adds."""
+        times: Callable[..., Tensor] = matmul
+        if self.dropout is not None:
+            x = self.dropout(x, first_column(getattr(self.owner.lora_A, self.key)))
+        if isinstance(self.owner, Experts):
+            times = self.owner.matmul  # by the implementation that was chosen for experts
+        low_Nr = times(x, self.factor("lora_A"), counts_E=counts_E) * self.scaling
+        y = times(low_Nr, self.factor("lora_B"), counts_E=counts_E)
+        return F.pad(y, self.columns) if any(self.columns) else y
+
+    def factor(self, part: str) -> Tensor:
+        """This device's part of one of the adapter's parameters."""
+        parameter: Tensor = getattr(getattr(self.owner, part), self.key)
+        return local(parameter)
+
+
+class Dora(LowRank):
+    """`m / |W + scaling B A| * (W x + scaling B A x)`, with `lora_magnitude_vector.<key>` m [O], plus the bias."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
+    ) -> Tensor:
+        y = self.base(x, weight) + self.delta(x, counts_E)
+        scale_O = self.factor("lora_magnitude_vector").float() / self.norms(weight)
+        y = y * scale_O.to(y.dtype)
+        return y if bias is None else y + bias.to(y.dtype)
+
+    @torch.no_grad()
+    def norms(self, weight_OJ: Tensor) -> Tensor:
+        """[O], fp32: of the rows of W + scaling B A, all inputs of them."""
+        a_rJ, b_Or = self.factor("lora_A").float(), self.factor("lora_B").float() * self.scaling
+        w_Or, a_rr = (weight_OJ @ a_rJ.to(weight_OJ.dtype).T).float(), a_rJ @ a_rJ.T
+        squares_O = torch.linalg.vector_norm(weight_OJ, dim=-1, dtype=torch.float32).square()
+        squares_O = squares_O + (2 * w_Or * b_Or).sum(-1) + ((b_Or @ a_rr) * b_Or).sum(-1)
+        weight = self.owner.weight
+        assert isinstance(weight, Tensor)
+        return sum_over_inputs(squares_O, weight).clamp(min=0).sqrt()
+
+
+class EmbeddingRows:
+    """A lookup that adds `scaling B A[:, token]`: A [r, V], zero at first, and B [D, r]."""
+
+    def __init__(self, owner: Embedding, scaling: float, base: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.owner, self.scaling, self.base = owner, scaling, base
+
+    def __call__(self, rows_T: Tensor, weight_VD: Tensor) -> Tensor:
+        a_rV, b_Dr = (local(getattr(self.owner, part).weight) for part in ("lora_embedding_A", "lora_embedding_B"))
+        low_Tr = F.embedding(rows_T, a_rV.T) * self.scaling
+        return self.base(rows_T, weight_VD) + low_Tr @ b_Dr.T
+
+
+class HeadColumns:
+    """Hidden states [T, D + r] and weight [V, D + r] whose product is `h W^T + scaling h A^T B^T`."""
+
+    def __init__(self, owner: LMHead, scaling: float) -> None:
+        self.owner, self.scaling = owner, scaling
+
+    def __call__(self, h_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+        a_rD, b_Vr = (local(getattr(self.owner, part).weight) for part in ("lora_A", "lora_B"))
+        low_Tr = matmul(h_TD, a_rD) * self.scaling
+        columns = torch.cat((weight_VD.to(h_TD.dtype), b_Vr.to(h_TD.dtype)), dim=1)
+        return torch.cat((h_TD, low_Tr), dim=1), columns

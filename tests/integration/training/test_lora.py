@@ -1,0 +1,163 @@
+"""A run with adapters from start to end: what is trained, stored, resumed, merged and written for PEFT."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glmforge.adapt.peft import load_peft
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.pretrained import load_pretrained
+from glmforge.config import RunConfig
+from glmforge.config.adapters import adapter_rows
+from glmforge.config.layout import resolve_layout
+from glmforge.deploy.export import export_adapter, export_run
+from glmforge.dryrun.run import dry_run
+from glmforge.errors import CheckpointError
+from glmforge.observe.record_files import read_jsonl
+from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.stages.stage import stage_of
+from glmforge.recipes.train import train
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+from helpers.distributed import run_ranks
+from helpers.tiny_data import TinyData
+
+PHASE = {"name": "main", "steps": 6, "seq_len": 32, "batch_size": 4}
+LORA = {"rank": 8, "targets": ["all-linear"]}
+
+
+@pytest.fixture(scope="module")
+def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face directory in bf16, as a base model comes."""
+    directory = tmp_path_factory.mktemp("base")
+    train(tiny_data.run_config(directory / "run", phases=[PHASE]))
+    export_run(directory / "run", directory / "hf", dtype="bf16")
+    return directory / "hf"
+
+
+def run_of(data: TinyData, directory: Path, base: Path, **sections: Any) -> RunConfig:
+    settings = {
+        "phases": [PHASE],
+        "lora": LORA,
+        "optim": {"lr": 2e-3, "warmup_steps": 0},
+        "precision": {"compute": "bf16"},
+        "checkpoint": {"every_steps": 3, "background": False},
+    }
+    return data.run_config(directory, init_from=str(base), **(settings | sections))
+
+
+class StopAt(Hook):
+    """Ends the run after a step, as if it had been told to give way."""
+
+    name = "stop at"
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        if trainer.state.step == self.step:
+            trainer.vote("stop")
+
+
+def losses(run: Path) -> list[float]:
+    return [record["loss"] for record in read_jsonl(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny_data: TinyData, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("adapted") / "run"
+    train(run_of(tiny_data, run, base))
+    return run
+
+
+def test_adapters_are_trained_and_nothing_else(tiny_data: TinyData, base: Path, adapted: Path) -> None:
+    config = run_of(tiny_data, adapted, base)
+    assert config.lora is not None
+    rows = {row.name: row for row in adapter_rows(config.model, config.lora)}
+    stored, began = StoredTensors(find_checkpoint(adapted)), load_pretrained(base).state_dict()
+    for name, tensor in began.items():
+        held = stored[f"model.{name}"]
+        assert held.dtype == (torch.float32 if name.endswith("bias") and "gate" in name else torch.bfloat16), name
+        assert torch.equal(held, tensor), name
+    for name in rows:
+        assert stored[f"model.{name}"].dtype == torch.float32
+        assert stored[f"model.{name}"].any(), name
+    states = {name.removeprefix("optim.") for name in stored if name.startswith("optim.")}
+    assert {name.partition(".")[2] for name in states} == rows.keys()
+    record = json.loads((adapted / "adapters.json").read_text())
+    assert {row["name"]: row["count"] for row in record["trained"]} == {row.name: row.size for row in rows.values()}
+
+
+@pytest.mark.parametrize("lora", [{}, {"targets": ["self_attn", "shared_experts"], "dora": True}], ids=["", "dora"])
+def test_a_run_goes_on_to_the_bit(tiny_data: TinyData, base: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
+    whole, parts = (run_of(tiny_data, tmp_path / name, base, lora=LORA | lora) for name in ("whole", "parts"))
+    train(whole)
+    train(parts, hooks=[StopAt(4)])
+    train(parts)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert len(losses(tmp_path / "whole")) == 6
+
+
+def test_a_run_goes_on_on_another_layout(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
+    sections = {"precision": {"compute": "fp32"}}
+    whole = run_of(tiny_data, tmp_path / "whole", base, **sections)
+    train(whole)
+    parts = run_of(tiny_data, tmp_path / "parts", base, **sections)
+    train(parts, hooks=[StopAt(3)])
+    parallel = {"dp_shard": 2, "ep": 2}
+    run_ranks(train, 2, run_of(tiny_data, tmp_path / "parts", base, parallel=parallel, **sections), init_group=False)
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+def test_merged_and_apart_say_the_same(base: Path, adapted: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    export_adapter(adapted, tmp_path / "adapter", base=str(base))
+    assert (tmp_path / "adapter/tokenizer.json").is_file()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    merged = load_pretrained(adapted)
+    ids = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(ids).logits
+    assert (load_pretrained(base, dtype=torch.float32).logits(ids) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(merged.logits(ids), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+def test_a_run_begins_with_an_adapter(tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path) -> None:
+    export_adapter(adapted, tmp_path / "adapter")
+    config = run_of(tiny_data, tmp_path / "run", base, lora=LORA | {"init_from": str(tmp_path / "adapter")})
+    train(config.model_copy(update={"optim": config.optim.model_copy(update={"lr": 1e-30, "min_lr": 0.0})}))
+    began = StoredTensors(find_checkpoint(tmp_path / "run"), "model.")
+    ended = StoredTensors(find_checkpoint(adapted), "model.")
+    assert all(torch.allclose(began[name], ended[name], rtol=0, atol=1e-20) for name in ended)
+    other = run_of(tiny_data, tmp_path / "other", base, lora=LORA | {"rank": 2, "init_from": str(tmp_path / "adapter")})
+    with pytest.raises(CheckpointError, match="has rank 8 and alpha 16, the run 2 and 4"):
+        train(other)
+    assert load_peft(tmp_path / "adapter").config["base_model_name_or_path"] == str(base)
+
+
+def test_adapters_are_not_lost_on_the_way(tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is of a run with adapters"):
+        train(run_of(tiny_data, tmp_path / "next", adapted))
+    with pytest.raises(CheckpointError, match=r"lora\.rank was 8 and is 2 \(the adapters were made so\)"):
+        train(run_of(tiny_data, adapted, base, lora=LORA | {"rank": 2}))
+    with pytest.raises(CheckpointError, match="run without adapters"):
+        export_adapter(base.parent / "run", tmp_path / "none")
+
+
+def test_plan_and_dry_run_know_what_is_trained(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
+    config = run_of(tiny_data, tmp_path / "run", base)
+    planned = estimate_memory(config, resolve_layout(config, 1), stage_of(config)).fullest.at_peak
+    (found,) = dry_run(config, 1).classes
+    for purpose in (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER):
+        assert planned[purpose] == found.findings.held[purpose], purpose
