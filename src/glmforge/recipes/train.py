@@ -113,7 +113,11 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     if checkpoint is None and config.init_from is not None:
         model = trainer.model
         source = load_initial_weights(
-            config.init_from, model.state_dict(), model.config, checkpoints.tokenizer_fingerprint
+            config.init_from,
+            model.state_dict(),
+            model.config,
+            checkpoints.tokenizer_fingerprint,
+            cache_dir=config.init_cache_dir,
         )
         if trainer.world.is_main:
             logger.info("weights of %s", source)
