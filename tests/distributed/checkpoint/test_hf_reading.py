@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 
 from glmforge.checkpoint import collective
@@ -51,6 +52,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def packed(large: Path) -> Path:
+    """The same with experts as one tensor of 17 MB per layer and matrix, in one file."""
+    directory = large.parent / "packed"
+    directory.mkdir()
+    shutil.copy(large / "config.json", directory)
+    save_file(full_tensors(LARGE, dtype=torch.bfloat16), directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
 # ---- bytes and memory
 
 
@@ -74,13 +85,20 @@ def memory(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("layout", "surplus"),
-    [(Layout(dp_shard=4, ep=4), 1.0), (Layout(dp_replicate=2, dp_shard=2), 1.0), (Layout(dp_shard=2, tp=2), 2.0)],
+    ("form", "layout", "surplus"),
+    [
+        ("large", Layout(dp_shard=4, ep=4), 1.0),
+        ("packed", Layout(dp_replicate=2, dp_shard=2), 1.0),
+        ("packed", Layout(dp_shard=2, tp=2), 2.0),
+    ],
     ids=["experts", "hsdp", "tp"],
 )
-def test_a_rank_reads_its_slices_and_needs_room_for_some_blocks(large: Path, layout: Layout, surplus: float) -> None:
+def test_a_rank_reads_its_slices_and_needs_room_for_some_blocks(
+    form: str, layout: Layout, surplus: float, request: pytest.FixtureRequest
+) -> None:
     """Of matrices that tp cuts by columns, whole rows are read: at most tp times what is kept."""
-    for kept, read, rise in run_ranks(cost_of_loading, 4, large, layout):
+    directory = request.getfixturevalue(form)
+    for kept, read, rise in run_ranks(cost_of_loading, 4, directory, layout):
         num_biases = 2 * 3 * LARGE.n_routed_experts  # fp32, so they have two bytes more
         assert kept <= read <= surplus * kept + num_biases
         assert kept > 20e6

@@ -186,10 +186,10 @@ class Shards:
     def read(self, name: str) -> Tensor:
         return self.read_part(name, tuple(slice(0, size) for size in self.shape(name)))
 
-    def read_part(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        """`self.read(name)[index]`; only the bytes from its first element to its last are read."""
+    def read_part(self, name: str, index: tuple[slice, ...], buffer: Tensor | None = None) -> Tensor:
+        """`self.read(name)[index]`; only the bytes from its first element to its last are read; see `TensorFile`."""
         stored = self._stored(name)
-        return self._tensor_file(self.file(name)).read(stored, index)
+        return self._tensor_file(self.file(name)).read(stored, index, buffer)
 
     def close(self) -> None:
         for file in self._open.values():

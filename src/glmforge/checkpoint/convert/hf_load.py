@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from glmforge.checkpoint.collective import rank, run_each
 from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
 from glmforge.checkpoint.convert.hf_names import Piece, duplicates, mtp_prefixes
-from glmforge.checkpoint.convert.safetensors_read import cut
+from glmforge.checkpoint.convert.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.cluster.threads import map_in_threads
@@ -118,8 +119,11 @@ def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor]) -> Non
     blocks = list(_blocks(files, tensors))
     total = sum(_num_bytes(files.shards, block) for block in blocks)
     done, started = 0, time.monotonic()
+    buffers: SimpleQueue[Tensor] = SimpleQueue()  # memory allocated anew for each block is not given back at once
+    for _ in range(NUM_READERS):
+        buffers.put(torch.empty(BLOCK_BYTES, dtype=torch.uint8))
     with closing(files.shards) as shards, _progress(directory) as show:
-        read = map_in_threads(lambda block: _read_block(shards, block), blocks, NUM_READERS)
+        read = map_in_threads(lambda block: _read_block(shards, block, buffers), blocks, NUM_READERS)
         for block, _ in zip(blocks, read, strict=True):
             done += _num_bytes(shards, block)
             speed = done / max(time.monotonic() - started, 1e-9)
@@ -149,11 +153,14 @@ def _num_bytes(shards: Shards, block: _Block) -> int:
 
 
 @torch.no_grad()
-def _read_block(shards: Shards, block: _Block) -> None:
-    index = block.piece.part(block.box)
-    part = shards.read_part(block.piece.disk_name, index)
-    for copy in block.copies:
-        if not torch.equal(shards.read_part(copy, index), part):
-            raise different_duplicate(shards, copy, block.name)
-    # On a GPU it is converted there: fewer bytes go over, and its own type is the narrower one.
-    block.local[block.box.within(block.own)] = part.to(block.local.device).reshape(block.box.sizes)
+def _read_block(shards: Shards, block: _Block, buffers: "SimpleQueue[Tensor]") -> None:
+    index, buffer = block.piece.part(block.box), buffers.get()
+    try:
+        part = shards.read_part(block.piece.disk_name, index, buffer)
+        for copy in block.copies:
+            if not torch.equal(shards.read_part(copy, index), part):
+                raise different_duplicate(shards, copy, block.name)
+        # On a GPU it is converted there: fewer bytes go over, and its own type is the narrower one.
+        block.local[block.box.within(block.own)] = part.to(block.local.device).reshape(block.box.sizes)
+    finally:
+        buffers.put(buffer)

@@ -42,23 +42,25 @@ class TensorFile:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def read(self, stored: StoredTensor, index: Sequence[slice]) -> Tensor:
+    def read(self, stored: StoredTensor, index: Sequence[slice], buffer: Tensor | None = None) -> Tensor:
         """The elements `index` (start and stop of every dim) of a tensor, of its stored type.
 
-        What is read, and kept as long as the result, is all from the first element to the last. Raises
-        `CheckpointError` if the file cannot be read or has become shorter.
+        What is read, and kept as long as the result, is all from the first element to the last: in `buffer`, bytes with
+        room for that (`BLOCK_BYTES` if `index` is one of `cut`), or in memory of its own. Raises `CheckpointError` if
+        the file cannot be read or has become shorter.
         """
         sizes, strides = [part.stop - part.start for part in index], _strides(stored.shape)
         if 0 in sizes:
             return torch.empty(sizes, dtype=stored.dtype)
         first = sum(part.start * stride for part, stride in zip(index, strides, strict=True))
-        stretch = torch.empty(_span(sizes, strides), dtype=stored.dtype)
+        num_bytes = _span(sizes, strides) * stored.dtype.itemsize
+        stretch = torch.empty(num_bytes, dtype=torch.uint8) if buffer is None else buffer[:num_bytes]
         self._fill(stretch, stored.start + first * stored.dtype.itemsize)
-        return stretch.as_strided(sizes, strides)
+        return stretch.view(stored.dtype).as_strided(sizes, strides)
 
     def _fill(self, stretch: Tensor, place: int) -> None:
         """With the bytes of the file from `place` on; one call reads 2 GiB at most."""
-        left = stretch.view(torch.uint8).numpy().data
+        left = stretch.numpy().data
         while left:
             try:
                 num_read = os.preadv(self._descriptor, [left], place)
