@@ -13,7 +13,9 @@ the launcher then ends the other ranks.
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from glmforge.errors import CheckpointError
 
 T = TypeVar("T")
 
+_MEETING_S = 1.0  # how long ranks work between two questions whether all are done
 _NAMED_RANKS = 3  # an error message names so many failed ranks and counts the others
 
 # A new thread begins with the default: what one thread sets no other sees.
@@ -84,6 +87,27 @@ def run_each(action: Callable[[], T]) -> T:
     raise_failures({r: failure.message for r, failure in enumerate(failures) if failure is not None})
     assert not isinstance(outcome, _Failure)
     return outcome
+
+
+def run_each_unhurried(action: Callable[[], T]) -> T:
+    """As `run_each`, for what takes some ranks longer than the others can wait in a collective, such as copying files.
+
+    `action` runs in a thread of its own, and communicates with nobody; meanwhile the ranks meet once a second.
+    """
+    outcome: Future[T] = Future()
+
+    def act() -> None:
+        try:
+            outcome.set_result(action())
+        except BaseException as error:  # noqa: BLE001 - raised by `result` below
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=act, daemon=True)  # an interrupt does not wait for its end
+    thread.start()
+    thread.join(_MEETING_S)
+    while not all(all_gather(outcome.done())):
+        thread.join(_MEETING_S)
+    return run_each(outcome.result)
 
 
 def run_on_rank_zero(action: Callable[[], T]) -> T:

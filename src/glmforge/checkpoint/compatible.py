@@ -50,6 +50,7 @@ RULES = (
     Rule("output_dir", FREE, FREE, "a place"),
     Rule("seed", NOTED, REFUSED, "the order of the samples is made from it"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
+    Rule("init_cache_dir", FREE, FREE, "the weights are the checkpoint's"),
     Rule("stage", REFUSED, REFUSED, "another stage is a run of its own, with these weights as its init_from"),
     Rule("sft.*", NOTED, NOTED, "from here on"),
     Rule("model.rope_theta", NOTED, NOTED, "a base may grow with the context"),

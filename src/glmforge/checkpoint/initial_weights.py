@@ -12,9 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from glmforge.checkpoint.collective import rank, run_each
+from glmforge.checkpoint.collective import rank, run_each, run_together
 from glmforge.checkpoint.convert import hf_model_config, load_hf_into
 from glmforge.checkpoint.convert.hf_names import mtp_prefixes
+from glmforge.checkpoint.convert.hf_node_copy import copy_to_node
+from glmforge.checkpoint.convert.same_files import check_same_files
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.format.wording import list_some
@@ -42,7 +44,12 @@ _MAY_DIFFER = frozenset(
 
 
 def load_initial_weights(
-    source: Path, tensors: Mapping[str, Tensor], config: ModelConfig, tokenizer_fingerprint: str
+    source: Path,
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    tokenizer_fingerprint: str,
+    *,
+    cache_dir: Path | None = None,
 ) -> Path:
     """Fill `tensors`, this rank's part of the model of `config`, from `source`. All ranks call this together.
 
@@ -51,10 +58,12 @@ def load_initial_weights(
             checkpoint.
         tensors: by the names of the table of parameters, plain or DTensors with its global shapes.
         tokenizer_fingerprint: of the run's tokenizer; a checkpoint that was trained with another one is warned of.
+        cache_dir: on each node's own disk; a directory in Hugging Face format is copied there first, and read there.
 
     Returns the directory that was read. Raises `CheckpointError` or `ConfigError`, on all ranks, if it cannot be
     read, is not whole, or holds another model; the tensors are then as they were. Also if weights are not finite.
     """
+    source = _as_nodes_read_it(source, cache_dir)
     path, meta, found = run_each(lambda: _read(source))
     _check_same_model(path, found, config)
     if meta is None:
@@ -72,6 +81,22 @@ def load_initial_weights(
     if rank() == 0 and meta.tokenizer_fingerprint != tokenizer_fingerprint:
         logger.warning("%s: was trained with another tokenizer than data.tokenizer", path)
     return path
+
+
+def _as_nodes_read_it(source: Path, cache_dir: Path | None) -> Path:
+    """`source`, or its copy on each node's disk. A Hugging Face directory must be the same on all nodes."""
+    if not any(run_together(lambda: kind_of(source / "config.json", error=CheckpointError) is not None)):
+        if cache_dir is not None:
+            raise ConfigError(
+                f"init_cache_dir: is for directories in Hugging Face format, and {source} is none; leave it out"
+            )
+        return source
+    check_same_files(source)
+    if cache_dir is None:
+        return source
+    copy = copy_to_node(source, cache_dir)
+    check_same_files(copy)
+    return copy
 
 
 def check_initial_weights(source: Path, config: ModelConfig) -> None:

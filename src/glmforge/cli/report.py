@@ -1,4 +1,4 @@
-"""`glmforge report`: a run as one HTML page."""
+"""`glmforge report`: a run as one HTML page, its records under other tools' names, whether it overfits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,56 @@ import typer
 def report(
     run: Annotated[Path, typer.Argument(help="The directory of a run.")],
     out: Annotated[Path | None, typer.Option(help="Where to write; report.html in the run by default.")] = None,
+    overfitting: Annotated[
+        bool, typer.Option("--overfitting", help="Compare training and held-out loss on the terminal.")
+    ] = False,
+    export_logs: Annotated[
+        Path | None,
+        typer.Option(help="Write train_log.jsonl, eval_log.jsonl and expert_usage.jsonl to this directory."),
+    ] = None,
 ) -> None:
     """Write a run's report: loss, learning rate, throughput, expert balance, evaluation, configuration.
+
+    With --overfitting or --export-logs only that is done, unless --out is given too.
 
     Example:
 
         glmforge report runs/demo
-    """
-    from glmforge.report.report import write_report
 
-    typer.echo(f"{write_report(run, out)}")
+        glmforge report runs/demo --overfitting
+    """
+    if overfitting:
+        _print_overfitting(run)
+    if export_logs is not None:
+        from glmforge.observe.run import read_run
+        from glmforge.report.export_logs import export_logs as write_logs
+
+        for path in write_logs(read_run(run), export_logs):
+            typer.echo(f"{path}")
+    if out is not None or not (overfitting or export_logs):
+        from glmforge.report.report import write_report
+
+        typer.echo(f"{write_report(run, out)}")
+
+
+def _print_overfitting(run: Path) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from glmforge.cli.plan.tables import print_table
+    from glmforge.cli.plan.tables import table as make_table
+    from glmforge.observe.run import read_run
+    from glmforge.report.overfitting import advice, find_overfitting, overfitting_table
+
+    log, console = read_run(run), Console()
+    findings = find_overfitting(log)
+    if not findings:
+        typer.echo(f"{run}: has no evaluations in the course of training; set observe.evaluate_every")
+        return
+    given = overfitting_table(findings)
+    rows = make_table(*(column.title.lower() for column in given.columns))
+    for cells in given.rows:
+        rows.add_row(*(escape(cell.text) for cell in cells))
+    print_table(given.note, rows, console)
+    for sentence in advice(log, findings):
+        console.print(f"{escape(sentence)}.", highlight=False)

@@ -84,7 +84,19 @@ class ObserveConfig(Strict):
     )
     progress: bool = True
     evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
-    evaluate_tokens: PositiveInt = Field(default=262_144, description="at most, per held-out source")
+    evaluate: Literal["subset", "full"] = Field(
+        default="subset",
+        description="how much of the held-out sources is scored: a subset, the same at every evaluation, or all",
+    )
+    evaluate_tokens: PositiveInt = Field(
+        default=262_144, description="of a subset: at most so many labels of each source, spread evenly over it"
+    )
+    evaluate_samples: PositiveInt | None = Field(
+        default=None,
+        description="a subset of so many samples of each source instead: conversations, or rows of text, drawn by "
+        "evaluate_seed; None takes evaluate_tokens",
+    )
+    evaluate_seed: NonNegativeInt = Field(default=42, description="which samples evaluate_samples draws")
     early_stopping: EarlyStoppingConfig | None = None
     samples: SamplesConfig | None = Field(
         default=None,
@@ -93,3 +105,9 @@ class ObserveConfig(Strict):
     needles: NeedlesConfig | None = Field(default=None, description="None does not test retrieval at evaluations")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
     debug: DebugConfig = DebugConfig()
+
+    @model_validator(mode="after")
+    def _check_subset(self) -> Self:
+        if self.evaluate == "full" and self.evaluate_samples is not None:
+            refuse("evaluate_samples", "is of a subset, and evaluate is full; leave one of them out")
+        return self

@@ -44,6 +44,11 @@ class RunConfig(Strict):
         description="what the run starts from: a Hugging Face directory, a run, a step of a run (RUN@STEP) or one "
         "checkpoint; None draws weights from seed",
     )
+    init_cache_dir: YamlPath | None = Field(
+        default=None,
+        description="directory on each node's own disk that a Hugging Face directory in init_from is copied to first; "
+        "None reads it in place",
+    )
     model: ModelConfig
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)

@@ -6,8 +6,11 @@ this is of what is learnt alone: labels of weight 0 are none, and the others cou
 MTP acceptance at depth k is the share of tokens where the k-th MTP layer's greedy guess is also the trunk's, once the
 trunk gets there: at depth 1, what speculative decoding would accept.
 
-The batches of all sources are dealt to the data ranks in turn; each rank reads only its own, adds up what it finds,
-and the sums of all sources meet once, at the end.
+The batches of all sources are dealt to the data ranks in turn; each rank reads only its own and adds up what it finds
+for its own tokens. The sums of all sources meet in one all-reduce over all ranks, at the end: the only communication
+of an evaluation beside that of the model's forward passes. The exception are MTP layers where cp or tp ranks share a
+row: a guess is compared with the trunk's choice for a later token, which may be another rank's, so the choices are
+summed along these axes in every batch.
 """
 
 import math
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 
 from glmforge.data.stream.batch import Batch
-from glmforge.data.stream.evaluation import EvaluationBatches
+from glmforge.data.stream.evaluation import EvaluationBatches, Subset
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer, token_byte_lengths
 from glmforge.errors import DataError
@@ -45,7 +48,7 @@ class HeldOut:
 
 @torch.no_grad()
 def evaluate_held_out(
-    model: ParallelModel, *, held_out: Sequence[HeldOut], tokenizer: Tokenizer, seq_len: int, max_tokens: int
+    model: ParallelModel, *, held_out: Sequence[HeldOut], tokenizer: Tokenizer, seq_len: int, subset: Subset
 ) -> list[Record]:
     """One record per source: bits per byte, nll per token, accuracy, tokens, bytes, MTP acceptance. Collective.
 
@@ -54,14 +57,14 @@ def evaluate_held_out(
         held_out: what to score.
         tokenizer: of the shards.
         seq_len: tokens per row.
-        max_tokens: labels scored per source, spread evenly over it.
+        subset: what is scored of each source.
 
     Raises:
         DataError: in what is scored of a source there is no text to predict.
     """
     byte_lengths = token_byte_lengths(tokenizer)
     sources = [
-        EvaluationBatches(each.shard, seq_len, max_tokens, byte_lengths, rows_per_batch=_ROWS_PER_BATCH, source=index)
+        EvaluationBatches(each.shard, seq_len, subset, byte_lengths, rows_per_batch=_ROWS_PER_BATCH, source=index)
         for index, each in enumerate(held_out)
     ]
     places = [(source, index) for source, batches in enumerate(sources) for index in range(len(batches))]
@@ -83,7 +86,7 @@ def evaluate_held_out(
 def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
     """float64: summed nll, labels, right choices, bytes, then accepted guesses and guesses of each MTP depth.
 
-    Zeros but on one of the ranks with this batch.
+    Of this rank's own tokens; the bytes are counted on one of the ranks that have this batch.
     """
     documents, labels_T = batch.documents(), batch.labels_BS.flatten()
     num_mtp = model.config.num_nextn_predict_layers
@@ -92,23 +95,26 @@ def _score(model: ParallelModel, batch: Batch, num_bytes: int) -> Tensor:
     output = score_batch(model, batch, share, num_mtp)
     if output is None:  # the last section is on another rank
         return torch.zeros(_NUM_PLAIN_SUMS + 2 * num_mtp, dtype=torch.float64, device=labels_T.device)
-    nll_T, greedy_T = share.put(output.main.nll_o), share.put(output.main.greedy_o)
-    num_labels = (labels_T != IGNORE_INDEX).sum()
-    num_right = (greedy_T == labels_T).sum()  # no token is IGNORE_INDEX
-    guesses = _acceptance(output, greedy_T, labels_T, documents, share)
-    sums = [nll_T.double().sum(), num_labels, num_right, num_bytes, *guesses]
-    scored = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=labels_T.device) for x in sums])
-    return share.once(scored)
+    labels_o = share.own(labels_T)
+    num_labels = (labels_o != IGNORE_INDEX).sum()
+    num_right = (output.main.greedy_o == labels_o).sum()  # no token is IGNORE_INDEX
+    bytes_once = share.once(torch.tensor(num_bytes, dtype=torch.float64, device=labels_T.device))
+    guesses = _acceptance(output, labels_T, documents, share)
+    sums = [output.main.nll_o.double().sum(), num_labels, num_right, bytes_once, *guesses]
+    return torch.stack([x.double() for x in sums])
 
 
 def _acceptance(
-    output: ForwardOutput[TokenScores], trunk_T: Tensor, labels_T: Tensor, documents: Documents, share: TokenShare
+    output: ForwardOutput[TokenScores], labels_T: Tensor, documents: Documents, share: TokenShare
 ) -> Iterator[Tensor]:
     """Per MTP depth k, guesses for token t + k + 1 that equal the trunk's own choice at t + k, and all guesses."""
+    if not output.mtp:
+        return
+    trunk_T = share.put(output.main.greedy_o)
     for depth, scores in enumerate(output.mtp, start=1):
-        asked_T = labels_at_depth(labels_T, documents, depth) != IGNORE_INDEX
-        yield ((share.put(scores.greedy_o) == trunk_T.roll(-depth)) & asked_T).sum()
-        yield asked_T.sum()
+        asked_o = share.own(labels_at_depth(labels_T, documents, depth) != IGNORE_INDEX)
+        yield ((scores.greedy_o == share.own(trunk_T.roll(-depth))) & asked_o).sum()
+        yield asked_o.sum()
 
 
 def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:

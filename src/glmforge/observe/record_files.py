@@ -62,8 +62,7 @@ class JsonlFile:
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record and hand it to the operating system: it survives the end of this process."""
         ensure_writable(self.path)
-        plain = {name: _encode(value) for name, value in record.items()}
-        unwritten = json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
+        unwritten = encode_line(record)
         try:
             while unwritten:
                 unwritten = unwritten[self._file.write(unwritten) :]  # short when a disk is filling up
@@ -139,6 +138,12 @@ def _numbers(value: object, with_lists: bool) -> Iterator[tuple[str, float]]:
         yield from ((f"/{key}", number) for key, number in value.items())
     elif isinstance(value, list) and with_lists:
         yield from ((f"/{row:02d}", number) for row, number in enumerate(value) if isinstance(number, (int, float)))
+
+
+def encode_line(record: Mapping[str, object]) -> bytes:
+    """A record as a line of a JSONL file."""
+    plain = {name: _encode(value) for name, value in record.items()}
+    return json.dumps(plain, allow_nan=False).encode("ascii") + b"\n"
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:

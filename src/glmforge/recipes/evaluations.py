@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from glmforge.config.needles import NeedlesConfig
+from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.needles.build import NeedleTests
 from glmforge.data.needles.haystack import make_haystack
+from glmforge.data.stream.evaluation import DrawnSamples, Subset
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.bits_per_byte import evaluate_held_out
 from glmforge.evaluate.needles import score_needles
@@ -28,7 +30,7 @@ def evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         held_out=data.held_out,
         tokenizer=data.tokenizer,
         seq_len=max(phase.seq_len for phase in config.phases),
-        max_tokens=observe.evaluate_tokens,
+        subset=_subset(observe),
     )
     continues = config.init_from is not None
     yield hooks.EvaluationHook(observe.evaluate_every, evaluate, from_given_weights=continues)
@@ -38,6 +40,13 @@ def evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         yield hooks.NeedlesHook(_needles(config, observe.needles, data))
     if observe.early_stopping is not None:
         yield hooks.EarlyStoppingHook(observe.early_stopping)
+
+
+def _subset(observe: ObserveConfig) -> Subset:
+    if observe.evaluate == "full":
+        return None
+    number = observe.evaluate_samples
+    return observe.evaluate_tokens if number is None else DrawnSamples(number, observe.evaluate_seed)
 
 
 def _needles(config: RunConfig, needles: NeedlesConfig, data: RunData) -> FindNeedles:

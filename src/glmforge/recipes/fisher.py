@@ -53,7 +53,9 @@ def write_fisher(
     rows = EvaluationBatches(tokens, seq_len, num_rows * seq_len, token_byte_lengths(tokenizer))
     with join_world(layout, config.parallel.process_group_timeout_s) as world:
         model = build_model(single, world)
-        load_initial_weights(start, model.state_dict(), model.config, tokenizer.fingerprint)
+        load_initial_weights(
+            start, model.state_dict(), model.config, tokenizer.fingerprint, cache_dir=config.init_cache_dir
+        )
         batches = (rows[index].batch for index in range(len(rows)))
         fisher, num_tokens = diagonal_fisher(model, batches, lambda done: advance(done, len(rows)))
         mend = "nothing was written; take other text, or precision.compute=fp32"

@@ -123,7 +123,13 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     if checkpoint is None and config.init_from is not None:
         model = trainer.model
         base = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])}
-        source = load_initial_weights(config.init_from, base, model.config, checkpoints.tokenizer_fingerprint)
+        source = load_initial_weights(
+            config.init_from,
+            base,
+            model.config,
+            checkpoints.tokenizer_fingerprint,
+            cache_dir=config.init_cache_dir,
+        )
         begin_magnitudes(model)
         if config.lora is not None and config.lora.init_from is not None:
             begin_from(config.lora.init_from, model, config.lora)

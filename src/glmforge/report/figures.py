@@ -32,6 +32,7 @@ from glmforge.report.figures_balance import (
     router_biases,
 )
 from glmforge.report.figures_needles import needles_by_depth, needles_by_length
+from glmforge.report.overfitting import Verdict, find_overfitting
 
 _MAX_SOURCES = 2 * len(SERIES)
 _OTHER = "other"
@@ -43,6 +44,7 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _loss,
         _source_loss,
         _held_out,
+        _gap,
         _accuracy,
         _held_out_answers,
         needles_by_length,
@@ -150,6 +152,28 @@ def _held_out(run: RunLog) -> Figure | None:
     if any("bits_per_byte_at_start" in record for record in points):
         caption += " Dashed: the weights that the run started from; what lies above its line has been forgotten."
     return Figure("Held-out text", caption, plot.svg)
+
+
+def _gap(run: RunLog) -> Figure | None:
+    """A curve per held-out source; a line where one that overfits was at its best."""
+    findings = [finding for finding in find_overfitting(run) if len(finding.steps) > 1]
+    if not findings:
+        return None
+    sources = sorted({record["source"] for record in run.evaluations})  # in the colours of the other figures
+    tokens = {record["step"]: record["tokens"] for record in run.evaluations}
+    with plot_over_tokens(run, "gap", "nats/token") as plot:
+        for finding in findings:
+            color = SERIES[sources.index(finding.source) % len(SERIES)]
+            places = [tokens[step] for step in finding.steps]
+            plot.axes.plot(places, finding.gaps, color=color, marker="o", markersize=3.5, label=finding.source)
+            if finding.verdict is Verdict.OVERFITS:
+                plot.axes.axvline(places[finding.lowest], color=color, linestyle="--", linewidth=1)
+        if len(findings) > 1:
+            draw_legend(plot.axes)
+    caption = "Held-out loss less training loss."
+    if any(finding.verdict is Verdict.OVERFITS for finding in findings):
+        caption += " Dashed: where held-out loss was lowest; since then the run overfits."
+    return Figure("Gap between training and held-out text", caption, plot.svg)
 
 
 def _accuracy(run: RunLog) -> Figure | None:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
 from glmforge.observe.units import format_bytes, format_count, format_duration
+from glmforge.report.overfitting import advice, find_overfitting, overfitting_table
 from glmforge.report.page import Cell, Column, Table, make_table
 
 _FILES = {
@@ -40,6 +41,7 @@ def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
         _phases(run),
         _sources(run),
         _last_evaluation(run),
+        _overfitting(run),
         _held_out_answers(run),
         _compared_with_start(run),
         _checkpoints(run),
@@ -109,6 +111,13 @@ def _last_evaluation(run: RunLog) -> Table:
         for source, record in newest.items()
     ]
     return make_table("Last evaluation", columns, rows)
+
+
+def _overfitting(run: RunLog) -> Table:
+    """With what to change, if anything."""
+    findings = find_overfitting(run)
+    table = overfitting_table(findings)
+    return table._replace(note=" ".join([table.note, *(f"{sentence}." for sentence in advice(run, findings))]))
 
 
 def _held_out_answers(run: RunLog) -> Table:

@@ -100,8 +100,8 @@ def counted_reads() -> Iterator[list[int]]:
     numbers: list[int] = []
     read, read_part = Shards.read, Shards.read_part
 
-    def counting(self: Shards, name: str, index: tuple[slice, ...]) -> Tensor:
-        part = read_part(self, name, index)
+    def counting(self: Shards, name: str, index: tuple[slice, ...], buffer: Tensor | None = None) -> Tensor:
+        part = read_part(self, name, index, buffer)
         numbers.append(part.numel())
         return part
 

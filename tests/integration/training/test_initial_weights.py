@@ -74,14 +74,15 @@ def test_every_rank_reads_its_part(tiny_data: TinyData, tmp_path: Path, base: Pa
 def test_heads_and_mtp_layers_that_the_base_lacks_are_drawn(
     tiny_data: TinyData, tmp_path: Path, base: Path, published: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = str(base)
+    source, cache = str(base), None
     if published:
-        source = str(export_run(base, tmp_path / "export", dtype="fp32").directory)
+        source, cache = str(export_run(base, tmp_path / "export", dtype="fp32").directory), str(tmp_path / "node")
     model = tiny_config(vocab_size=VOCAB_SIZE).model_dump()
     model |= {"heads": {"score": 1}, "num_nextn_predict_layers": model["num_nextn_predict_layers"] + 1}
     with caplog.at_level(logging.WARNING):
-        train(start(tiny_data, tmp_path / "run", source, model=model))
+        train(start(tiny_data, tmp_path / "run", source, model=model, init_cache_dir=cache))
     assert_begins_with(tmp_path / "run", str(base))
+    assert len(list((tmp_path / "node").glob("*/*.safetensors"))) == int(published)
     assert "score.weight" in caplog.text
     began = weights(str(tmp_path / "run"))
     assert began["score.weight"].std() > 0

@@ -66,6 +66,7 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             "data.sources: the name 'a' is used 2 times",
         ),
         (["data.held_out=[]"], "observe.evaluate_every: needs a token shard in data.held_out"),
+        (["observe.evaluate=full", "observe.evaluate_samples=200"], "observe.evaluate_samples: is of a subset"),
         (["observe.samples={max_new_tokens: 5}"], "observe.samples.prompts: there are none to write to: give some"),
         (["optim.warmup_tokens=5"], "optim.warmup_tokens: give 'warmup_steps' or 'warmup_tokens', not both"),
         (["optim.lr=1e-5"], "optim.min_lr: 0.0002 is more than lr = 1e-05"),

@@ -12,14 +12,17 @@ from torch import Tensor
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.parallel import ParallelConfig
-from glmforge.data.stream.evaluation import EvaluationBatches
+from glmforge.data.stream.evaluation import DrawnSamples, EvaluationBatches, Subset
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.evaluate import bits_per_byte
 from glmforge.evaluate.bits_per_byte import HeldOut, evaluate_held_out
+from glmforge.evaluate.scoring import score_batch
 from glmforge.model import GlmMoe
 from glmforge.observe.metrics import Record
 from glmforge.parallel.build import build_model
+from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World, join_world
 from helpers.distributed import run_ranks
@@ -30,13 +33,13 @@ SEQ_LEN, MAX_TOKENS = 16, 16 * 21 + 5  # three batches of eight rows, the last r
 WORLD = World.single("cpu")
 
 
-def evaluate(model: ParallelModel, tokenizer_dir: Path, *prefixes: Path) -> list[Record]:
+def evaluate(model: ParallelModel, tokenizer_dir: Path, *prefixes: Path, subset: Subset = MAX_TOKENS) -> list[Record]:
     return evaluate_held_out(
         model,
         held_out=[HeldOut(prefix.name, TokenShard(prefix)) for prefix in prefixes],
         tokenizer=Tokenizer.load(tokenizer_dir),
         seq_len=SEQ_LEN,
-        max_tokens=MAX_TOKENS,
+        subset=subset,
     )
 
 
@@ -115,7 +118,7 @@ def test_of_conversations_only_what_is_learnt_is_scored(tiny_data: TinyData, wei
         held_out=[HeldOut("chat", TokenShard(weighted))],
         tokenizer=Tokenizer.load(tiny_data.tokenizer),
         seq_len=SEQ_LEN,
-        max_tokens=10_000,
+        subset=None,
     )
     shard, tokenizer, nll, labels, right, num_bytes = (
         TokenShard(weighted),
@@ -203,3 +206,72 @@ def test_ranks_read_their_own_batches_and_add_up_once(tiny_data: TinyData) -> No
         assert [record["num_tokens"] for record in records] == [MAX_TOKENS, MAX_TOKENS]
         # fp32 sums in another order.
         assert [r["nll"] for r in records] == pytest.approx([r["nll"] for r in expected], rel=1e-6)
+
+
+def rank_evaluate_observed(
+    sections: dict[str, Any], tokenizer_dir: Path, *prefixes: Path
+) -> tuple[list[Collective], list[Collective]]:
+    """The collectives of this rank in an evaluation: those within forward passes, and the others."""
+    config, calls, of_forwards = run_config(**sections), [], []
+
+    def forward(*args: Any) -> Any:
+        first = len(calls)
+        output = score_batch(*args)
+        of_forwards.extend(calls[first:])
+        return output
+
+    with join_world(resolve_layout(config, torch.distributed.get_world_size()), timeout_s=60) as world:
+        model = build_model(config, world)
+        with (
+            mock.patch.object(bits_per_byte, "score_batch", forward),
+            CollectiveObserver(GroupAxes.of(world), calls.append),
+        ):
+            evaluate(model, tokenizer_dir, *prefixes)
+    others = list(calls)
+    for call in of_forwards:
+        others.remove(call)
+    return of_forwards, others
+
+
+@pytest.mark.parametrize("num_mtp", [0, 1])
+@pytest.mark.parametrize(
+    ("parallel", "shares_rows"),
+    [
+        ({}, False),
+        ({"ep": 2}, False),
+        ({"dp_replicate": 2}, False),
+        ({"pp": 2, "micro_batch_size": 2}, False),
+        ({"tp": 2}, True),
+        ({"cp": 2}, True),
+    ],
+    ids=str,
+)
+def test_an_evaluation_has_one_collective_of_its_own(
+    tiny_data: TinyData, parallel: dict[str, Any], shares_rows: bool, num_mtp: int
+) -> None:
+    """All sources meet in one all-reduce. Ranks that share rows also add up the trunk's choices, where MTP layers guess
+    them: once in each of the six batches, which all of these ranks run."""
+    sections = {"parallel": parallel, "model": tiny_config(num_nextn_predict_layers=num_mtp).model_dump()}
+    shards = (tiny_data.train, tiny_data.held_out)
+    for of_forwards, own in run_ranks(rank_evaluate_observed, 2, sections, tiny_data.tokenizer, *shards):
+        assert {call.op for call in own} == {"all_reduce"}
+        assert len(own) == 1 + (6 if shares_rows and num_mtp else 0)
+        assert own[-1].bytes == 8 * len(shards) * (4 + 2 * num_mtp)
+        # Copies of the model score batches of their own, without a word.
+        assert bool(of_forwards) == (parallel != {"dp_replicate": 2})
+
+
+def test_a_drawn_subset_is_the_same_on_every_layout(tiny_data: TinyData, weighted: Path) -> None:
+    shards = (tiny_data.train, weighted)
+    expected = evaluate(build_model(run_config(), WORLD), tiny_data.tokenizer, *shards, subset=DrawnSamples(19, 42))
+    for records in run_ranks(rank_evaluate_drawn, 2, tiny_data.tokenizer, *shards):
+        assert [r["num_tokens"] for r in records] == [r["num_tokens"] for r in expected]
+        # fp32 sums in another order.
+        assert [r["nll"] for r in records] == pytest.approx([r["nll"] for r in expected], rel=1e-6)
+    assert expected[0]["num_tokens"] == 19 * SEQ_LEN
+
+
+def rank_evaluate_drawn(tokenizer_dir: Path, *prefixes: Path) -> list[Record]:
+    config = run_config()
+    with join_world(resolve_layout(config, torch.distributed.get_world_size()), timeout_s=60) as world:
+        return evaluate(build_model(config, world), tokenizer_dir, *prefixes, subset=DrawnSamples(19, 42))

@@ -16,7 +16,8 @@ from glmforge.report.summary import summarize
 from glmforge.report.tables import make_tables, training_seconds
 from helpers.synthetic_run import TOKENS_PER_STEP, write_synthetic_run
 
-ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text", "Accuracy", "Multi-token prediction",
+ALL_FIGURES = ["Training loss", "Loss of each source", "Held-out text",
+               "Gap between training and held-out text", "Accuracy", "Multi-token prediction",
                "Learning rate", "Throughput", "Gradient norm", "Batch size", "Expert balance", "Router biases",
                "Drift of the router biases", "Balance of every layer", "Load of every expert"]  # fmt: skip
 VOID = {"meta", "link", "br", "img", "input", "hr", "wbr"}
@@ -152,12 +153,18 @@ def test_a_minimal_run_shows_what_there_is(minimal_run: Path) -> None:
 
 def test_one_synthetic_step_shows_every_figure(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "one", num_steps=1, killed_at=None)
-    assert _page(root).titles == [title for title in ALL_FIGURES if title != "Batch size"]  # it does not change
+    # The batch size does not change, and there is one evaluation in the course of training.
+    without = ("Batch size", "Gap between training and held-out text")
+    assert _page(root).titles == [title for title in ALL_FIGURES if title not in without]
 
 
 def test_a_run_without_evaluation_has_no_held_out_figure(tmp_path: Path) -> None:
     root = write_synthetic_run(tmp_path / "run", num_steps=40, killed_at=None, evaluate=False)
-    assert _page(root).titles == [title for title in ALL_FIGURES if title not in ("Held-out text", "Accuracy")]
+    assert _page(root).titles == [
+        title
+        for title in ALL_FIGURES
+        if title not in ("Held-out text", "Accuracy", "Gap between training and held-out text")
+    ]
 
 
 def test_a_diverged_run_still_gets_its_report(tmp_path: Path) -> None:

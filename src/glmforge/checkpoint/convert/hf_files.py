@@ -10,13 +10,12 @@ configuration without them.
 
 import logging
 import reprlib
+import threading
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_names import (
@@ -28,6 +27,7 @@ from glmforge.checkpoint.convert.hf_names import (
     whole_piece,
 )
 from glmforge.checkpoint.convert.safetensors_header import StoredTensor, read_header
+from glmforge.checkpoint.convert.safetensors_read import TensorFile
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config import ModelConfig, load_model_config
 from glmforge.config.parameters import HEAD, parameter_table
@@ -157,11 +157,15 @@ def different_duplicate(shards: "Shards", copy: str, name: str) -> CheckpointErr
 
 
 class Shards:
-    """The tensors of all shards of a directory by name; a shard is opened when it is first needed."""
+    """The tensors of all shards of a directory by name; a shard is opened when it is first needed.
+
+    Several threads may read at once. `close` it when all is read.
+    """
 
     def __init__(self, directory: Path, *, thorough: bool = True) -> None:
         self._headers: dict[Path, dict[str, StoredTensor]] = {}
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, TensorFile] = {}
+        self._opening = threading.Lock()
         self._file_of_tensor = self._locate(directory)
         for name in self._file_of_tensor if thorough else ():
             self._stored(name)
@@ -180,13 +184,17 @@ class Shards:
         return self._stored(name).dtype
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._handle(self.file(name)).get_tensor(name)
-        return tensor
+        return self.read_part(name, tuple(slice(0, size) for size in self.shape(name)))
 
-    def read_part(self, name: str, index: tuple[slice, ...]) -> Tensor:
-        """`self.read(name)[index]`, but nothing else of the tensor is read."""
-        part: Tensor = self._handle(self.file(name)).get_slice(name)[index]
-        return part
+    def read_part(self, name: str, index: tuple[slice, ...], buffer: Tensor | None = None) -> Tensor:
+        """`self.read(name)[index]`; only the bytes from its first element to its last are read; see `TensorFile`."""
+        stored = self._stored(name)
+        return self._tensor_file(self.file(name)).read(stored, index, buffer)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
 
     def _stored(self, name: str) -> StoredTensor:
         file = self.file(name)
@@ -209,16 +217,22 @@ class Shards:
             self._headers[file] = read_header(file)
         return self._headers[file]
 
-    def _handle(self, file: Path) -> Any:  # safetensors has no types
-        if file not in self._open:
-            self._header(file)
-            try:
-                self._open[file] = safe_open(file, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f"{shown(file)}: cannot be read ({shown(error)}); it is damaged or cut off"
-                ) from error
-        return self._open[file]
+    def _tensor_file(self, file: Path) -> TensorFile:
+        with self._opening:
+            if file not in self._open:
+                self._open[file] = TensorFile(file)
+            return self._open[file]
+
+
+def files_to_read(directory: Path) -> list[Path]:
+    """The files that loading reads, there or not: the configuration, the index, and the shards that it names.
+
+    Raises `CheckpointError` for an index that is none.
+    """
+    index = directory / INDEX_FILE
+    if kind_of(index, error=CheckpointError) is None:
+        return [directory / "config.json", directory / SINGLE_FILE]
+    return [directory / "config.json", index, *sorted(set(_read_index(index).values()))]
 
 
 def _read_index(index: Path) -> dict[str, Path]:

@@ -6,6 +6,7 @@ while reading: MTP layers may repeat the embedding and the head (GLM-4.5), which
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -41,12 +42,13 @@ def hf_model_config(directory: Path) -> ModelConfig:
 
 def _read(config: ModelConfig, files: HfFiles, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     copies_of = duplicates(config)
-    for name, row in parameter_table(config).items():
-        pieces = files.plan[name]
-        tensor = _assemble(files.shards, pieces, row.shape)
-        for copy in (copy for copy, original in copies_of.items() if original == name):
-            _check_duplicate(files.shards, copy, name, tensor)
-        yield name, tensor.to(pieces[0].dtype(dtype or tensor.dtype))
+    with closing(files.shards) as shards:
+        for name, row in parameter_table(config).items():
+            pieces = files.plan[name]
+            tensor = _assemble(shards, pieces, row.shape)
+            for copy in (copy for copy, original in copies_of.items() if original == name):
+                _check_duplicate(shards, copy, name, tensor)
+            yield name, tensor.to(pieces[0].dtype(dtype or tensor.dtype))
 
 
 def _assemble(shards: Shards, pieces: Sequence[Piece], shape: Shape) -> Tensor:

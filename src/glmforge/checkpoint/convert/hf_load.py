@@ -1,30 +1,47 @@
 """Read a Hugging Face checkpoint straight into a model that is spread over ranks, whatever its layout.
 
 Every rank reads from the safetensors files the slices that it keeps and nothing else: of an expert's matrix the rows
-of its shard, of a pipeline's layers its own. Rank 0 looks into the headers of all shards beforehand, so what
-`import_hf` refuses is refused here too, on all ranks and before a tensor is changed. The one exception is a repeated
-embedding or head that is not the main one (GLM-4.5 repeats them): that is seen while reading.
+of its shard, of a pipeline's layers its own. It reads them in blocks of a few mebibytes straight into its tensors, in
+their type and on their device; a few threads read the next blocks while one is converted. So beside its tensors a rank
+needs memory for a few blocks, whatever the size of the model.
+
+Rank 0 looks into the headers of all shards beforehand, so what `import_hf` refuses is refused here too, on all ranks
+and before a tensor is changed. The one exception is a repeated embedding or head that is not the main one (GLM-4.5
+repeats them): that is seen while reading.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
 from glmforge.checkpoint.collective import rank, run_each
 from glmforge.checkpoint.convert.boxes import Box
-from glmforge.checkpoint.convert.hf_files import HfFiles, check_types, different_duplicate, open_hf
-from glmforge.checkpoint.convert.hf_names import duplicates, mtp_prefixes
+from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
+from glmforge.checkpoint.convert.hf_names import Piece, duplicates, mtp_prefixes
+from glmforge.checkpoint.convert.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.wording import list_some
+from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape, parameter_table
 from glmforge.errors import CheckpointError
+from glmforge.observe.units import format_bytes
+from glmforge.observe.work_progress import Show, work_progress
 from glmforge.parallel.placement import local_chunk
 
 logger = logging.getLogger(__name__)
+
+NUM_READERS = 4
+"""Threads of a rank that read at the same time."""
+
+_FIRST_LINE = 10**9  # bytes of this rank, before which no line of progress is written
 
 
 def load_hf_into(
@@ -43,7 +60,7 @@ def load_hf_into(
     """
     specs = specs_of_all_ranks(tensors)
     files = run_each(lambda: _open(directory, specs, mtp_prefixes(config), keep_absent_mtp))
-    run_each(lambda: _read(files, tensors))
+    run_each(lambda: _read(directory, files, tensors))
     return files.config
 
 
@@ -81,23 +98,69 @@ def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping
             )
 
 
-@torch.no_grad()
-def _read(files: HfFiles, tensors: Mapping[str, Tensor]) -> None:
+@dataclass(frozen=True)
+class _Block:
+    """What is read at once: `box` of a tensor of the model, from the tensor on disk of `piece`.
+
+    Attributes:
+        local: this rank's part of the tensor, which begins at `own.offsets`.
+        copies: tensors on disk that must be equal to that of `piece`.
+    """
+
+    name: str
+    local: Tensor
+    own: Box
+    piece: Piece
+    box: Box
+    copies: Sequence[str]
+
+
+def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor]) -> None:
+    blocks = list(_blocks(files, tensors))
+    total = sum(_num_bytes(files.shards, block) for block in blocks)
+    done, started = 0, time.monotonic()
+    buffers: SimpleQueue[Tensor] = SimpleQueue()  # memory allocated anew for each block is not given back at once
+    for _ in range(NUM_READERS):
+        buffers.put(torch.empty(BLOCK_BYTES, dtype=torch.uint8))
+    with closing(files.shards) as shards, _progress(directory) as show:
+        read = map_in_threads(lambda block: _read_block(shards, block, buffers), blocks, NUM_READERS)
+        for block, _ in zip(blocks, read, strict=True):
+            done += _num_bytes(shards, block)
+            speed = done / max(time.monotonic() - started, 1e-9)
+            show(done, f"{format_bytes(done)} of {format_bytes(total)} for this rank, {format_bytes(speed)}/s")
+
+
+def _progress(directory: Path) -> AbstractContextManager[Show]:
+    """Shown by rank 0, whose part is as large as that of others, more or less."""
+    return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, told: None)
+
+
+def _blocks(files: HfFiles, tensors: Mapping[str, Tensor]) -> Iterator[_Block]:
     copies_of = duplicates(files.config)
     for name in (name for name in files.plan if name in tensors):
         copies = [copy for copy, original in copies_of.items() if original == name and copy in files.shards.names()]
-        _read_tensor(files, name, tensors[name], copies)
+        local, offsets = local_chunk(tensors[name])
+        own = Box(offsets, tuple(local.shape))
+        for piece in files.plan[name]:
+            common = own.overlap(piece.box)
+            if common is not None:
+                for box in cut(common, piece.box, files.shards.dtype(piece.disk_name).itemsize):
+                    yield _Block(name, local, own, piece, box, copies)
 
 
-def _read_tensor(files: HfFiles, name: str, tensor: Tensor, copies: Iterable[str]) -> None:
-    local, offsets = local_chunk(tensor)
-    own = Box(offsets, tuple(local.shape))
-    for piece in files.plan[name]:
-        common = own.overlap(piece.box)
-        if common is None:
-            continue
-        part = files.shards.read_part(piece.disk_name, piece.part(common))
-        for copy in copies:
-            if not torch.equal(files.shards.read_part(copy, piece.part(common)), part):
-                raise different_duplicate(files.shards, copy, name)
-        local[common.within(own)] = part.view(common.sizes)
+def _num_bytes(shards: Shards, block: _Block) -> int:
+    return block.box.num_elements * shards.dtype(block.piece.disk_name).itemsize
+
+
+@torch.no_grad()
+def _read_block(shards: Shards, block: _Block, buffers: "SimpleQueue[Tensor]") -> None:
+    index, buffer = block.piece.part(block.box), buffers.get()
+    try:
+        part = shards.read_part(block.piece.disk_name, index, buffer)
+        for copy in block.copies:
+            if not torch.equal(shards.read_part(copy, index), part):
+                raise different_duplicate(shards, copy, block.name)
+        # On a GPU it is converted there: fewer bytes go over, and its own type is the narrower one.
+        block.local[block.box.within(block.own)] = part.to(block.local.device).reshape(block.box.sizes)
+    finally:
+        buffers.put(buffer)

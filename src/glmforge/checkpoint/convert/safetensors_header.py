@@ -1,10 +1,10 @@
 """The header of a safetensors file, read and checked by itself.
 
 A file is 8 bytes with the length of the header, the header in JSON (name -> type, shape, place of the bytes), and the
-tensors. The library that reads them maps the whole file into memory first; here it is known beforehand that the file
-is a regular one, that its header is of sensible size and form, and that it is exactly as long as its header says.
-Names, shapes and types are taken from here, so that a directory can be compared with its `config.json` without
-opening a single tensor.
+tensors. What is read of a tensor is read at the place that is found here: it is known beforehand that the file is a
+regular one, that its header is of sensible size and form, and that it is exactly as long as its header says. Names,
+shapes and types are taken from here too, so that a directory can be compared with its `config.json` without reading a
+single tensor.
 """
 
 import math
@@ -31,10 +31,11 @@ _MAX_DIMS = 8
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What a header says of one tensor."""
+    """What a header says of one tensor; its bytes, row by row, begin at byte `start` of the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    start: int
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
@@ -58,7 +59,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     end = max([0, *(_place(file, name, entry) for name, entry in header.items())])
     if _LENGTH_BYTES + length + end != size:
         raise _damaged(file, f"{size:,} bytes, and its header promises {_LENGTH_BYTES + length + end:,}")
-    return {name: _tensor(file, name, entry) for name, entry in header.items()}
+    return {name: _tensor(file, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()}
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _place(file: Path, name: str, entry: object) -> int:
     return int(place[1])
 
 
-def _tensor(file: Path, name: str, entry: dict[str, Any]) -> StoredTensor:
+def _tensor(file: Path, name: str, entry: dict[str, Any], data: int) -> StoredTensor:
     found, shape, (start, stop) = entry.get("dtype"), entry["shape"], entry["data_offsets"]
     dtype = TYPES.get(found) if isinstance(found, str) else None
     if dtype is None:
@@ -88,7 +89,7 @@ def _tensor(file: Path, name: str, entry: dict[str, Any]) -> StoredTensor:
         )
     if math.prod(shape) * dtype.itemsize != stop - start:
         raise _damaged(file, f"{shown(name)} has {stop - start:,} bytes for {dtype} {shape}")
-    return StoredTensor(dtype, tuple(shape))
+    return StoredTensor(dtype, tuple(shape), data + start)
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:

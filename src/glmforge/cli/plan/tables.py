@@ -5,7 +5,21 @@ from rich.console import Console
 from rich.table import Table
 
 _GIB = 2**30
-_IN_WORDS = ("", "axis", "ranks that", "holds", "phase", "model", "part", "from", "setting", "figure", "layout")
+_IN_WORDS = (
+    "",
+    "axis",
+    "ranks that",
+    "holds",
+    "phase",
+    "model",
+    "part",
+    "from",
+    "setting",
+    "figure",
+    "layout",
+    "source",
+    "finding",
+)
 
 
 def table(*columns: str) -> Table:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from glmforge.data.stream import cache
+from glmforge.data import copies as copies_module
 from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.errors import DataError
@@ -76,7 +76,7 @@ def test_damaged_original(data, shards):
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"code\.bin: its checksum is not the one in its \.json"):
+    with pytest.raises(DataError, match=r"code\.bin: is damaged: its checksum is not the one"):
         copy_shards(data)
     assert "code.bin" not in copies(data)
     assert not list(data.cache_dir.rglob("*.partial"))
@@ -115,12 +115,12 @@ def test_shards_of_one_name_are_kept_apart(shards, make_shard, tmp_path):
 def test_a_process_copies_alone(data, monkeypatch):
     copied = []
 
-    def copy_while_others_wait(original, copy):
+    def copy_while_others_wait(file):
         with (data.cache_dir / ".lock").open() as other, pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        copied.append(original)
+        copied.append(file.original)
 
-    monkeypatch.setattr(cache, "_copy", copy_while_others_wait)
+    monkeypatch.setattr(copies_module, "_copy", copy_while_others_wait)
     copy_shards(data)
     assert len(copied) == 6
     with (data.cache_dir / ".lock").open() as other:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from glmforge.data.stream.batch import IGNORED_LABEL
-from glmforge.data.stream.evaluation import EvaluationBatches
+from glmforge.data.stream.evaluation import DrawnSamples, EvaluationBatches
 from glmforge.errors import DataError
 
 BYTES = np.arange(1000)  # token i stands for i bytes; 0 is a special token
@@ -55,6 +55,27 @@ def test_rows_are_spread_over_the_shard(shard, max_tokens, starts):
     """Ten rows of 3 labels; row i of n is floor(10 i / n)."""
     batches = list(EvaluationBatches(shard, 3, max_tokens, BYTES, document_mask=False))
     assert [each.batch.ids_BS[0, 0].item() for each in batches] == [shard.tokens(a, a + 1).item() for a in starts]
+
+
+@pytest.mark.parametrize("number", [1, 4, 9, 10, 11])
+def test_samples_are_rows_drawn_by_the_seed(shard, number):
+    """Of ten rows of 3 labels; more samples are those of fewer and others."""
+    batches = list(EvaluationBatches(shard, 3, DrawnSamples(number, 42), BYTES, document_mask=False))
+    starts = [each.batch.ids_BS[0, 0].item() for each in batches]
+    assert starts == sorted(set(starts)) or 0 in starts
+    assert len(starts) == min(number, 10)
+    more = list(EvaluationBatches(shard, 3, DrawnSamples(number + 1, 42), BYTES, document_mask=False))
+    assert set(starts) <= {each.batch.ids_BS[0, 0].item() for each in more}
+
+
+def test_another_seed_draws_other_samples(shard):
+    drawn = [EvaluationBatches(shard, 1, DrawnSamples(8, seed), BYTES, document_mask=False) for seed in (42, 42, 43)]
+    first, again, other = (labels(list(batches)) for batches in drawn)
+    assert first == again != other
+
+
+def test_all_is_scored(shard):
+    assert labels(EvaluationBatches(shard, 4, None, BYTES, document_mask=False)) == shard.tokens(1, 31).tolist()
 
 
 def test_a_batch_is_read_alone(shard):

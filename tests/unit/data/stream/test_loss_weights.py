@@ -11,7 +11,7 @@ import torch
 from glmforge.data.stream.batch import IGNORED_LABEL
 from glmforge.data.stream.cache import copy_shards, local_prefix
 from glmforge.data.stream.curriculum import Curriculum
-from glmforge.data.stream.evaluation import EvaluationBatches
+from glmforge.data.stream.evaluation import DrawnSamples, EvaluationBatches
 from glmforge.data.stream.rows import open_rows
 from glmforge.data.stream.windows import to_batch
 from glmforge.data.tokens.shard_writer import ShardWriter
@@ -121,6 +121,20 @@ def test_few_held_out_conversations_are_spread_evenly(make_weighted):
     batches = EvaluationBatches(make_weighted(thirds), 12, 30, np.ones(1000, np.int64))
     assert len(batches) == 2
     assert [batches[row].batch.ids_BS[0, 0].item() for row in range(2)] == [1, 26]  # rows 0 and 3 of 6
+
+
+def test_samples_of_conversations_are_whole_documents(make_weighted):
+    shard = make_weighted(lambda t: 1)
+    batches = EvaluationBatches(shard, max(LENGTHS), DrawnSamples(3, 42), np.ones(1000, np.int64))
+    chosen = DrawnSamples(3, 42).of(len(LENGTHS))
+    expected = [list(shard.document(number)) for number in chosen]
+    found = []
+    for each in batches:
+        (lengths,), ids = each.batch.document_lengths, each.batch.ids_BS[0].tolist()
+        for start, length in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
+            found.append(ids[start : start + length])
+    assert [document for document in found if document in expected] == expected
+    assert sum(each.batch.num_label_tokens for each in batches) == sum(LENGTHS[n] - 1 for n in chosen)
 
 
 def test_a_longer_held_out_conversation_is_cut(make_weighted):
