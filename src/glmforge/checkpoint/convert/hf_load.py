@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.collective import rank, run_each
-from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, check_types, different_duplicate, open_hf
 from glmforge.checkpoint.convert.hf_names import duplicates, mtp_prefixes
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape, parameter_table
