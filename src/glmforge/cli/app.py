@@ -11,7 +11,21 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from glmforge import __version__
-from glmforge.cli import chat, checkpoint, control, demo, evaluate, export, fisher, generate, init, model, report, train
+from glmforge.cli import (
+    adapter,
+    chat,
+    checkpoint,
+    control,
+    demo,
+    evaluate,
+    export,
+    fisher,
+    generate,
+    init,
+    model,
+    report,
+    train,
+)
 from glmforge.cli.data import app as data
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
@@ -40,6 +54,7 @@ app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(adapter.app, name="adapter")
 
 
 def _print_version(wanted: bool) -> None:

@@ -185,3 +185,35 @@ def test_adapter_config_is_what_peft_reads(tmp_path, base):
     assert config["rank_pattern"] == {"o_proj": RANK, "q_proj": RANK}
     assert config["target_parameters"] == ["mlp.experts.gate_up_proj"]
     assert config["base_model_name_or_path"] == str(base)
+
+
+def test_merging_takes_memory_for_one_tensor_not_for_the_model(tmp_path):
+    """The base has 76 MB in tensors of at most 0.6 MB; half a shard of it would not go unseen."""
+    config = tiny_config(
+        num_nextn_predict_layers=0,
+        num_hidden_layers=5,
+        hidden_size=256,
+        n_routed_experts=48,
+        moe_intermediate_size=128,
+        vocab_size=512,
+    )
+    state = {name: torch.zeros(row.shape) for name, row in parameter_table(config).items()}
+    export_hf(state, config, tmp_path / "base", dtype=torch.float32, max_shard_bytes=40_000_000)
+    size = sum(tensor.nbytes for tensor in state.values())
+    del state
+    shapes = {}
+    for layer in range(1, 5):
+        owner = f"model.layers.{layer}.mlp.experts"
+        shapes |= {f"{owner}.lora_A.down_proj": (48, RANK, 128), f"{owner}.lora_B.down_proj": (48, 256, RANK)}
+    checkpoint = save(tmp_path, shapes, SETTINGS, tmp_path / "base")
+    merge(checkpoint, tmp_path / "base", tmp_path / "warm")  # what torch and the allocator take once
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status_kib("VmHWM")
+    merge(checkpoint, tmp_path / "base", tmp_path / "merged")
+    assert size > 70e6
+    assert (status_kib("VmHWM") - before) * 1024 < size / 8
+
+
+def status_kib(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
