@@ -18,8 +18,6 @@ app = typer.Typer(help="Show, collect, convert and merge adapters (LoRA).", no_a
 
 _Adapter = Annotated[Path, typer.Argument(help="A checkpoint of adapters, or a run: its newest whole one; RUN@STEP.")]
 
-app.command("gather")(consolidate)
-
 
 @app.command()
 def show(path: _Adapter) -> None:
@@ -54,6 +52,29 @@ def show(path: _Adapter) -> None:
     )
     console.print(facts, table)
     console.print(f"{total:,} parameters in {num_tensors:,} tensors", highlight=False)
+
+
+@app.command()
+def gather(
+    run_dir: Annotated[Path, typer.Argument(help="The run, where the checkpoint is to lie.")],
+    local_dir: Annotated[
+        Path | None, typer.Option(help="checkpoint.local_dir of the run; None: as its config.yaml says.")
+    ] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="One host per line.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="Hosts, separated by commas. None at all: this machine.")] = None,
+    step: Annotated[int | None, typer.Option(help="None: the newest that is whole.")] = None,
+    ssh: Annotated[str, typer.Option(help="How to call ssh.")] = "ssh",
+    keep_local: Annotated[bool, typer.Option(help="Leave the nodes' copies where they are.")] = False,
+) -> None:
+    """Collect a checkpoint of adapters from the nodes' own disks: what 'glmforge checkpoint consolidate' does.
+
+    Where each node has a copy of the model, any one node is enough: the others may be gone.
+
+    Example:
+
+        glmforge adapter gather runs/lora --hosts node0,node1
+    """
+    consolidate(run_dir, local_dir, hostfile, hosts, step, ssh, keep_local)
 
 
 @app.command()

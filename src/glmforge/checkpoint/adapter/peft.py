@@ -5,7 +5,7 @@ Linear maps and the router have the same tensors in both. Three things differ:
 * Packed experts. PEFT adapts the parameter `experts.gate_up_proj` [E, 2I, D] as a whole (`target_parameters`) and keeps
   A as [E r, D], expert after expert, and B as [2I, r E], the experts of each r beside each other. Adapters of the two
   halves become one of twice the rank: A is A_gate above A_up, B is block-diagonal. As PEFT has one rank for all
-  experts, `down_proj` is then filled with zeros up to it.
+  parameters, the others that it adapts so (`down_proj`, the router) are then filled with zeros up to it.
 * Where both parameters of the experts are adapted, PEFT nests one wrapper in the other, and the name of the first,
   `gate_up_proj`, gets ".base_layer".
 * DoRA's magnitudes and the embedding's adapter are called without ".weight".
@@ -89,7 +89,8 @@ def peft_tensors(stored: StoredTensors) -> Iterator[tuple[str, PeftTensor]]:
         if name is not None and name.is_experts:
             experts.setdefault((name.owner, name.part), {})[name.key] = parameter
         else:
-            yield PEFT_PREFIX + _peft_name(parameter, name), _same(stored, parameter)
+            filled = double and name is not None and name.is_parameter
+            yield PEFT_PREFIX + _peft_name(parameter, name), _same(stored, parameter, name, filled=filled)
     for (owner, part), parameters in experts.items():
         gate_up = {key: parameters[key] for key in (*HALVES, PACKED) if key in parameters}
         both = bool(gate_up) and DOWN in parameters
@@ -148,8 +149,18 @@ def _packed(stored: StoredTensors, parameters: Mapping[str, str], part: str, *, 
     )
 
 
-def _same(stored: StoredTensors, parameter: str) -> PeftTensor:
-    return PeftTensor(tuple(stored.shape(parameter)), stored.dtype(parameter), lambda: stored[parameter])
+def _same(stored: StoredTensors, parameter: str, name: AdapterName | None, *, filled: bool) -> PeftTensor:
+    """The tensor itself; `filled`, with zeros up to twice the rank."""
+    shape, dtype = tuple(stored.shape(parameter)), stored.dtype(parameter)
+    if not filled or name is None:
+        return PeftTensor(shape, dtype, lambda: stored[parameter])
+    dim = 0 if name.part == "lora_A" else 1
+
+    def make() -> Tensor:
+        tensor = stored[parameter]
+        return torch.cat([tensor, torch.zeros_like(tensor)], dim=dim)
+
+    return PeftTensor(tuple(2 * n if d == dim else n for d, n in enumerate(shape)), dtype, make)
 
 
 def _peft_name(parameter: str, name: AdapterName | None) -> str:

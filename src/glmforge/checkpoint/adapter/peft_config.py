@@ -4,6 +4,9 @@ PEFT has one rank and one alpha for all modules, and a `rank_pattern` for those 
 adapts by `target_parameters`, the packed experts, it heeds no pattern. So where gate and up projection of the experts
 have adapters of their own, which become one of twice the rank on the packed parameter (`peft`), twice the rank is the
 adapter's, and the modules that keep theirs are in the pattern.
+
+Two more are named as parameters: the router, which is no linear module, and the projections of dense layers and shared
+experts, for in a model with experts PEFT (0.21) takes a module called gate_proj, up_proj or down_proj for the experts'.
 """
 
 import math
@@ -36,8 +39,9 @@ class AdapterName(NamedTuple):
         return self.owner.endswith(EXPERTS)
 
     @property
-    def is_router(self) -> bool:
-        return self.owner.endswith(ROUTER)
+    def is_parameter(self) -> bool:
+        """Whether it is a map that PEFT is to adapt by its parameter, of other modules than the experts."""
+        return self.owner.endswith(ROUTER) or self.owner.rpartition(".")[2] in (*HALVES, DOWN)
 
 
 def parse_name(parameter: str) -> AdapterName | None:
@@ -62,10 +66,10 @@ def peft_config(
 ) -> dict[str, Any]:
     """The contents of `adapter_config.json` for the tensors ("model.<parameter>") in `shapes`."""
     names = adapter_names(shapes)
-    modules = sorted({n.owner for n in names.values() if not n.is_experts and not n.is_router})
+    modules = sorted({n.owner for n in names.values() if not n.is_experts and not n.is_parameter})
     parameters = sorted(
         {f"{EXPERTS}.{PACKED if n.key in HALVES else n.key}" for n in names.values() if n.is_experts}
-        | {f"{ROUTER}.weight" for n in names.values() if n.is_router}
+        | {f"{n.owner.partition('.layers.')[2].partition('.')[2]}.weight" for n in names.values() if n.is_parameter}
     )
     rank, alpha = settings.rank, settings.alpha
     config: dict[str, Any] = {"rank_pattern": {}, "alpha_pattern": {}}

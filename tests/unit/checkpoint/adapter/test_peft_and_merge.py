@@ -54,6 +54,13 @@ OTHERS = {
     "model.embed_tokens.lora_embedding_A.weight": (RANK, V),
     "model.embed_tokens.lora_embedding_B.weight": (D, RANK),
 }
+DENSE = {
+    "model.layers.0.mlp.up_proj.lora_A.weight": (RANK, D),
+    "model.layers.0.mlp.up_proj.lora_B.weight": (CONFIG.intermediate_size, RANK),
+    "model.layers.1.mlp.shared_experts.down_proj.lora_A.weight": (RANK, F),
+    "model.layers.1.mlp.shared_experts.down_proj.lora_B.weight": (D, RANK),
+}
+ROUTER = {name: shape for name, shape in OTHERS.items() if ".gate." in name}
 CASES = {
     "attention": (ATTENTION, SETTINGS),
     "rslora": (ATTENTION, SETTINGS.model_copy(update={"rslora": True})),
@@ -63,6 +70,8 @@ CASES = {
     "halves": (ATTENTION | HALVES | DOWN, SETTINGS),
     "halves rslora": (ATTENTION | HALVES, SETTINGS.model_copy(update={"rslora": True})),
     "router, head, embedding": (OTHERS, SETTINGS),
+    "dense layers and shared experts": (DENSE | ATTENTION, SETTINGS),
+    "filled with zeros": (DENSE | ROUTER | HALVES | DOWN, SETTINGS),
     "a whole module": (ATTENTION | {"lm_head.weight": (V, D)}, SETTINGS),
 }
 
