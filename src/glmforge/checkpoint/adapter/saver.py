@@ -121,7 +121,7 @@ class AdapterSaver(BackgroundSaver):
         if self.plan.rank in self.plan.slices:
             verify = self.config.verify_after_save
             save_rank(directory, self.plan, tensors, job.meta, self.info, save=save, verify=verify)
-            self._published = not is_local and publish_if_whole(root, step, save)
+            self._published = not is_local and _publish(root, step, save)
         if is_local:
             self._local = [one for one in self._local if one.step < step]  # later ones are of a course that was left
             self._local.append(_Local(self._number, step, job.meta.ephemeral))
@@ -164,11 +164,19 @@ class AdapterSaver(BackgroundSaver):
         return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER_PREFIX)}
 
 
+def _publish(root: Path, step: int, save: str) -> bool:
+    """`publish_if_whole`; what cannot be published now is at the next start."""
+    try:
+        return publish_if_whole(root, step, save)
+    except OSError as error:
+        raise CheckpointError(f"step {step} was not published: {describe_os_error(error)}") from error
+
+
 def _wait_until_published(root: Path, step: int, save: str) -> bool:
     """Wait for the other ranks; whether it was this one that published. Raises `CheckpointError` if one has failed."""
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while is_pending(root, step, save) or not checkpoint_path(root, step).exists():
-        if publish_if_whole(root, step, save):
+        if _publish(root, step, save):
             return True
         if failures := said_to_have_failed(pending_path(root, step, save)):
             raise CheckpointError(failures[0])

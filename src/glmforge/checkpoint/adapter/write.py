@@ -32,7 +32,7 @@ from glmforge.checkpoint.format.sharded_adapter import (
     stored_name,
 )
 from glmforge.checkpoint.node_local.parts_of_ranks import Part, part_name, write_part
-from glmforge.checkpoint.node_local.pending import make_pending, withdraw
+from glmforge.checkpoint.node_local.pending import begin, withdraw
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import LeaseLostError
 from glmforge.cluster.os_errors import describe_os_error
@@ -97,8 +97,7 @@ def save_rank(
     Raises `CheckpointError`; nothing of this rank is then left there but a word for those that wait for it.
     """
     try:
-        make_pending(directory)
-        (directory / part_name(plan.rank)).unlink(missing_ok=True)  # of an earlier save of the step
+        begin(directory, plan.rank)
         part = write_rank(directory, plan, tensors, meta, info, save=save, verify=verify)
         write_part(directory, part)
     except (CheckpointError, LeaseLostError, OSError) as error:

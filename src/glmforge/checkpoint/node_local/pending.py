@@ -36,10 +36,12 @@ def pending_path(root: Path, step: int, save: str) -> Path:
     return root / f".step-{step:08d}.pending-{save}"
 
 
-def make_pending(directory: Path) -> None:
-    """Create the directory of a save; other ranks may be at it as well."""
+def begin(directory: Path, rank: int) -> None:
+    """Create the directory of a save; other ranks may be at it as well. An earlier save's part of this rank goes."""
     ensure_writable(directory)
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / part_name(rank)).unlink(missing_ok=True)
+    _failure(directory, rank).unlink(missing_ok=True)
     fsync_directory(directory.parent)
 
 
