@@ -10,10 +10,9 @@ time of the busier process, which other work on the machine disturbs less; `spee
 process"'s processor time over it, so 2.0 is the best there is.
 
 Times of gloo on one machine say nothing of NVLink or InfiniBand, and those of the CPU's kernels nothing of CUDA's: here
-the flash kernel needs a mask for segments that begin on another rank, and computes some of what it hides. What carries
-over is `glm_4_5_mib_per_layer`: what a rank receives for one layer's forward and
-backward at 131072 tokens in bfloat16, by the closed form of `glmforge.parallel.context`. The run fails if the bytes
-that its own collectives moved are others than that form gives.
+segments that begin on another rank take two calls of the flash kernel. What carries over is `glm_4_5_mib_per_layer`:
+what a rank receives for one layer's forward and backward at 131072 tokens in bfloat16, by the closed form of
+`glmforge.parallel.context`. The run fails if the bytes that its own collectives moved are others than that form gives.
 """
 
 import argparse
@@ -35,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from glmforge.config.layout import Layout
 from glmforge.kernels.attention import attention
+from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.documents import Documents
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, zigzag_index
 from glmforge.parallel.world import World
@@ -161,7 +161,7 @@ def summary(wall: list[float], processor: list[float], single: list[float]) -> d
 
 def forward_backward(attend: Any, inputs: list[Tensor]) -> Tensor:
     qkv = [x.detach().requires_grad_() for x in inputs]
-    output = attend(None, *qkv)
+    output = attend(ChoosesKernels(), *qkv)
     output.backward(torch.ones_like(output))
     return output.detach()
 

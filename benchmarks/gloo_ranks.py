@@ -26,10 +26,10 @@ TASKS_OF_A_PROCESS = 4
 
 
 class Ranks:
-    """`size` processes; entering starts them, leaving ends them."""
+    """`size` processes; entering starts them, leaving ends them. A task may take `time_limit_s` seconds."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self.size, self.time_limit_s = size, time_limit_s
 
     def __enter__(self) -> Self:
         self._start()
@@ -72,9 +72,9 @@ class Ranks:
         results: dict[int, Any] = {}
         while len(results) < self.size:
             left = [end for rank, end in enumerate(self._ends) if rank not in results]
-            ready = wait(left, TIME_LIMIT_S)
+            ready = wait(left, self.time_limit_s)
             if not ready:
-                raise RuntimeError(f"{function.__name__}{args}: not done after {TIME_LIMIT_S} s")
+                raise RuntimeError(f"{function.__name__}{args}: not done after {self.time_limit_s} s")
             for end in ready:
                 assert isinstance(end, Connection)
                 failed, answer = end.recv()

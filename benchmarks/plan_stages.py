@@ -20,7 +20,7 @@ from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 
 AIR, GLM46 = load_model_config("glm45_air_106b"), load_model_config("glm46_355b")
 STAGES: dict[str, TrainingStage] = {
-    "pretrain, finetune": PRETRAINING,
+    "pretrain, midtrain, sft": PRETRAINING,
     "lora, rank 16 on q, k, v, o": find_stage("lora", Lora(16)),
     "lora, rank 16 on these and experts": find_stage("lora", Lora(16, (*ATTENTION, "experts"))),
     "reward": find_stage("reward"),

@@ -1,14 +1,15 @@
-"""The demo's model learns real instructions: answers of people, and tool calls, from files that it has not seen.
+"""The demo's model learns real instructions: the answers of Alpaca, and the tool calls of Glaive.
 
-    python benchmarks/sft.py                                  # some ten minutes on two quiet cores
+    python benchmarks/sft.py                                  # a quarter of an hour on two quiet cores
     python benchmarks/sft.py --directory runs/sft-benchmark   # kept, and continued if it was interrupted
 
 The demo's model is trained on the sources of Python's standard library, then fine-tuned on the instructions of Alpaca
 (questions of one turn) and the conversations of Glaive (tools, several turns), as they come from their files. Every
 tenth record of each file is held out. At each evaluation are recorded the loss and accuracy on what the assistant says
 in held-out conversations, and what general text has lost; in the end the model answers all held-out prompts itself,
-likeliest token after token and drawn at temperature 0.7: how many answers end by themselves, are in form, and (where
-the record calls a tool) are a tool call of an offered function. Results are in `results/sft.json`.
+likeliest token after token and drawn at temperature 0.7: how many answers end by themselves and are in form, how many
+call a tool, in form and one that is offered, and in how many of the records that call one. Results are in
+`results/sft.json`.
 """
 
 import argparse
@@ -40,7 +41,7 @@ from glmforge.verify.reply import MalformedReply, Reply, parse_reply
 CODE = ["src/glmforge/objectives", "src/glmforge/data/chat", "src/glmforge/evaluate", "src/glmforge/model"]
 FILES = ("alpaca_en_demo.json", "glaive_toolcall_en_demo.json")
 HELD_OUT_EVERY = 10
-BASE_STEPS, STEPS = 400, 400
+BASE_STEPS, STEPS = 800, 800
 MAX_NEW_TOKENS = 512
 SEQ_LEN = 1024
 
@@ -134,15 +135,18 @@ def answers(engine: Engine, conversations: Sequence[Conversation], temperature: 
     )
     written = engine.generate([prompt for prompt, fit in zip(prompts, fits, strict=True) if fit], params)
     replies = [_reply(engine, sample) for (sample,) in written]
+    calling = [i for i, (sample,) in enumerate(written) if "<tool_call>" in engine.tokenizer.decode(sample.tokens)]
     asked_to_call = [i for i, each in enumerate(kept) if _first_answer(each).get("tool_calls")]
-    calls = [i for i in asked_to_call if (reply := replies[i]) is not None and _calls_offered(reply, kept[i])]
+    offered = {i for i, reply in enumerate(replies) if reply is not None and _calls_offered(reply, kept[i])}
     return {
         "prompts": len(kept),
         "too_long": len(fits) - len(kept),
         "stopped": sum(sample.finished == "stop" for (sample,) in written),
         "in_form": sum(reply is not None for reply in replies),
-        "asked_to_call": len(asked_to_call),
-        "called": len(calls),
+        "calls": len(calling),
+        "calls_of_an_offered_function": len(offered),
+        "records_that_call": len(asked_to_call),
+        "called_there": len(offered.intersection(asked_to_call)),
         "examples": [sample.text for (sample,) in written[:: max(1, len(written) // 6)]],
     }
 

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
 import generation_tables  # noqa: E402
+import long_sequences  # noqa: E402
 import performance  # noqa: E402
 import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
@@ -31,7 +32,7 @@ TABLES = {
     "claims.md": claims.TABLES,
     "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
-    "plan-accuracy.md": plan_accuracy_tables.TABLES,
+    "plan-accuracy.md": [*plan_accuracy_tables.TABLES, *long_sequences.TABLES],
     "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
 }

@@ -36,6 +36,9 @@ MAX_DIGITS = 40
 
 Kind = Literal["file", "directory", "other"]
 
+IN_TEXT = "\n\t\u200c\u200d" + "".join(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)))
+"""What good text has of characters that are not printable: line breaks, joiners, spaces of all widths."""
+
 _T = TypeVar("_T")
 
 
@@ -130,6 +133,14 @@ def shown(name: object) -> str:
     if not text.isprintable():
         text = ascii(text)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}...{text[-_SHOWN // 2 :]}"
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Text from outside for a terminal: what is not printable stands as its escape, except for characters in `keep`.
+
+    That is what would move the cursor, and what would hide or reorder the characters beside it.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 _SHOWN = 400  # characters; long enough for any path that somebody types

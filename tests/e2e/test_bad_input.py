@@ -2,13 +2,14 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from glmforge.cli.app import main
 from glmforge.config import RunConfig, dump_config
 from glmforge.data.tokens.bpe import train_tokenizer
+from helpers.bad_input import assert_one_line
 from helpers.tiny_data import TinyData
 
 
@@ -18,33 +19,9 @@ def run(tiny_data: TinyData, tmp_path: Path) -> RunConfig:
     return tiny_data.run_config(tmp_path / "run", phases=phases, checkpoint={"every_steps": 2})
 
 
-@pytest.fixture
-def glmforge(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Run a command; returns (exit status, stderr). An error that is no user's fault would come out as itself."""
-
-    def call(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["glmforge", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), capfd.readouterr().err
-
-    return call
-
-
 def write(config: RunConfig, path: Path) -> Path:
     path.write_text(dump_config(config))
     return path
-
-
-def assert_one_line(outcome: tuple[int, str], *named: object) -> None:
-    status, error = outcome
-    assert status == 1, error
-    lines = [line for line in error.splitlines() if line.startswith("glmforge: ")]
-    assert len(lines) == 1, error
-    assert "Traceback" not in error
-    for name in named:
-        assert str(name) in lines[0], error
 
 
 def test_a_good_run_exits_with_zero(glmforge, run: RunConfig, tmp_path: Path) -> None:
@@ -55,6 +32,19 @@ def test_wrong_key(glmforge, run: RunConfig, tmp_path: Path) -> None:
     path = write(run, tmp_path / "run.yaml")
     path.write_text(path.read_text().replace("weight_decay:", "weight_decai:"))
     assert_one_line(glmforge("train", path), path, "optim.weight_decai", "weight_decay")
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["fisher", "shard", "out"], ["plan"]], ids=lambda words: words[0])
+def test_a_wrong_configuration_is_refused_before_torch_is_imported(arguments: list[str]) -> None:
+    command, *others = arguments
+    code = (
+        "import sys\n"
+        "from glmforge.cli.app import main\n"
+        f"sys.argv = {['glmforge', command, 'demo', *others, 'optim.no_such_key=1']}\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    print(ended.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n", done.stderr
 
 
 def test_wrong_override(glmforge, run: RunConfig, tmp_path: Path) -> None:

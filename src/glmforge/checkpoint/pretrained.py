@@ -18,7 +18,7 @@ from glmforge.config.presets import preset_names
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
-from glmforge.errors import CheckpointError
+from glmforge.errors import CheckpointError, GlmforgeError
 from glmforge.files import kind_of, shown
 from glmforge.model.transformer import GlmMoe
 
@@ -66,7 +66,9 @@ def load_pretrained(
 
     Raises:
         CheckpointError: nothing loadable there, or what is there is damaged.
+        GlmforgeError: there is no such device.
     """
+    _check_device(device)
     if str(source) in preset_names("model"):
         model = GlmMoe.create(load_model_config(str(source)))
         return _finish(model.config, model.state_dict().items(), dtype, device)
@@ -135,6 +137,13 @@ def tokenizer_directory(stored: StoredModel) -> Path:
     runs = stored.path.parent.parent, stored.run.output_dir
     kept = (run / TOKENIZER_DIRECTORY for run in runs if (run / TOKENIZER_DIRECTORY / TOKENIZER_FILE).is_file())
     return next(kept, stored.run.data.tokenizer)
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # by kind of device and build of torch
+        raise GlmforgeError(f"device '{device}': torch cannot use it here; give cpu, or one that is there") from error
 
 
 def _finish(

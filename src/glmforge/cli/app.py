@@ -3,6 +3,8 @@
 Command modules import what is heavy (torch above all) inside their functions, so that `--help` answers at once.
 """
 
+import errno
+import io
 import logging
 import sys
 
@@ -31,6 +33,7 @@ from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
+from glmforge.files import escaped
 
 app = typer.Typer(
     name="glmforge",
@@ -74,13 +77,21 @@ def _root(
 
 def main() -> None:
     """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 still gets an answer
     _show_log_messages()
     limit_spinning()
     try:
         app()
     except GlmforgeError as error:
-        print(f"glmforge: {error}", file=sys.stderr)
+        print("glmforge:", escaped(str(error), keep="\n"), file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"glmforge: {where}no space left on device for the output: free space there", file=sys.stderr)
+        sys.exit(1)
     except ModuleNotFoundError as error:
         missing = explain(error, "this command")
         if not isinstance(missing, MissingPackageError):

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.terminal import as_shown
+
 
 def chat(
     model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")],
@@ -16,7 +18,14 @@ def chat(
         bool, typer.Option("--complete", help="Continue the text as it is, without the chat template.")
     ] = False,
     thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest answer, in tokens.",
+            show_default="256, or half of the model's positions if those are fewer",
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always picks the most likely token.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from this share of the probability.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
@@ -30,7 +39,7 @@ def chat(
 
         glmforge chat runs/demo --complete -p "def main():" --temperature 0
     """
-    from glmforge.deploy.chat import Conversation, continue_text, tokenizer_of
+    from glmforge.deploy.chat import Conversation, continue_text, default_max_new_tokens, tokenizer_of
     from glmforge.generate.config import EngineConfig
     from glmforge.generate.engine import Engine
     from glmforge.generate.params import SamplingParams
@@ -38,9 +47,10 @@ def chat(
     if prompt is not None and not (prompt if complete else prompt.strip()):
         raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")
 
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
     tokenizer_of(engine, model)  # a model without one is refused before the first question
+    longest = max_new_tokens or default_max_new_tokens(engine)
+    params = SamplingParams(max_new_tokens=longest, temperature=temperature, top_p=top_p, seed=seed)
     conversation = Conversation(engine, thinking=thinking)
 
     def answer(text: str) -> None:
@@ -68,5 +78,5 @@ def _read_line(console: Console) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(as_shown(text))
     sys.stdout.flush()

@@ -29,18 +29,20 @@ def fisher(
 
         glmforge train midtrain.yaml regularization.ewc.fisher=runs/fisher
     """
-    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
+
+    loaded = load_config(config, overrides or [])  # what is wrong in it is told before torch is imported
+
+    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher
 
-    loaded = load_config(config, overrides or [])
-    console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
+    console = Console(
+        stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True, markup=False, highlight=False
+    )
     with work_progress("Fisher information", max(1, rows // 20), console) as show:
         num_tokens = write_fisher(
             loaded, data, out, num_rows=rows, advance=lambda done, total: show(done, f"row {done:,} of {total:,}")
         )
-    console.print(
-        f"{out}: Fisher information of {loaded.init_from} on {num_tokens:,} tokens of {data}", highlight=False
-    )
-    console.print(f"Next: glmforge train {config} regularization.ewc.fisher={out}", highlight=False)
+    console.print(f"{out}: Fisher information of {loaded.init_from} on {num_tokens:,} tokens of {data}")
+    console.print(f"Next: glmforge train {config} regularization.ewc.fisher={out}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from glmforge.cli.signature import takes
+from glmforge.cli.terminal import as_shown
 from glmforge.errors import GlmforgeError
 from glmforge.files import read_text
 
@@ -148,9 +149,9 @@ def _answer_one(engine: "Engine", prompt: str, params: "SamplingParams") -> None
     """Print the answer as it comes; several ones when all are there."""
     if params.num_samples > 1:
         for sample in engine.generate([prompt], params)[0]:
-            typer.echo(sample.text)
+            typer.echo(as_shown(sample.text))
         return
-    engine.generate([prompt], params, on_update=lambda update: typer.echo(update.text, nl=False))
+    engine.generate([prompt], params, on_update=lambda update: typer.echo(as_shown(update.text), nl=False))
     typer.echo()
 
 

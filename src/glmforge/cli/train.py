@@ -52,13 +52,15 @@ def train(
 
 
 def _train(config: str, overrides: list[str], *, force: bool) -> None:
-    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.config import load_config
+
+    loaded = load_config(config, overrides)  # what is wrong in it is told before torch is imported
+
+    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.units import counted
     from glmforge.recipes.train import train as run
     from glmforge.training.errors import Preempted
 
-    loaded = load_config(config, overrides)
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:
         state = run(loaded, force=force)

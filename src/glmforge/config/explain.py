@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 from glmforge.config.model import ModelConfig, Strict
 from glmforge.config.schema import RunConfig
 from glmforge.config.tree import KeyPath, Node, child, locate
-from glmforge.files import shown
+from glmforge.files import escaped, shown
 
 # Keys that the loader has consumed before pydantic looks: never unknown, but what a misspelled one may mean.
 _LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"]}
@@ -58,12 +58,7 @@ def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
         lines[place] = f"{lines[place]}; {mistake._replace(place='')}" if place in lines else str(mistake)
     if len(found) > _MAX_MISTAKES:
         lines["more"] = f"{found[0].place}: and more like these; the first {_MAX_MISTAKES} are shown"
-    return "\n".join(map(_printable, lines.values()))
-
-
-def _printable(line: str) -> str:
-    """`line` with escapes for what would break it or move the cursor: names come from the file as they are."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return "\n".join(map(escaped, lines.values()))  # names come from the file as they are
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:

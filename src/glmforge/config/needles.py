@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from glmforge.config.model import Strict, refuse
 
@@ -13,13 +13,17 @@ NeedleValues = Literal["numbers", "words", "uuids"]
 MIN_LENGTH = 64
 """Tokens of a test, at least; how many it takes to hold the question follows from the tokenizer."""
 
+MAX_LENGTH = 1 << 24
+"""Tokens of a test, at most: a hundred times the longest context, and one test still fits the memory."""
+
 MAX_NEEDLES = 32
+MAX_EXAMPLES = 100_000
 
 
 class NeedleTestsConfig(Strict):
     """The tests: one for each task, length, depth and example."""
 
-    lengths: list[Annotated[int, Field(ge=MIN_LENGTH)]] = Field(
+    lengths: list[Annotated[int, Field(ge=MIN_LENGTH, le=MAX_LENGTH)]] = Field(
         min_length=1, description="tokens of a test, question and answer included"
     )
     depths: list[Annotated[float, Field(ge=0, le=1)]] = Field(
@@ -35,7 +39,7 @@ class NeedleTestsConfig(Strict):
     )
     values: NeedleValues = Field(default="numbers", description="what is to be retrieved")
     num_needles: int = Field(default=4, ge=2, le=MAX_NEEDLES, description="of the tasks that have several")
-    num_examples: PositiveInt = Field(default=2, description="tests of each task, length and depth")
+    num_examples: int = Field(default=2, ge=1, le=MAX_EXAMPLES, description="tests of each task, length and depth")
     seed: NonNegativeInt = Field(default=0, description="the same tests at every evaluation")
 
     @model_validator(mode="after")

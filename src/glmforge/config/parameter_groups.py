@@ -49,7 +49,7 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
     num_layers = _num_trunk_layers(table)
     members: dict[tuple[str, float, float], list[Parameter]] = {}
     for parameter in table.trained().values():
-        index = _rule_of(parameter.name, config.rules)
+        index = rule_of(parameter.name, config.rules)
         rule = ParameterRule(match="*") if index is None else config.rules[index]
         optimizer = rule.optimizer or _optimizer_without_rule(parameter, config)
         decay = config.weight_decay * (parameter.family != "vector")
@@ -64,6 +64,17 @@ def parameter_groups(table: ParameterTable, config: OptimConfig) -> list[Paramet
         ParameterGroup(OPTIMIZERS[optimizer].in_dtype(config.state_dtype), decay, scale, tuple(parameters))
         for (optimizer, decay, scale), parameters in members.items()
     ]
+
+
+def rule_of(name: str, rules: Sequence[ParameterRule]) -> int | None:
+    """The number of the rule that applies to the parameter of this name: the first that matches; None if none does."""
+    return next((index for index, rule in enumerate(rules) if fnmatchcase(name, rule.match)), None)
+
+
+def is_frozen(name: str, config: OptimConfig) -> bool:
+    """Whether a rule freezes the parameter of this name."""
+    index = rule_of(name, config.rules)
+    return index is not None and config.rules[index].lr_scale == 0
 
 
 def held_in_bf16(table: ParameterTable, optim: OptimConfig, precision: PrecisionConfig) -> frozenset[str]:
@@ -90,7 +101,7 @@ def wrong_rule(config: OptimConfig, table: ParameterTable) -> tuple[str, str] | 
     parameters = list(table.trained().values())
     for index, rule in enumerate(config.rules):
         matched = [parameter for parameter in parameters if fnmatchcase(parameter.name, rule.match)]
-        taken = [parameter for parameter in matched if _rule_of(parameter.name, config.rules) == index]
+        taken = [parameter for parameter in matched if rule_of(parameter.name, config.rules) == index]
         vectors = [parameter.name for parameter in taken if parameter.family == "vector"]
         if not matched:
             names = _without_layers(parameters)
@@ -113,10 +124,6 @@ def wrong_rule(config: OptimConfig, table: ParameterTable) -> tuple[str, str] | 
                 "match less, such as '*proj.weight'",
             )
     return None
-
-
-def _rule_of(name: str, rules: Sequence[ParameterRule]) -> int | None:
-    return next((index for index, rule in enumerate(rules) if fnmatchcase(name, rule.match)), None)
 
 
 def _optimizer_without_rule(parameter: Parameter, config: OptimConfig) -> str:

@@ -56,6 +56,7 @@ class PhaseConfig(Strict):
     steps: PositiveInt | None = Field(default=None, description="length in optimizer steps")
     epochs: PositiveFloat | None = Field(
         default=None,
+        le=1_000_000,
         description="length in passes: until the source that is through first has been gone through so often",
     )
     seq_len: PositiveInt

@@ -22,15 +22,36 @@ def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
 
+def open_partial(path: Path, *, wait: bool = False) -> BinaryIO:
+    """An empty file at `partial_path(path)` for this process alone, until it closes it; it is to `publish` it before.
+    The directory is made if need be.
+
+    Raises:
+        DataError: another process writes it, and is not to be waited for; or it cannot be made.
+    """
+    partial = partial_path(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                if partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno())):
+                    file.truncate(0)
+                    return file
+            except BlockingIOError:
+                file.close()
+                raise DataError(f"{path}: another process is writing it: wait, or choose another name") from None
+            file.close()  # between opening and locking it, another process gave it its name
+
+
 def write_partial(path: Path, data: bytes) -> None:
     """Put the contents of `path` on the disk, without the name. The directory is made if need be."""
     partial = partial_path(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            _write_through(file, data)
 
 
 def publish(path: Path) -> None:
@@ -51,12 +72,23 @@ def discard_partial(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file of which no reader ever sees a part."""
-    try:
-        write_partial(path, data)
-        publish(path)
-    finally:
-        discard_partial(path)
+    """Write a file of which no reader ever sees a part. Of several processes at once, the last one's stays.
+
+    Raises:
+        DataError: the disk is full, or the place cannot be written.
+    """
+    with disk_errors(path), open_partial(path, wait=True) as file:  # closing writes what is left
+        try:
+            _write_through(file, data)
+            publish(path)
+        finally:
+            discard_partial(path)
+
+
+def _write_through(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 @contextmanager
@@ -72,7 +104,9 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
     """Raise unless `path` is free, or may be replaced."""
-    if path.exists() and not overwrite:
+    with disk_errors(path):
+        is_there = path.exists()
+    if is_there and not overwrite:
         raise DataError(f"{path}: exists already: choose another name, or replace it with --force")
 
 

@@ -14,6 +14,12 @@ from glmforge.generate.params import SamplingParams
 from glmforge.generate.prompts import Prompt
 
 OnText = Callable[[str], None]
+MAX_NEW_TOKENS = 256
+
+
+def default_max_new_tokens(engine: Engine) -> int:
+    """How long an answer may get where nobody says: 256 tokens, but at most half of the model's positions."""
+    return max(1, min(MAX_NEW_TOKENS, _num_positions(engine) // 2))
 
 
 def continue_text(engine: Engine, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
@@ -40,13 +46,13 @@ class Conversation:
         """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
         self.messages.append({"role": "user", "content": text})
         ids = self._prompt(self._room(params.max_new_tokens))
-        answer = _answer(self.engine, ids, params, on_text).strip()
+        answer = _answer(self.engine, ids, params, on_text and _from_first_word(on_text)).strip()
         self.messages.append({"role": "assistant", "content": answer})
         return answer
 
     def _room(self, max_new_tokens: int) -> int:
         """Positions that are left for a prompt."""
-        limit = min(self.engine.runner.config.max_position_embeddings, self.engine.memory.num_tokens)
+        limit = _num_positions(self.engine)
         if max_new_tokens >= limit:
             raise GlmforgeError(
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's {limit} positions; "
@@ -66,6 +72,25 @@ class Conversation:
                     "shorten it"
                 )
             del self.messages[:2]  # a question and its answer
+
+
+def _num_positions(engine: Engine) -> int:
+    """Of prompt and answer together: what the model and the memory for its cache can take."""
+    return min(engine.runner.config.max_position_embeddings, engine.memory.num_tokens)
+
+
+def _from_first_word(on_text: OnText) -> OnText:
+    """Leaves out the white space that an answer begins with: after its empty thought GLM writes a line's end."""
+    has_begun = False
+
+    def write(text: str) -> None:
+        nonlocal has_begun
+        text = text if has_begun else text.lstrip()
+        has_begun = has_begun or bool(text)
+        if text:
+            on_text(text)
+
+    return write
 
 
 def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None) -> str:

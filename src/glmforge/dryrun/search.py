@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from glmforge.dryrun.run import DryRun, dry_run
 from glmforge.plan.search.search import Candidate, SearchResult
-from glmforge.plan.stages.stage import PRETRAINING
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def confirm(
     """
     refuted: list[tuple[Candidate, DryRun]] = []
     for candidate in result.ranked:
-        if candidate.config.parallel.cpu_offload or result.stage.roles != PRETRAINING.roles:
+        if candidate.config.parallel.cpu_offload or not result.stage.is_trained:
             return Confirmed(candidate, None, tuple(refuted))
         if len(refuted) == most:
             return None

@@ -21,6 +21,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.evaluation import EvaluationBatches
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer, token_byte_lengths
+from glmforge.errors import DataError
 from glmforge.evaluate.scoring import TokenScores, score_batch
 from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
@@ -54,6 +55,9 @@ def evaluate_held_out(
         tokenizer: of the shards.
         seq_len: tokens per row.
         max_tokens: labels scored per source, spread evenly over it.
+
+    Raises:
+        DataError: in what is scored of a source there is no text to predict.
     """
     byte_lengths = token_byte_lengths(tokenizer)
     sources = [
@@ -108,6 +112,11 @@ def _acceptance(
 
 
 def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:
+    if not num_bytes:
+        raise DataError(
+            f"held-out source '{source}': in what is scored of it no text is to be predicted; raise "
+            "observe.evaluate_tokens, or take another source"
+        )
     acceptance = [a / asked for a, asked in zip(guesses[::2], guesses[1::2], strict=True) if asked]
     return make_record(
         source=source,

@@ -30,6 +30,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from glmforge.kernels.documents import Documents
 from glmforge.kernels.flash3 import causal_flash3
+from glmforge.kernels.flash_segments import flash_segments
 from glmforge.kernels.target import automatic, kernel_device, unknown_implementation
 from glmforge.kernels.varlen import causal_varlen_attention
 
@@ -37,8 +38,6 @@ BLOCK_QUERIES, BLOCK_QUERIES_BF16 = 32, 64
 """Smaller blocks compute less of what the mask hides; bfloat16 matmuls are so short that their number weighs more."""
 MAX_LENGTH_IN_BLOCKS = 1024
 """Above this the saved probabilities (H * L^2 / 2 per document and layer) weigh more than the time they save."""
-QUERIES_UNDER_A_MASK = 256
-"""Of a long segment's queries, how many the flash kernel sees at a time: it also computes what their mask hides."""
 
 
 def attention(
@@ -103,20 +102,8 @@ def equal_segments(q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor, num_queries: int
     if num_queries == num_keys:
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     else:
-        o = _flash_under_masks(q, k, v)
+        o = flash_segments(q, k, v)
     return o.transpose(1, 2).flatten(0, 1)
-
-
-def _flash_under_masks(q_BHCP: Tensor, k_BGLP: Tensor, v_BGLP: Tensor) -> Tensor:
-    """The flash kernel's own causal mask begins at the first key: give it another, for some queries at a time."""
-    past = k_BGLP.shape[2] - q_BHCP.shape[2]
-    outputs = []
-    for q in q_BHCP.split(QUERIES_UNDER_A_MASK, dim=2):
-        past += q.shape[2]
-        visible = torch.ones(q.shape[2], past, dtype=torch.bool, device=q.device).tril(past - q.shape[2])
-        k, v = k_BGLP[:, :, :past], v_BGLP[:, :, :past]
-        outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True))
-    return torch.cat(outputs, dim=2)
 
 
 class _BlockAttention(torch.autograd.Function):

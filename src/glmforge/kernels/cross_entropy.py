@@ -7,7 +7,8 @@ are taken in chunks: matmul to logits, softmax in float32, loss, and the chunk's
 is available: they are linear in the upstream gradient, which is a scalar, so backward only scales them. That is three
 matmuls over the vocabulary instead of the four of recomputing the logits, at the price of holding the weight's
 gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
-token, known only in backward, and recomputes.
+token, known only in backward, and recomputes. Both compute only the gradients that are asked for: a frozen head has
+none of its own, and takes two matmuls.
 
 Two implementations of what happens between the matmuls: "plain" keeps two float32 copies of a chunk's logits, "triton"
 (`glmforge.kernels.triton.cross_entropy`) none, for logits of at most 32 bits.
@@ -19,7 +20,7 @@ in parts and no log Z.
 Shapes: T tokens, D hidden_size, V vocabulary, C tokens of one chunk; Z the sum of the exponentials of a token's logits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +128,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         log_z_T: Tensor | None,
     ) -> Tensor:
         loss = torch.zeros((), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        gradients = _Gradients(h_TD, weight_VD) if softmax.with_gradients else None
+        gradients = _Gradients(h_TD, weight_VD, ctx.needs_input_grad) if softmax.with_gradients else None
         has_value = softmax.shard is None or softmax.shard.start == 0
         for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
             weights_C = None if weights_T is None else weights_T[chunk.rows]
@@ -150,7 +151,9 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         h_grad_TD, weight_grad_VD = ctx.saved_tensors
-        return h_grad_TD * grad, (weight_grad_VD * grad).to(ctx.weight_dtype), None, None, None, None, None, None
+        of_h = None if h_grad_TD is None else h_grad_TD * grad
+        of_weight = None if weight_grad_VD is None else (weight_grad_VD * grad).to(ctx.weight_dtype)
+        return of_h, of_weight, None, None, None, None, None, None
 
 
 def _weighted_sum(x_C: Tensor, weights_C: Tensor | None) -> Tensor:
@@ -180,10 +183,11 @@ class _TokenNLL(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_T: Tensor) -> tuple[Tensor | None, ...]:
         h_TD, weight_VD, labels_T = ctx.saved_tensors
-        gradients = _Gradients(h_TD, weight_VD)
+        gradients = _Gradients(h_TD, weight_VD, ctx.needs_input_grad)
         for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.softmax):
             gradients.add(chunk, grad_T[chunk.rows])
-        return gradients.h_grad_TD, gradients.weight_grad_VD.to(weight_VD.dtype), None, None, None, None
+        of_weight = None if gradients.weight_grad_VD is None else gradients.weight_grad_VD.to(weight_VD.dtype)
+        return gradients.h_grad_TD, of_weight, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -286,13 +290,16 @@ def _sharded_probabilities(
 
 
 class _Gradients:
-    """Gradients of h and weight, gathered chunk by chunk; the weight's is summed in float32 or better."""
+    """Gradients of h and weight, gathered chunk by chunk; the weight's is summed in float32 or better.
 
-    def __init__(self, h_TD: Tensor, weight_VD: Tensor) -> None:
+    `needed` says of h and weight whether there is to be one; otherwise it is None.
+    """
+
+    def __init__(self, h_TD: Tensor, weight_VD: Tensor, needed: Sequence[bool]) -> None:
         self.h_TD = h_TD
         self.weight_VD = weight_VD.to(h_TD.dtype)
-        self.h_grad_TD = torch.empty_like(h_TD)
-        self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD))
+        self.h_grad_TD = torch.empty_like(h_TD) if needed[0] else None
+        self.weight_grad_VD = torch.zeros_like(weight_VD, dtype=_softmax_dtype(h_TD)) if needed[1] else None
 
     def add(self, chunk: _Chunk, upstream_C: Tensor | None) -> None:
         """d logits = upstream * (softmax - onehot(label)), and 0 where the label is ignored; None is 1.
@@ -302,13 +309,19 @@ class _Gradients:
         grad_CV = chunk.grad_CV
         assert grad_CV is not None
         factor_C1 = chunk.valid_C1 if upstream_C is None else upstream_C.unsqueeze(1) * chunk.valid_C1
-        scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
-        torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])
-        self.h_grad_TD[chunk.rows] *= factor_C1
-        if self.weight_grad_VD.dtype == grad_CV.dtype:
-            self.weight_grad_VD.addmm_(grad_CV.t(), scaled_CD)
-        elif grad_CV.is_cuda:  # no product in half precision to be added afterwards; not on the CPU
-            into = self.weight_grad_VD
-            torch.addmm(into, grad_CV.t(), scaled_CD, out_dtype=into.dtype, out=into)
-        else:
-            self.weight_grad_VD += grad_CV.t() @ scaled_CD
+        if self.weight_grad_VD is not None:
+            scaled_CD = (self.h_TD[chunk.rows] * factor_C1).to(self.h_TD.dtype)
+            _add_product(self.weight_grad_VD, grad_CV.t(), scaled_CD)
+        if self.h_grad_TD is not None:
+            torch.mm(grad_CV, self.weight_VD, out=self.h_grad_TD[chunk.rows])
+            self.h_grad_TD[chunk.rows] *= factor_C1
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """`into` += left @ right; `into` may have a wider type."""
+    if into.dtype == left.dtype:
+        into.addmm_(left, right)
+    elif left.is_cuda:  # no product in half precision to be added afterwards; not on the CPU
+        torch.addmm(into, left, right, out_dtype=into.dtype, out=into)
+    else:
+        into += left @ right

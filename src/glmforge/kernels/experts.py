@@ -145,13 +145,16 @@ def _(x_NJ: Tensor, grad_NO: Tensor, counts_E: Tensor) -> Tensor:
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    x_NJ, weight_EJO, counts_E = inputs
+    of_x, of_weight = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x_NJ if of_weight else None, weight_EJO if of_x else None, counts_E)
 
 
-def _sliced_mm_backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor, Tensor, None]:
+def _sliced_mm_backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     x_NJ, weight_EJO, counts_E = ctx.saved_tensors
-    x_grad_NJ = _sliced_mm(grad_NO, weight_EJO.transpose(1, 2), counts_E)
-    return x_grad_NJ, _sliced_outer(grad_NO, x_NJ, counts_E).transpose(1, 2), None
+    x_grad_NJ = None if weight_EJO is None else _sliced_mm(grad_NO, weight_EJO.transpose(1, 2), counts_E)
+    weight_grad_EJO = None if x_NJ is None else _sliced_outer(grad_NO, x_NJ, counts_E).transpose(1, 2)
+    return x_grad_NJ, weight_grad_EJO, None
 
 
 _sliced_mm.register_autograd(_sliced_mm_backward, setup_context=_save_inputs)

@@ -76,8 +76,10 @@ class _Fp8Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x_NJ: Tensor, weight: Tensor, bias: Tensor | None, counts_E: Tensor | None, block_size: int | None
     ) -> Tensor:
-        ctx.save_for_backward(x_NJ, weight, counts_E)
-        ctx.block_size, ctx.bias_dtype = block_size, None if bias is None else bias.dtype
+        of_x, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x_NJ if of_weight else None, weight if of_x else None, counts_E)
+        ctx.block_size, ctx.weight_dtype = block_size, weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return _product(x_NJ, weight.to(x_NJ.dtype), bias, counts_E, block_size)
 
     @staticmethod
@@ -86,11 +88,11 @@ class _Fp8Linear(torch.autograd.Function):
         x_NJ, weight, counts_E = ctx.saved_tensors
         grad_NO = grad_NO.contiguous()
         x_grad = weight_grad = bias_grad = None
-        if ctx.needs_input_grad[0]:
+        if weight is not None:
             transposed = weight.to(grad_NO.dtype).mT.contiguous()
             x_grad = _product(grad_NO, transposed, None, counts_E, ctx.block_size)
-        if ctx.needs_input_grad[1]:
-            weight_grad = _outer(grad_NO, x_NJ, counts_E).to(weight.dtype)
+        if x_NJ is not None:
+            weight_grad = _outer(grad_NO, x_NJ, counts_E).to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             bias_grad = grad_NO.sum(0).to(ctx.bias_dtype)
         return x_grad, weight_grad, bias_grad, None, None

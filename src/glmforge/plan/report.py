@@ -104,7 +104,7 @@ def make_report(
     phases = predicted_phases(run, layout.world_size, machine, stage, imbalance)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
     if memory is None:
-        more = "; --dry-run takes the trainer's own step" if stage.roles == PRETRAINING.roles else ""
+        more = "; --dry-run takes the trainer's own step" if stage.is_trained else ""
         memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
     warnings = tuple(layout_warnings(config, layout, machine))
     return PlanReport(run, config, layout, stage, step, levers, cost, memory, warnings)

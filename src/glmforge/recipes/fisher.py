@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from glmforge.checkpoint.format.meta import CheckpointMeta
-from glmforge.checkpoint.initial_weights import load_initial_weights
+from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.checkpoint.save import save_tensors
+from glmforge.checkpoint.values import check_values
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.evaluation import EvaluationBatches
@@ -45,6 +46,7 @@ def write_fisher(
     if out.exists():
         raise ConfigError(f"{out}: is already there; move it away or choose another directory")
     tokens.check_tokenizer(tokenizer)
+    check_initial_weights(start, config.model)
     config = config.model_copy(update={"model": with_ids_of(config.model, tokenizer)})
     single, seq_len = _for_single_rows(config, launch.world_size), config.phases[0].seq_len
     layout = layout_at_hand(single, launch, default_device())
@@ -54,6 +56,8 @@ def write_fisher(
         load_initial_weights(start, model.state_dict(), model.config, tokenizer.fingerprint)
         batches = (rows[index].batch for index in range(len(rows)))
         fisher, num_tokens = diagonal_fisher(model, batches, lambda done: advance(done, len(rows)))
+        mend = "nothing was written; take other text, or precision.compute=fp32"
+        check_values(f"Fisher information of {start}", fisher, least=0, mend=mend)
         meta = CheckpointMeta(
             step=0,
             phase="fisher",

@@ -4,7 +4,8 @@ Also what has to be made once before it can be read: encoded conversations, copi
 packings.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import ConfigError, DataError, GlmforgeError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,24 +56,30 @@ def open_data(config: RunConfig, world: World) -> RunData:
     _pack_once(config, shards, world)
     config = with_counted_epochs(config, shards)
     held_out = [HeldOut(source.name, _open_shard(source.path, tokenizer)) for source in config.data.held_out]
+    if world.is_main:
+        _tell_of_equal_shards(shards, held_out)
     return RunData(config, tokenizer, Curriculum(config, shards), held_out)
 
 
 def _check_paths(data: DataConfig) -> None:
     """Name the setting whose file is not there, and from where a relative path was looked for."""
-    wanted = {"data.tokenizer": data.tokenizer / TOKENIZER_FILE}
+    wanted: list[tuple[str, Path, str | None]] = [("data.tokenizer", data.tokenizer / TOKENIZER_FILE, "tokenizer")]
     for key, sources in (("sources", data.sources), ("held_out", data.held_out)):
-        wanted |= {
-            f"data.{key}.{i}.path": source.path if source.is_conversations else shard_paths(source.path)[0]
-            for i, source in enumerate(sources)
-        }
-    for key, path in wanted.items():
-        if not path.exists():
-            place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
-            make = "tokenizer" if key == "data.tokenizer" else "tokenize"
-            raise DataError(
-                f"{key}: there is no {path}{place}; make it with 'glmforge data {make}' or correct the path"
+        for i, source in enumerate(sources):
+            path, made_by = (
+                (source.path, None) if source.is_conversations else (shard_paths(source.path)[0], "tokenize")
             )
+            wanted.append((f"data.{key}.{i}.path", path, made_by))
+    for key, path, made_by in wanted:
+        if not path.exists():
+            if path.with_suffix("").is_dir():
+                raise DataError(
+                    f"{key}: {path.with_suffix('')} is a directory; name one file of conversations, or the shard that "
+                    "'glmforge data chat' or 'glmforge data tokenize' makes of all of it"
+                )
+            place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
+            make = "" if made_by is None else f"make it with 'glmforge data {made_by}' or "
+            raise DataError(f"{key}: there is no {path}{place}; {make}correct the path")
 
 
 def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
@@ -140,4 +149,18 @@ def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> N
 def _open_shard(prefix: Path, tokenizer: Tokenizer) -> TokenShard:
     shard = TokenShard(prefix)
     shard.check_tokenizer(tokenizer)
+    if shard.loss is not None and not shard.loss.any_learnt:
+        raise DataError(f"{shard.loss.path}: no token of the shard is to be learnt: take another one, or remove it")
     return shard
+
+
+def _tell_of_equal_shards(shards: Mapping[str, TokenShard], held_out: Sequence[HeldOut]) -> None:
+    """Warn of what is hardly meant: a text that is two sources, or held out and trained on."""
+    names: dict[str, str] = {}
+    for name, shard in shards.items():
+        first = names.setdefault(str(shard.identity()), name)
+        if first != name:
+            logger.warning("data.sources: '%s' and '%s' are the same text, which counts twice", first, name)
+    for each in held_out:
+        if trained_on := names.get(str(each.shard.identity())):
+            logger.warning("data.held_out: '%s' is trained on as source '%s'", each.name, trained_on)

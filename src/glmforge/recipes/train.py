@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 import torch
 
 from glmforge.checkpoint.format.store import list_checkpoints
-from glmforge.checkpoint.initial_weights import load_initial_weights
+from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.load import dump_config
@@ -53,6 +53,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     launch = LaunchEnvironment.read()
     layout = layout_at_hand(config, launch, default_device())
     check_fit(config, layout, launch, default_device(), force=force)
+    if config.init_from is not None and not RunDirectory(config.output_dir).config.exists():  # it has not begun yet
+        check_initial_weights(config.init_from, config.model)
     prepare_environment(config.output_dir)
     keep_large_blocks()
     with (

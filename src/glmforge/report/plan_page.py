@@ -29,7 +29,6 @@ from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import axis_rows
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.report import PlanReport, stage_summary
-from glmforge.plan.stages.stage import PRETRAINING
 from glmforge.plan.variations import Variation, vary
 from glmforge.report.page import Column, Summary, Table, Tile, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
@@ -160,7 +159,7 @@ def _tiles(report: PlanReport) -> list[Tile]:
 
 def _models(report: PlanReport) -> list[Table]:
     """Of a stage in which they are not all trained whole."""
-    if report.stage.roles == PRETRAINING.roles:
+    if report.stage.is_trained:
         return []
     rows = [
         (

@@ -31,10 +31,12 @@ from helpers.models import run_config
 SEQ_LEN = 64
 
 
-def config_of(parallel: dict[str, Any], batch_size: int = 8, compute: str = "fp32", **model: Any) -> RunConfig:
+def config_of(
+    parallel: dict[str, Any], batch_size: int = 8, compute: str = "fp32", seq_len: int = SEQ_LEN, **model: Any
+) -> RunConfig:
     """In fp32, a dry run takes the CPU's kernels."""
     model = run_config().model.model_dump() | model
-    phase = {"name": "main", "steps": 1, "seq_len": SEQ_LEN, "batch_size": batch_size, "aux_loss_weight": 1e-2}
+    phase = {"name": "main", "steps": 1, "seq_len": seq_len, "batch_size": batch_size, "aux_loss_weight": 1e-2}
     return run_config(model=model, phases=[phase], parallel=parallel, precision={"compute": compute})
 
 
@@ -43,14 +45,15 @@ def real_rank(config: RunConfig) -> tuple[dict[Purpose, int], StepResources]:
     layout = resolve_layout(config, dist.get_world_size())
     with join_world(layout, timeout_s=60) as world:
         num_rows = layout.rank_batch_size(config.phases[0])
-        make_batch = partial(random_rows, num_rows, config.model.vocab_size, seed=world.data_rank)
+        seq_len = config.phases[0].seq_len
+        make_batch = partial(random_rows, num_rows, seq_len, config.model.vocab_size, seed=world.data_rank)
         seen, _ = observe_step(config, world, make_batch, StandIns(), initialize)
     return seen.held, replay(in_order(seen))
 
 
-def random_rows(num_rows: int, vocab_size: int, seed: int) -> Batch:
-    ids = torch.randint(0, vocab_size, (num_rows, SEQ_LEN), generator=torch.Generator().manual_seed(seed))
-    return Batch(ids, ids.clone(), ((SEQ_LEN,),) * num_rows, (0,) * num_rows, (0,) * num_rows)
+def random_rows(num_rows: int, seq_len: int, vocab_size: int, seed: int) -> Batch:
+    ids = torch.randint(0, vocab_size, (num_rows, seq_len), generator=torch.Generator().manual_seed(seed))
+    return Batch(ids, ids.clone(), ((seq_len,),) * num_rows, (0,) * num_rows, (0,) * num_rows)
 
 
 def initialize(model: ParallelModel) -> None:
@@ -112,6 +115,17 @@ def test_a_dry_run_tells_what_real_ranks_hold(name: str) -> None:
                 assert 0 <= step.traffic[axis, what] - number <= 16
             else:
                 assert step.traffic[axis, what] == pytest.approx(number, rel=tolerance), (axis, what)
+
+
+def test_a_dry_run_tells_what_two_ranks_hold_that_share_a_long_row() -> None:
+    """Whose attention goes by the flash kernel in both, and neither holds anything of queries times keys: an eighth of
+    those, in fp32 for each head, would be more than all of the peak. `benchmarks/long_sequences.py` takes 131,072."""
+    seq_len, shape = 4096, {"max_position_embeddings": 4096, "num_hidden_layers": 2}
+    config = config_of({"cp": 2, "recompute": "full"}, batch_size=1, seq_len=seq_len, **shape)
+    (findings,) = dry((config, 2, 0, (), True))
+    held, step = run_ranks(real_rank, 2, config)[0]
+    assert (held, step.peak) == (findings.held, findings.steps[0].peak)
+    assert step.peak < 4 * config.model.num_attention_heads * seq_len**2 / 8
 
 
 def test_a_dry_run_holds_what_elastic_weight_consolidation_does() -> None:

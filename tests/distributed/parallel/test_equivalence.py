@@ -134,7 +134,7 @@ FINE_TUNED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, SFT),
     (2, {"pp": 2, "micro_batch_size": 2}, SFT),
     (4, {"cp": 2, "tp": 2, "ep": 4}, SFT | Z_LOSS),
-    (4, {"pp": 2, "dp_shard": 2, "micro_batch_size": 2, "pipeline_schedule": "zero_bubble"}, SFT),
+    (4, {"pp": 2, "dp_shard": 2, "micro_batch_size": 2, "pipeline_schedule": "interleaved_zero_bubble"}, SFT),
     (2, {"dp_shard": 2, "compile": True, "recompute": "full"}, SFT),
 ]
 

@@ -11,6 +11,7 @@ from glmforge.config.parameters import Parameter
 from glmforge.model import transformer
 from glmforge.model.block import LayerOutput
 from glmforge.model.inputs import DocumentAttention, Rows
+from glmforge.objectives import next_token
 from glmforge.parallel import context, expert, inputs, model
 from glmforge.parallel.model import ParallelModel
 from helpers.distributed import RankFailure, run_ranks
@@ -82,6 +83,20 @@ def level_alone() -> None:
     inputs.TokenShare._groups_sharing_rows = lambda self: ()  # type: ignore[method-assign]
 
 
+def weigh_neighbours() -> None:
+    """Give each token the loss weight of the one before it: of a role token, that of the last word of the answer."""
+    take = inputs.TokenShare.take
+    inputs.TokenShare.take = (  # type: ignore[method-assign]
+        lambda self, x_T: take(self, x_T).roll(1) if x_T.is_floating_point() else take(self, x_T)
+    )
+
+
+def ask_beyond_documents() -> None:
+    """Let MTP layers be asked for tokens of the next document."""
+    next_token.labels_at_depth = lambda labels_T, documents, depth: labels_T.roll(-depth)
+
+
+SFT = {"stage": "sft", "init_from": "nowhere"}
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}
 
 PLANTS: dict[str, tuple[Callable[[], None], Case, str]] = {
@@ -92,6 +107,8 @@ PLANTS: dict[str, tuple[Callable[[], None], Case, str]] = {
     "context index": (look_ahead, Case({"cp": 2}, 2), "loss.0.loss"),
     "tokens dropped": (drop_by_place, Case({"tp": 2}, 2, regularization=DROPOUT), "loss.0.loss"),
     "heads dropped": (drop_by_own_head, Case({"tp": 2}, 2, regularization=DROPOUT), "loss.0.loss"),
+    "loss weights": (weigh_neighbours, Case({"cp": 2}, 2, stage=SFT), "loss.0.loss"),
+    "border of documents": (ask_beyond_documents, Case({"pp": 2, "micro_batch_size": 2}, 2, stage=SFT), "loss.0.mtp_1"),
     "Sinkhorn": (level_alone, Case({"cp": 2}, 2, phase={"balance": "sinkhorn", "aux_loss_weight": 0}), "counts.0"),
 }
 

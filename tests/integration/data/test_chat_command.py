@@ -43,7 +43,7 @@ def test_a_look_shows_what_is_learnt_and_counts_everything(run) -> None:
 def test_what_a_text_does_to_a_terminal_is_shown_and_not_done(run) -> None:
     record = {"messages": [QUESTION, {"role": "assistant", "content": "\x1b[2J\rgone"}]}
     Path("chat.jsonl").write_text(json.dumps(record))
-    assert "»\n\\x1b[2J\\x0dgone<|user|>«" in run("--show", 1)
+    assert "»\n\\x1b[2J\\rgone<|user|>«" in run("--show", 1)
 
 
 def test_writing(run, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """A trained run exported, loaded by transformers, and talked to."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import glmforge
-from glmforge.deploy.chat import Conversation, continue_text
+from glmforge.deploy.chat import Conversation, continue_text, default_max_new_tokens
 from glmforge.deploy.export import compare_with_transformers, export_run
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
@@ -97,3 +98,22 @@ def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
         conversation.reply("very long " * 200, SamplingParams(max_new_tokens=8))
     with pytest.raises(GlmforgeError, match="leaves no room"):
         conversation.reply("short", SamplingParams(max_new_tokens=256))
+
+
+def test_an_answer_may_take_half_of_few_positions(run: Path) -> None:
+    assert default_max_new_tokens(Engine.load(run)) == 128
+
+
+def test_an_answer_is_shown_from_its_first_word(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GLM begins what follows its empty thought with a line's end."""
+    written = iter(("\n", " ", "\n It", " is\n", " so.\n"))
+
+    def answer(engine: Engine, prompt: object, params: object, on_text: Callable[[str], None]) -> str:
+        for text in written:
+            on_text(text)
+        return "\n \n It is\n so.\n"
+
+    monkeypatch.setattr("glmforge.deploy.chat._answer", answer)
+    shown: list[str] = []
+    assert Conversation(Engine.load(run)).reply("Is it so?", SamplingParams(), shown.append) == "It is\n so."
+    assert "".join(shown) == "It is\n so.\n"

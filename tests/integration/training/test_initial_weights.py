@@ -1,6 +1,7 @@
 """A new run starts from the weights of an earlier one: of the run, of a step of it, on any layout."""
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,40 @@ def test_another_model_is_refused_in_one_line(
         train(start(tiny_data, tmp_path / "run", str(base), model=model))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "complaint"),
+    [
+        ("{base}/nothing", {}, r"^init_from: .*/nothing: no such directory"),
+        ("{base}@3", {}, r"^init_from: .*@3: there is no step-00000003"),
+        ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, the run's model 32"),
+    ],
+)
+def test_it_is_refused_before_a_model_is_built(
+    source: str,
+    model: dict[str, int],
+    complaint: str,
+    tiny_data: TinyData,
+    tmp_path: Path,
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("glmforge.backend.native.NativeBackend.build", lambda *_: pytest.fail("a model was built"))
+    model = tiny_config(vocab_size=VOCAB_SIZE).model_dump() | model
+    with pytest.raises((CheckpointError, ConfigError), match=complaint):
+        train(start(tiny_data, tmp_path / "run", source.format(base=base), model=model))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_has_begun_needs_its_base_no_more(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(base, moved)
+    config = start(tiny_data, tmp_path / "run", str(moved), checkpoint={"every_steps": 1, "background": False})
+    train(config)
+    shutil.rmtree(moved)
+    longer = config.model_copy(update={"phases": [config.phases[0].model_copy(update={"steps": 2})]})
+    assert train(longer).step == 2
 
 
 def test_what_is_not_there_or_damaged_is_refused(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:

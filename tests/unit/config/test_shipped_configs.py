@@ -139,12 +139,22 @@ def test_the_scaled_down_model_has_the_parameters_that_its_file_names() -> None:
 def test_mid_training_is_careful_with_what_is_there(name: str) -> None:
     """It begins with weights, keeps general text in the mixture and held out, and learns more slowly."""
     config = shipped(name)
+    assert config.stage == "midtrain"
     assert config.init_from is not None
     assert "general" in {source.name for source in config.data.held_out}
     assert config.optim.lr < shipped("pretrain_glm45_air_106b").optim.lr
     for phase in config.phases:
         assert config.source_weights(phase)["general"] > 0
-        assert (phase.packing, phase.router_bias_rate) == ("best_fit", 0)
+        assert phase.packing == "best_fit"
+        assert (phase.router_bias_rate, phase.aux_loss_weight, phase.mtp_loss_weight) == (0, 1e-4, 0.1)
+
+
+@pytest.mark.parametrize("name", ["midtrain_32k", "midtrain_128k", "midtrain_200k"])
+def test_long_contexts_are_tested_at_their_full_length(name: str) -> None:
+    config = shipped(name)
+    assert config.observe.needles is not None
+    assert max(config.observe.needles.lengths) == max(phase.seq_len for phase in config.phases)
+    assert config.observe.needles.haystack in {source.name for source in config.data.held_out}
 
 
 def test_the_local_curriculum_changes_everything_that_a_phase_can() -> None:

@@ -5,7 +5,15 @@ import os
 
 import pytest
 
-from glmforge.data.files import disk_errors, refuse_unwritable, write_whole
+from glmforge.data.files import (
+    discard_partial,
+    disk_errors,
+    open_partial,
+    partial_path,
+    publish,
+    refuse_unwritable,
+    write_whole,
+)
 from glmforge.errors import DataError
 
 
@@ -64,3 +72,26 @@ def test_a_file_where_a_directory_is_to_be(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file/a: cannot be written"):
         write_whole(tmp_path / "file" / "a", b"")
+
+
+def test_a_name_that_is_too_long(tmp_path):
+    with pytest.raises(DataError, match=r"cannot be written \(File name too long\): choose a shorter name"):
+        refuse_unwritable(tmp_path / ("n" * 300), overwrite=False)
+
+
+def test_one_process_at_a_time_writes_a_file(tmp_path):
+    path = tmp_path / "a"
+    partial_path(path).write_text("of a process that was killed, and long")
+    with open_partial(path) as first:
+        first.write(b"whole")
+        with pytest.raises(DataError, match="another process is writing it"):
+            open_partial(path)
+        first.flush()
+        publish(path)
+        with open_partial(path) as second:  # the name is free again
+            second.write(b"next")
+            second.flush()
+            assert path.read_bytes() == b"whole"
+            publish(path)
+    discard_partial(path)
+    assert path.read_bytes() == b"next"

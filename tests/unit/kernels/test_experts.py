@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from glmforge.kernels import experts as kernels
 from glmforge.kernels.experts import expert_linear
 from glmforge.kernels.native.calls import is_available
+from helpers.flops import flop_counter
 
 # D > 2I > I: each of the two weight gradients is the outer product of a wide and a narrow factor, one either way.
 D, I = 32, 8  # noqa: E741 - the shape legend's letter
@@ -71,6 +72,24 @@ def test_equals_reference(implementation, counts, dtype, weight_dtype, tolerance
     for a, e, like in zip(actual, expected, [inputs[0], *inputs], strict=True):
         assert a.dtype == like.dtype
         torch.testing.assert_close(a.double(), e, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", ["loop", "sliced"])
+@pytest.mark.parametrize("frozen", [0, 1], ids=["rows", "weights"])
+def test_frozen_inputs_cost_no_matmul_and_change_no_bit_of_the_other_gradient(implementation, frozen):
+    counts = [2, 0, 3]
+    inputs = [x.requires_grad_() for x in random_inputs(counts, torch.float32, torch.float32)[:2]]
+
+    def gradients(*wanted):
+        output = expert_linear(*inputs, torch.tensor(counts), implementation=implementation)
+        return torch.autograd.grad(output.sum(), wanted)
+
+    both = gradients(*inputs)
+    inputs[frozen] = inputs[frozen].detach()
+    with flop_counter() as counter:
+        (other,) = gradients(inputs[1 - frozen])
+    assert torch.equal(other, both[1 - frozen])
+    assert counter.get_total_flops() == 2 * 2 * sum(counts) * D * 2 * I
 
 
 @pytest.mark.parametrize("implementation", ["loop", "sliced"])

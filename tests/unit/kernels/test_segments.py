@@ -89,9 +89,8 @@ RANGES = [
 @pytest.mark.parametrize("ranges", RANGES, ids=str)
 @pytest.mark.parametrize("longest", [1024, 8])
 def test_any_ranges_equal_dense(ranges: list[tuple[int, int]], longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where keys are more than go in blocks, and queries more than go in one block or under one mask."""
+    """Also where keys are more than go in blocks, and queries more than go in one block."""
     monkeypatch.setattr(kernels, "MAX_LENGTH_IN_BLOCKS", longest)
-    monkeypatch.setattr(kernels, "QUERIES_UNDER_A_MASK", 6)
     monkeypatch.setattr(kernels, "BLOCK_QUERIES", 5)
     documents = packed(2, seed=0)
     segments = Segments.cut(documents, ranges)
@@ -104,12 +103,31 @@ def test_any_ranges_equal_dense(ranges: list[tuple[int, int]], longest: int, mon
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("longest", [1024, 1], ids=["blocks", "flash"])
+def test_gradcheck(longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "BLOCK_QUERIES", 2)
+    monkeypatch.setattr(kernels, "MAX_LENGTH_IN_BLOCKS", longest)
     segments = Segments.cut(Documents.from_lengths([5, 1, 5]), [(3, 5), (5, 6), (9, 11)])
     shapes = [(5, H, P), (11, G, P), (11, G, P)]
     qkv = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     assert torch.autograd.gradcheck(lambda q, k, v: segment_attention(q, k, v, segments), qkv)
+
+
+def test_long_segments_save_nothing_of_queries_times_keys() -> None:
+    num_queries, num_keys = 1024, 2048
+    segments = Segments.cut(Documents.from_lengths([num_keys]), [(num_keys - num_queries, num_keys)])
+    shapes = [(num_queries, H, P), (num_keys, G, P), (num_keys, G, P)]
+    q, k, v = (torch.randn(shape, requires_grad=True) for shape in shapes)
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        segment_attention(q, k, v, segments, implementation="documents")
+    # Queries and outputs, keys and values, and a number for each query and head.
+    assert sum(x.numel() for x in saved) == 2 * q.numel() + 2 * k.numel() + num_queries * H
 
 
 def test_runs_are_cut_at_documents_and_joined_where_ranges_meet() -> None:

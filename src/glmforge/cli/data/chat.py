@@ -1,7 +1,6 @@
 """`glmforge data chat`: conversations looked at, and written as a token shard with loss weights."""
 
 import itertools
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from glmforge.cli.data.options import ForceOption
+from glmforge.files import IN_TEXT, escaped
 
 if TYPE_CHECKING:
     from glmforge.config.chat import ChatConfig
@@ -48,7 +48,7 @@ def chat(
         typer.Argument(help="Files (.jsonl, .json, also .gz and .zst; .parquet) or directories of them."),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer.")],
-    show: Annotated[int, typer.Option(min=0, help="Documents to print, what is learnt in colour.")] = 0,
+    show: Annotated[int, typer.Option(min=0, max=1_000_000, help="Documents to print, what is learnt in colour.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -91,7 +91,7 @@ def chat(
             "max_wrong": max_wrong,
         }
     )
-    console = Console()
+    console = Console(soft_wrap=True, markup=False, highlight=False)
     if show or out is None:
         _inspect(console, files, tokenizer, config, show, workers, until_shown=out is not None)
     if out is not None:
@@ -116,7 +116,7 @@ def _inspect(
     as_told = config if config.max_tokens is None or config.overlong != "refuse" else _dropping(config)
     for encoded in encode_files(files, tokenizer_dir, as_told, num_workers):
         for document, place in itertools.islice(zip(encoded.documents, encoded.places, strict=True), left):
-            console.print(_shown(document, place, tokenizer, marked=console.color_system is None), soft_wrap=True)
+            console.print(_shown(document, place, tokenizer, marked=console.color_system is None))
             left -= 1
         if until_shown and not left:
             return
@@ -137,7 +137,7 @@ def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", 
     text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
-        piece = _CONTROL.sub(_visible, tokenizer.decode([token for _, token in part]))
+        piece = escaped(tokenizer.decode([token for _, token in part]), keep=IN_TEXT)
         if weight:
             note = "" if weight == 1 else f"(weight {weight:g})"
             text.append(f"»{note}{piece}«" if marked else f"{note}{piece}", "green")
@@ -146,18 +146,10 @@ def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", 
     return text.append("\n")
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What could move a terminal's cursor or worse; a record's text comes from anywhere."""
-
-
-def _visible(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
-
-
 def _print_report(console: Console, report: "ChatReport", lengths: list[int], config: "ChatConfig") -> None:
     import numpy as np
 
-    console.print(report.counts.summary(), soft_wrap=True)
+    console.print(report.counts.summary())
     if lengths:
         median, tail, longest = np.percentile(lengths, (50, 95, 100)).astype(int).tolist()
         console.print(f"lengths of documents: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
@@ -175,7 +167,7 @@ def _print_problems(console: Console, report: "ChatReport") -> None:
     if report.problems:
         console.print("wrong records, the first of them:")
         for problem in report.problems:
-            console.print(f"  {problem}", soft_wrap=True, markup=False)
+            console.print(f"  {problem}")
 
 
 def _write(
@@ -203,5 +195,5 @@ def _write(
         _, report = tokenize_chat(
             files, tokenizer, out, config, num_workers=num_workers, overwrite=force, progress=tell
         )
-    console.print(f"{out}: {report.counts.summary()}", soft_wrap=True)
+    console.print(f"{escaped(str(out))}: {report.counts.summary()}")
     _print_problems(console, report)

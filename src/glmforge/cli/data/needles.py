@@ -9,7 +9,7 @@ import typer
 
 from glmforge.cli.data.options import ForceOption
 from glmforge.cli.signature import takes
-from glmforge.config.needles import MAX_NEEDLES, MIN_LENGTH, NeedleTestsConfig
+from glmforge.config.needles import MAX_EXAMPLES, MAX_LENGTH, MAX_NEEDLES, MIN_LENGTH, NeedleTestsConfig
 from glmforge.data.needles.build import NeedleTests
 from glmforge.data.needles.haystack import make_haystack
 from glmforge.data.needles.write import NeedleFormat, write_needles
@@ -41,7 +41,7 @@ class Values(StrEnum):
 class NeedleOptions:
     """Which tests; what is not given is as in `NeedleTestsConfig`."""
 
-    length: Annotated[list[int], typer.Option(min=MIN_LENGTH, help="Tokens of a test. Repeatable.")]
+    length: Annotated[list[int], typer.Option(min=MIN_LENGTH, max=MAX_LENGTH, help="Tokens of a test. Repeatable.")]
     depth: Annotated[
         list[float] | None,
         typer.Option(
@@ -58,7 +58,9 @@ class NeedleOptions:
     num_needles: Annotated[
         int, typer.Option(min=2, max=MAX_NEEDLES, help="Needles of the tasks that have several.")
     ] = 4
-    num_examples: Annotated[int, typer.Option(min=1, help="Tests of each task, length and depth.")] = 2
+    num_examples: Annotated[
+        int, typer.Option(min=1, max=MAX_EXAMPLES, help="Tests of each task, length and depth.")
+    ] = 2
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same tests.")] = 0
     haystack: Annotated[
         Path | None,

@@ -118,7 +118,7 @@ class PlanOptions:
     stage: Annotated[
         str | None,
         typer.Option(
-            help="What is trained: pretrain, finetune, lora, reward, policy. Default: pretrain.",
+            help="What a configuration cannot say yet: lora, reward, policy. Default: its own stage.",
             rich_help_panel=_STAGES,
         ),
     ] = None

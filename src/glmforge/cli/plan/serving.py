@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from glmforge.plan.machine.machine import Machine
     from glmforge.plan.serving.deployment import Deployment
     from glmforge.plan.serving.summary import ServingQuestion, ServingSummary
+    from glmforge.plan.stages.stage import TrainingStage
 
 
 _SETTINGS = ("--weights", "--acceptance", "--context")
@@ -38,7 +39,9 @@ class Service(NamedTuple):
         return Deployment(model, machine, num_gpus, find_format(weights), stored, self.acceptance)
 
 
-def check_serving_options(*, serve: bool, rollout: str | None, stage: str, given: Mapping[str, object]) -> None:
+def check_serving_options(
+    *, serve: bool, rollout: str | None, stage: "TrainingStage", given: Mapping[str, object]
+) -> None:
     """`given` are other options by name, None or False where they are not. Raises `ConfigError` for what does not go
     together, so that no option is passed over."""
     from glmforge.errors import ConfigError
@@ -48,10 +51,10 @@ def check_serving_options(*, serve: bool, rollout: str | None, stage: str, given
         view = "--serve" if serve else "--rollout"
         if others := [name for name in names if name not in _SETTINGS]:
             raise ConfigError(f"{view}: is shown alone; leave {others[0]} out")
-        if serve and (rollout is not None or stage != "pretrain"):
+        if serve and (rollout is not None or not stage.is_trained):
             raise ConfigError("--serve: trains nothing; leave --stage, --lora and --rollout out")
-        if stage not in ("pretrain", "policy"):
-            raise ConfigError(f"--rollout: is made for a policy, not for stage {stage}; add --stage policy")
+        if not stage.is_trained and stage.name != "policy":
+            raise ConfigError(f"--rollout: is made for a policy, not for stage {stage.name}; add --stage policy")
     elif settings := [name for name in names if name in _SETTINGS]:
         raise ConfigError(f"{settings[0]}: is a setting of --serve and --rollout; add one of them")
 

@@ -10,37 +10,39 @@ from glmforge.cli.plan.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
-    from glmforge.config.model import ModelConfig
     from glmforge.config.schema import RunConfig
     from glmforge.plan.counts.stage_summary import RoleSummary
     from glmforge.plan.stages.stage import TrainingStage
 
 
-def read_stage(name: str | None, lora: str | None, policy_models: str | None, model: "ModelConfig") -> "TrainingStage":
-    """The stage that the options `--stage`, `--lora` and `--policy-models` describe; pre-training without them.
+def read_stage(name: str | None, lora: str | None, policy_models: str | None, config: "RunConfig") -> "TrainingStage":
+    """The stage that `config` says, or what the options `--stage`, `--lora` and `--policy-models` describe.
 
-    Raises `ConfigError` for one that is not known, and for adapters of what is no map of `model`.
+    Raises `ConfigError` for one that is not known, or that another configuration would say, and for adapters of what is
+    no map of the model.
     """
+    from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.lora import adapter_parameters, parse_lora
     from glmforge.plan.stages.stage import POLICY_MODELS, find_stage
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
+    if name in STAGES and name != config.stage:
+        raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
     names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     adapters = parse_lora(lora) if lora is not None else None
     if adapters is not None:
-        adapter_parameters(model, adapters)
-    return find_stage(name or "pretrain", adapters, names)
+        adapter_parameters(config.model, adapters)
+    return find_stage(name or config.stage, adapters, names)
 
 
 def check_dry_run(stage: "TrainingStage") -> None:
     """Raises `ConfigError` for a stage whose step the trainer does not take yet, so that no dry run can."""
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.stage import PRETRAINING
 
-    if stage.roles != PRETRAINING.roles:
-        raise ConfigError(f"--dry-run: takes the step of the whole model, not of stage {stage.name}; leave it out")
+    if not stage.is_trained:
+        raise ConfigError(f"--dry-run: takes the trainer's own step, and no run trains stage {stage.name} yet")
 
 
 def show_stage(

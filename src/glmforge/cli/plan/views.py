@@ -70,7 +70,7 @@ def read_question(given: PlanOptions) -> Question:
     needs_machine |= {"--serve": given.serve, "--search": given.search, "--cost": given.cost}
     machine = chosen_machine(given.gpu, given.network, given.nodes_of, given.calibrate, needs_machine)
     whole = load_config(given.config, given.overrides or [])
-    stage = read_stage(given.stage, given.lora, given.policy_models, whole.model)
+    stage = read_stage(given.stage, given.lora, given.policy_models, whole)
     _check_together(given, stage)
     return Question(given, whole, select_phase(whole, given.phase), machine, stage)
 
@@ -86,7 +86,7 @@ def _check_together(given: PlanOptions, stage: "TrainingStage") -> None:
     of_serving: dict[str, object] = {"--weights": given.weights, "--acceptance": given.acceptance}
     of_serving |= {"--context": given.context}
     check_cost_options(cost=given.cost, sheet=given.sheet, given=shown | of_cost)
-    check_serving_options(serve=given.serve, rollout=given.rollout, stage=stage.name, given=shown | of_serving)
+    check_serving_options(serve=given.serve, rollout=given.rollout, stage=stage, given=shown | of_serving)
     check_output_options(given.page, given.compare, search=given.search, roofline=given.roofline)
 
 

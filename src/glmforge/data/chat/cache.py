@@ -17,7 +17,7 @@ from pathlib import Path
 from glmforge.config.chat import ChatConfig
 from glmforge.data.chat.tokenize import tokenize_chat
 from glmforge.data.files import alone_in, write_whole
-from glmforge.data.tokens.shards import shard_paths
+from glmforge.data.tokens.shards import TokenShard, loss_path, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 from glmforge.files import read_json
@@ -72,17 +72,21 @@ def ensure_encoded(
         with alone_in(prefix.parent):
             if not _is_there(prefix):
                 _encode(path, tokenizer_dir, config, prefix, told, num_workers)
-    if told.is_file():
-        content = read_json(told, dict, error=DataError)
+    try:
+        TokenShard(prefix)
+        content = read_json(told, dict, error=DataError) if told.is_file() else {}
+    except DataError as error:
+        raise DataError(f"{error} (kept of {path}: remove {prefix.name}.*, and it is encoded again)") from None
+    if content:
         logger.info("%s: %s", path, content.get("summary"))
-        for problem in content.get("problems", []):
-            logger.warning("left out: %s", problem)
+    for problem in content.get("problems", []):
+        logger.warning("left out: %s", problem)
     return prefix
 
 
 def _is_there(prefix: Path) -> bool:
-    """The index is published last."""
-    return shard_paths(prefix)[1].is_file()
+    """A shard that lacks a file is none."""
+    return all(path.is_file() for path in (*shard_paths(prefix), loss_path(prefix)))
 
 
 def _encode(path: Path, tokenizer_dir: Path, config: ChatConfig, prefix: Path, told: Path, num_workers: int) -> None:

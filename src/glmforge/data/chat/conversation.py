@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from glmforge.data.tokens.loss_weights import MAX_WEIGHT
+from glmforge.data.tokens.loss_weights import MAX_WEIGHT, MIN_WEIGHT
 from glmforge.errors import DataError
 from glmforge.files import parse_json, shown
 
@@ -167,8 +167,8 @@ def _weight(present: Mapping[str, Any], role: str, where: str) -> float | None:
         return None
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise DataError(f"{where}: loss_weight must be a number, not {_quoted(weight)}")
-    if not 0 <= weight <= MAX_WEIGHT:
-        raise DataError(f"{where}: loss_weight {weight:g} must be from 0 to {MAX_WEIGHT:g}")
+    if weight and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        raise DataError(f"{where}: loss_weight {weight:g} must be 0, or from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
     if weight and role != "assistant":
         raise DataError(
             f"{where}: loss_weight {weight:g} in a message of role '{role}': only the assistant's is learnt"

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,15 @@ from glmforge.config.chat import CONVERSATION_SUFFIXES, is_conversation_file
 from glmforge.data.chat.records import RECORD_FIELDS
 from glmforge.data.documents.compression import chunks_of
 from glmforge.data.documents.formats import lines_of
-from glmforge.data.files import arrow_input, printable
+from glmforge.data.files import arrow_input
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
-from glmforge.files import parse_json, shown
+from glmforge.files import escaped, parse_json, shown
 
 MAX_ARRAY_BYTES = 256 << 20
+MAX_LINE_BYTES = 16 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some programs begin UTF-8 with
+_MAX_SPACE = 1 << 20  # before an array; after more of it, the file is one of lines
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -82,19 +85,30 @@ def _files(path: Path) -> list[Path]:
 
 
 def _text_records(path: Path) -> Iterator[RawRecord]:
-    name, chunks = printable(str(path)), chunks_of(path)
+    name, chunks = escaped(str(path)), chunks_of(path)
     first = b""
     for chunk in chunks:
         first += chunk
-        if first.strip():
+        if first.strip() or len(first) > _MAX_SPACE:
             break
+    first = first.removeprefix(_BYTE_ORDER_MARK)
     whole = itertools.chain([first], chunks)
     if first.lstrip().startswith(b"["):
         yield from _array(_whole(whole, path), name)
         return
-    for number, line in enumerate(lines_of(whole), start=1):
+    for number, line in enumerate(lines_of(_bounded_lines(whole, path)), start=1):
         if line.strip():
             yield RawRecord(f"{name}:{number}", line)
+
+
+def _bounded_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
+    """The same chunks, as long as no line is so long that it is none: what a small archive unpacks to has no end."""
+    length = 0
+    for chunk in chunks:
+        length = len(chunk) - chunk.rfind(b"\n") - 1 if b"\n" in chunk else length + len(chunk)
+        if length > MAX_LINE_BYTES:
+            raise DataError(f"{path}: a line of over {MAX_LINE_BYTES:,} bytes: is it a file of conversations?")
+        yield chunk
 
 
 def _whole(chunks: Iterator[bytes], path: Path) -> str:
@@ -135,7 +149,7 @@ def _skip_space(text: str, place: int) -> int:
 
 
 def _parquet(path: Path) -> Iterator[RawRecord]:
-    name = printable(str(path))
+    name = escaped(str(path))
     with needed_for(f"{path}:"):
         import pyarrow
         from pyarrow import parquet

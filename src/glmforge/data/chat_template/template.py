@@ -63,6 +63,10 @@ def render(
         raise DataError(
             f"the chat template is refused: {_in_words(error)}; use the one that GLM was published with"
         ) from error
+    except TemplateSyntaxError as error:
+        raise DataError(
+            f"the chat template is not Jinja: {_in_words(error)}; use the one that GLM was published with"
+        ) from error
     except TEMPLATE_FAULTS as error:
         raise DataError(
             f"the chat template fails on a conversation of {len(plain)} messages: {_in_words(error)}"

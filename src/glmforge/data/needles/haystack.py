@@ -5,6 +5,7 @@ stop, question or exclamation mark, or in one of the usual marks with a space be
 length is cut and filled exactly, and is never encoded again.
 """
 
+import string
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,8 +72,20 @@ class SentenceEnds:
         return ids[begin : begin + int(places[-1])], places
 
 
+_CHARACTERS = f"{string.digits} {string.ascii_letters}.\n"
+
+
 def make_haystack(shard: TokenShard | None, tokenizer: Tokenizer) -> Haystack:
-    """Text of `shard`, or made-up sentences."""
+    """Text of `shard`, or made-up sentences.
+
+    Raises:
+        DataError: the tokenizer loses characters, so that no answer would stand in the text.
+    """
+    if tokenizer.decode(tokenizer.encode(_CHARACTERS)) != _CHARACTERS:
+        raise DataError(
+            "the tokenizer does not give back the digits, letters and line breaks that it encodes: take one that does, "
+            "such as 'glmforge data tokenizer' makes"
+        )
     return PlainHaystack(tokenizer) if shard is None else ShardHaystack(shard, tokenizer)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from glmforge.data.files import discard_partial, disk_errors, partial_path, publish, refuse_unwritable
+from glmforge.data.files import discard_partial, disk_errors, open_partial, publish, refuse_unwritable
 from glmforge.data.needles.build import NeedleTest, NeedleTests
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -43,17 +43,16 @@ def write_needles(
         return
     refuse_unwritable(out, overwrite)
     make = {NeedleFormat.questions: _question, NeedleFormat.conversations: _conversation}[form]
-    try:
-        with disk_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with partial_path(out).open("w", encoding="utf-8") as file:
-                for test in _told(tests, progress):
-                    file.write(json.dumps(make(test, tests.tokenizer), ensure_ascii=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        publish(out)
-    finally:
-        discard_partial(out)
+    with disk_errors(out), open_partial(out) as file:
+        try:
+            for test in _told(tests, progress):
+                line = json.dumps(make(test, tests.tokenizer), ensure_ascii=False)
+                file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+            publish(out)
+        finally:
+            discard_partial(out)
 
 
 def _write_shard(tests: NeedleTests, prefix: Path, overwrite: bool, progress: Progress) -> None:

@@ -32,8 +32,9 @@ from glmforge.data.files import discard_partial, disk_errors, mapped, partial_pa
 from glmforge.errors import DataError
 
 MAX_WEIGHTS = 256
-MAX_WEIGHT = 1e4
-"""A larger weight is a mistake: it would drown all other tokens of a batch."""
+MIN_WEIGHT, MAX_WEIGHT = 1e-4, 1e4
+"""Of tokens that are learnt. Others are a mistake: a larger weight would drown all other tokens of a batch, and in one
+of much smaller ones dividing by their sum would overflow."""
 
 _MAGIC, _VERSION = b"GLMFLOSS", 1
 _HEADER = struct.Struct("<8sIIQ32s")
@@ -50,6 +51,7 @@ class LossWeights:
         path: the file.
         checksum: SHA-256 of the codes, which with the weights tells this file from others.
         is_mask: all weights are 0 or 1.
+        any_learnt: some weight is not 0.
 
     Raises:
         DataError: the file is damaged, cut off or of another shard.
@@ -76,6 +78,7 @@ class LossWeights:
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
         self.is_mask = bool(np.isin(self._weights, (0, 1)).all())
+        self.any_learnt = bool(self._weights.any())
 
     @property
     def checksum(self) -> str:
@@ -120,12 +123,12 @@ class LossWeightsWriter:
         """Append the weights of some tokens.
 
         Raises:
-            DataError: a weight is no number from 0 to `MAX_WEIGHT`, there are too many different ones, or the disk is
-                full.
+            DataError: a weight is neither 0 nor from `MIN_WEIGHT` to `MAX_WEIGHT`, there are too many different ones,
+                or the disk is full.
         """
         distinct, inverse = np.unique(weights.astype(np.float32), return_inverse=True)
         if not _are_weights(distinct):
-            raise DataError(f"{self._path}: loss weights must be from 0 to {MAX_WEIGHT:g}")
+            raise DataError(f"{self._path}: loss weights must be 0, or from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
         codes = [self._codes.setdefault(weight, len(self._codes)) for weight in distinct.tolist()]
         if len(self._codes) > MAX_WEIGHTS:
             raise DataError(
@@ -173,4 +176,5 @@ def _checksum(weights: NDArray[np.float32], digest: bytes) -> str:
 
 
 def _are_weights(weights: NDArray[np.float32]) -> bool:
-    return bool((np.isfinite(weights) & (weights >= 0) & (weights <= MAX_WEIGHT)).all())
+    low, high = np.float32(MIN_WEIGHT), np.float32(MAX_WEIGHT)
+    return bool(((weights == 0) | (weights >= low) & (weights <= high)).all())

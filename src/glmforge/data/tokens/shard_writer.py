@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from glmforge.data.files import (
     discard_partial,
     disk_errors,
-    partial_path,
+    open_partial,
     publish,
     refuse_existing,
     write_partial,
@@ -69,8 +69,8 @@ class ShardWriter:
         self._bin_path, self._idx_path, self._json_path = shard_paths(prefix)
         self._paths = (self._bin_path, self._json_path, self._idx_path)  # in the order of publication
         self._loss_path, self._weighted = loss_path(prefix), weighted
-        for path in (*self._paths, self._loss_path):
-            refuse_existing(path, overwrite)
+        self._overwrite = overwrite
+        self._refuse_existing()
         self._code = token_dtype_code(vocab_size)
         self._lengths = array("i")
         self._checksum = hashlib.sha256()
@@ -79,11 +79,15 @@ class ShardWriter:
         self._loss: LossWeightsWriter | None = None
 
     def __enter__(self) -> Self:
-        with disk_errors(self._bin_path):
-            self._bin_path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = partial_path(self._bin_path).open("wb")
-        if self._weighted:
-            self._loss = LossWeightsWriter(self._loss_path)
+        self._file = open_partial(self._bin_path)  # which keeps others from all files of the shard
+        try:
+            self._refuse_existing()  # what another process made meanwhile
+            if self._weighted:
+                self._loss = LossWeightsWriter(self._loss_path)
+        except DataError:
+            self._file.close()
+            discard_partial(self._bin_path)
+            raise
         return self
 
     def __exit__(
@@ -152,6 +156,10 @@ class ShardWriter:
         for path in self._paths:
             publish(path)
         return info
+
+    def _refuse_existing(self) -> None:
+        for path in (*self._paths, self._loss_path):
+            refuse_existing(path, self._overwrite)
 
     def _index(self) -> bytes:
         lengths = np.frombuffer(self._lengths, np.int32)

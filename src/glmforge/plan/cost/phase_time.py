@@ -65,7 +65,7 @@ def phases_at(
 
 def model_flops(config: RunConfig, phase: PhaseConfig, stage: TrainingStage = PRETRAINING) -> float:
     """Of all tokens of a phase; each sequence counts as one document."""
-    per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage)
+    per_token = train_flops_per_token(config.model, phase.seq_len, phase.mtp_loss_weight > 0, stage, config.optim)
     return per_token * phase.num_samples * phase.seq_len
 
 

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
+from glmforge.config.parameter_groups import is_frozen
 from glmforge.plan.counts.flops import role_flops_per_token
 from glmforge.plan.counts.memory import TrainingState, role_state
 from glmforge.plan.stages.stage import Role, TrainingStage
@@ -32,7 +33,7 @@ def summarise_stage(
 ) -> list[RoleSummary]:
     """The stage's models in order; lengths and MTP as for `train_flops_per_token`."""
     return [
-        _summary(config, optim, role, role_flops_per_token(config, mean_attended, with_mtp, role))
+        _summary(config, optim, role, role_flops_per_token(config, mean_attended, with_mtp, role, optim))
         for role in stage.roles
     ]
 
@@ -49,7 +50,7 @@ def stage_as_json(stage: TrainingStage, rows: list[RoleSummary]) -> dict[str, ob
 
 def _summary(config: ModelConfig, optim: OptimConfig, role: Role, flops: float) -> RoleSummary:
     rows = list(role.parameters(config).values())
-    trained = [row for row in rows if role.trains(row)]
+    trained = [row for row in rows if role.trains(row) and not is_frozen(row.name, optim)]
     return RoleSummary(
         name=role.name,
         parameters=sum(row.size for row in rows),

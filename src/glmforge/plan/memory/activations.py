@@ -58,7 +58,8 @@ class LayerActivations:
     """The tensors of the layers of a model under one layout and micro-batch.
 
     `rows`: sequences of the micro-batch; `seq_len`: their tokens, all cp ranks together; `itemsize`: of the compute
-    type; `balance_loss`: whether the routers' scores are asked for; `role`: what of the model is trained.
+    type; `balance_loss`: whether the routers' scores are asked for; `role`: which model of the stage it is;
+    `trains_head`: whether the weight of its head has a gradient.
     """
 
     model: ModelConfig
@@ -69,6 +70,7 @@ class LayerActivations:
     itemsize: int
     balance_loss: bool
     role: Role = MODEL
+    trains_head: bool = True
 
     @cached_property
     def dense(self) -> Passes:
@@ -99,7 +101,7 @@ class LayerActivations:
         share, width = self.share, self.model.hidden_size
         vocabulary = self.model.vocab_size // share.tp
         chunk = min(_HEAD_CHUNK[self.itemsize], share.tokens) * vocabulary
-        weight = vocabulary * width * self.role.trains_all
+        weight = vocabulary * width * self.trains_head
         kept = self.head_gradient + self.itemsize * share.tokens * width + self._norm_bytes
         # Logits, where they are narrow their fp32 copy and its softmax, and the logits of the chunk before.
         logits = (1 + (share.tokens * vocabulary > chunk)) * self.itemsize * chunk + 2 * FP32 * chunk * self._is_narrow
@@ -108,7 +110,7 @@ class LayerActivations:
     @property
     def head_gradient(self) -> int:
         """fp32, of the rows of the vocabulary on this rank."""
-        return FP32 * self.model.vocab_size // self.share.tp * self.model.hidden_size * self.role.trains_all
+        return FP32 * self.model.vocab_size // self.share.tp * self.model.hidden_size * self.trains_head
 
     @property
     def hidden_bytes(self) -> int:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from glmforge.config.layout import Layout
+from glmforge.config.parameter_groups import is_frozen
+from glmforge.config.parameters import EMBEDDING, HEAD
 from glmforge.config.schema import RunConfig
 from glmforge.plan.memory.activations import LayerActivations, Passes
 from glmforge.plan.memory.shards import Shard, Sharding, StageKey, Weight, Weights
@@ -71,6 +73,7 @@ class StageParts:
             self.itemsize,
             phase.aux_loss_weight > 0,
             role,
+            role.trains_all and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
         )
         self.sharding = Sharding(model, layout, self.itemsize)
         self.shards, self.first, self.last = weights.shards(self.sharding)

@@ -1,12 +1,16 @@
 """The stages of a model's training, as far as they differ in work, memory and traffic.
 
-A stage is a list of roles: models that take part in its step, each with what is trained of it. Pre-training has one
-role and trains all of it. LoRA freezes the model and trains adapters. A reward model has one output in place of the
-vocabulary. Training a policy takes up to four models on the same GPUs (actor, reference, critic, reward), of which
-some only run forward.
+The stages of a configuration (`stage: pretrain`, `midtrain`, `sft`) train one whole model, but for what `optim.rules`
+freeze, and differ in settings only. Those that a configuration cannot say yet are planned by name: `lora`, `reward`,
+`policy`.
+
+A stage is a list of roles: models that take part in its step, each with what is trained of it. LoRA freezes the model
+and trains adapters. A reward model has one output in place of the vocabulary. Training a policy takes up to four models
+on the same GPUs (actor, reference, critic, reward), of which some only run forward.
 
 Nothing of a role that is frozen has a gradient or an optimizer state, and it is held in bf16: only what changes in
-small steps needs fp32. What is trained is held in fp32, as everywhere in this project.
+small steps needs fp32. What is trained is held in fp32, as everywhere in this project. What rules freeze is held as
+`precision.frozen` says.
 
 Rollouts and serving train nothing and have no step; `glmforge.plan.serving` counts them.
 """
@@ -17,11 +21,12 @@ from typing import Literal, get_args
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.config.stage import STAGES
 from glmforge.errors import ConfigError
 from glmforge.plan.stages.lora import Lora, adapter_parameters, is_adapter
 
-StageName = Literal["pretrain", "finetune", "lora", "reward", "policy"]
-STAGES: tuple[StageName, ...] = get_args(StageName)
+PLANNED_ONLY = ("lora", "reward", "policy")
+"""Stages that a configuration cannot say yet."""
 PolicyModel = Literal["reference", "critic", "reward"]
 POLICY_MODELS: tuple[PolicyModel, ...] = get_args(PolicyModel)
 
@@ -80,8 +85,13 @@ class Role:
 class TrainingStage:
     """A stage by its name, and the models of its step; the first is the one that the stage is about."""
 
-    name: StageName
+    name: str
     roles: tuple[Role, ...]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a run can train it today, so that the trainer's own step is its."""
+        return self.name in STAGES
 
 
 MODEL = Role("model")
@@ -96,14 +106,14 @@ def find_stage(
 
     Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
     """
-    if lora is not None and name == "pretrain":
-        name = "lora"
-    if name not in STAGES:
-        known = f"known are {', '.join(STAGES)}; for what trains nothing see --rollout and --serve"
+    if name in STAGES and lora is None:
+        return TrainingStage(name, (MODEL,))
+    stage = "lora" if name in STAGES else name
+    if stage not in PLANNED_ONLY:
+        known = f"known are {', '.join((*STAGES, *PLANNED_ONLY))}; for what trains nothing see --rollout and --serve"
         raise ConfigError(f"--stage: '{name}' is none; {known}")
-    if name == "lora" and lora is None:
+    if stage == "lora" and lora is None:
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
-    stage: StageName = STAGES[STAGES.index(name)]
     if stage == "policy":
         return TrainingStage(stage, _policy_roles(lora, policy_models))
     return TrainingStage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))

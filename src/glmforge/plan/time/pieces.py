@@ -1,6 +1,6 @@
 """What the pieces of a pipeline stage take for one micro-batch: its embedding, dense layers, MoE layers, and its head.
 
-Layers of a kind are alike, so a stage's time is that of its pieces, each computed once for a model, a share of the
+Many layers are alike, so a stage's time is that of its pieces, each computed once for a model, a share of the
 batch and a device, and remembered: a search asks for thousands of layouts with the same layers.
 
 Of a pass, what is computed and what is communicated within a layer (along tp, cp and ep) follow one another; FSDP's
@@ -10,27 +10,26 @@ gathers and reductions run beside them and are put together in `glmforge.plan.ti
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from glmforge.config.layout import Layout
+from glmforge.config.optim import ParameterRule
 from glmforge.config.parallel import LowPrecisionMap
 from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
-from glmforge.plan.layout import StageContent
 from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.stages.stage import Role, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.piece import Piece, content_of
 from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
 from glmforge.plan.work.operations import BF16, FP32, Operation, Share
 from glmforge.plan.work.step import held_parameters, stage_operations
 from glmforge.plan.work.traffic import activation_bytes, gathered_bytes, ranks_per_node, reduced_bytes
 from glmforge.plan.work.update_operations import shard_elements
 
-PieceKind = Literal["embedding", "dense", "moe", "head"]
-PIECE_KINDS: tuple[PieceKind, ...] = get_args(PieceKind)
 Parts = dict[str, float]
 """Seconds by what a rank does: "compute", "recompute", "imbalance", or the axis of what it waits for."""
 
@@ -102,62 +101,39 @@ class PieceTime:
         return dict(Counter(self.input) + Counter(self.weight))
 
 
-def pieces_of(stage: StageContent) -> list[PieceKind]:
-    """In the order of the forward pass; MTP layers are part of the head."""
-    numbers: dict[PieceKind, int] = {
-        "embedding": stage.has_embedding,
-        "dense": stage.num_dense,
-        "moe": stage.num_moe,
-        "head": stage.has_head,
-    }
-    return [kind for kind, number in numbers.items() for _ in range(number)]
+def piece_time(piece: Piece, situation: Situation) -> PieceTime:
+    """Of a micro-batch on a rank that has the piece."""
+    passes = _passes(piece, situation)
+    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(piece, situation))
 
 
-def piece_time(kind: PieceKind, situation: Situation) -> PieceTime:
-    """Of a micro-batch on a rank that has a piece of this kind."""
-    passes = _passes(kind, situation)
-    return PieceTime(passes["forward"], passes["input"], passes["weight"], *_weights(kind, situation))
-
-
-def pass_seconds(kind: PieceKind, situation: Situation) -> dict[str, float]:
+def pass_seconds(piece: Piece, situation: Situation) -> dict[str, float]:
     """Of "forward", "input" and "weight", without FSDP's traffic."""
-    return {name: sum(parts.values()) for name, parts in _passes(kind, situation).items()}
+    return {name: sum(parts.values()) for name, parts in _passes(piece, situation).items()}
 
 
-def _passes(kind: PieceKind, situation: Situation) -> dict[str, Parts]:
-    compute = _compute(_ComputeKey.of(kind, situation))
+def _passes(piece: Piece, situation: Situation) -> dict[str, Parts]:
+    compute = _compute(_ComputeKey.of(piece, situation))
     passes = {name: dict(compute[name]) for name in ("forward", "input", "weight")}
-    for direction, axis, seconds in _communication(kind, situation):
+    for direction, axis, seconds in _communication(piece, situation):
         passes[direction][axis] = passes[direction].get(axis, 0.0) + seconds
-    if situation.config.parallel.activation_offload and kind in ("dense", "moe"):
-        copy = _saved_bytes(kind, situation) / situation.machine.host_link
+    if situation.config.parallel.activation_offload and piece.is_layer:
+        copy = _saved_bytes(piece, situation) / situation.machine.host_link
         for direction, parts in (("forward", passes["forward"]), ("input", passes["input"] | passes["weight"])):
             passes[direction]["offload"] = max(0.0, copy - sum(parts.values()))
     return passes
 
 
-def parameters_of(kind: PieceKind, role: Role, situation: Situation) -> tuple[Parameter, ...]:
-    """The rows of a role's table that a piece of this kind has, trained or frozen."""
-    return _parameters(_ParametersKey(situation.config, situation.model, role, kind, situation.with_mtp))
-
-
-def _content(kind: PieceKind, config: RunConfig) -> StageContent:
-    """A stage that is one piece."""
-    model = config.model
-    if kind == "embedding":
-        return StageContent(0, 0, 0, 0, True, False, 0)
-    if kind == "head":
-        last = model.num_hidden_layers
-        return StageContent(last, last, 0, 0, False, True, model.num_nextn_predict_layers)
-    first = 0 if kind == "dense" else model.first_k_dense_replace
-    return StageContent(first, first + 1, int(kind == "dense"), int(kind == "moe"), False, False, 0)
+def parameters_of(piece: Piece, role: Role, situation: Situation) -> tuple[Parameter, ...]:
+    """The rows of a role's table that the piece has, trained or frozen."""
+    return _parameters(_ParametersKey(situation.config, situation.model, role, piece, situation.with_mtp))
 
 
 @dataclass(frozen=True)
 class _ComputeKey:
     config: RunConfig = field(compare=False)
     model: str
-    kind: PieceKind
+    piece: Piece
     share: Share
     with_mtp: bool
     recompute: str
@@ -165,18 +141,19 @@ class _ComputeKey:
     kernels: Kernels
     imbalance: float
     stage: TrainingStage
+    rules: tuple[ParameterRule, ...]
     halves: int
 
     @classmethod
-    def of(cls, kind: PieceKind, situation: Situation) -> "_ComputeKey":
+    def of(cls, piece: Piece, situation: Situation) -> "_ComputeKey":
         config, machine, share = situation.config, situation.machine, situation.share
         # `parallel.ep_overlap`: layers take the halves of a micro-batch in turn.
-        halves = 2 if config.parallel.ep_overlap and kind in ("dense", "moe") else 1
+        halves = 2 if config.parallel.ep_overlap and piece.is_layer else 1
         share = replace(share, tokens=share.tokens // halves, attended=share.attended // halves)
         return cls(
             config,
             situation.model,
-            kind,
+            piece,
             share,
             situation.with_mtp,
             config.parallel.recompute,
@@ -184,6 +161,7 @@ class _ComputeKey:
             situation.kernels,
             situation.imbalance if situation.share.ep > 1 else 1.0,
             situation.stage,
+            tuple(config.optim.rules),
             halves,
         )
 
@@ -191,7 +169,7 @@ class _ComputeKey:
 @lru_cache(maxsize=1 << 14)
 def _compute(key: _ComputeKey) -> dict[str, Parts]:
     found: dict[str, Parts] = {"forward": defaultdict(float), "input": defaultdict(float), "weight": defaultdict(float)}
-    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+    for operation in stage_operations(key.config, key.share, content_of(key.piece, key.config), key.stage):
         for direction, part, seconds in _operation_seconds(operation, key):
             found[direction][part] += key.halves * seconds
             if operation.name.startswith("experts:"):
@@ -248,7 +226,7 @@ class _Slots(NamedTuple):
 def _slots(key: _ComputeKey) -> dict[str, _Slots]:
     """By pass, forward or backward."""
     found = {"forward": _Slots(), "input": _Slots()}
-    for operation in stage_operations(key.config, key.share, _content(key.kind, key.config), key.stage):
+    for operation in stage_operations(key.config, key.share, content_of(key.piece, key.config), key.stage):
         if operation.name.startswith(_BESIDE_THE_LAYERS):
             continue
         slot = next((slot for begin, slot in _SLOT_OF.items() if operation.name.startswith(begin)), "before")
@@ -264,12 +242,12 @@ _BESIDE_THE_LAYERS = ("embedding", "final norm", "head", "cross-entropy", "MTP:"
 """Operations of a stage's ends, which hide nothing."""
 
 
-def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str, float]]:
+def _communication(piece: Piece, situation: Situation) -> list[tuple[str, str, float]]:
     """(pass, axis, seconds) of what a layer waits for."""
     config, layout = situation.config, situation.layout
     sizes: Counter[str] = Counter()
     for role in situation.stage.roles:
-        for axis, size in activation_bytes(config, layout, situation.share, _content(kind, config), role):
+        for axis, size in activation_bytes(config, layout, situation.share, content_of(piece, config), role):
             if axis != "pp" and layout.size(axis) > 1:
                 sizes[axis] += size
     ulysses = config.parallel.context_method == "ulysses"
@@ -290,20 +268,20 @@ def _communication(kind: PieceKind, situation: Situation) -> list[tuple[str, str
             message = size * share / max(1, calls)
             seconds = visible * calls * collective_seconds(of_axis, message, situation.group(axis), situation.machine)
             if axis == "ep":
-                slots = _slots(_ComputeKey.of(kind, situation))[direction]
+                slots = _slots(_ComputeKey.of(piece, situation))[direction]
                 seconds = slots.visible(seconds, in_halves=config.parallel.ep_overlap)
             found.append((direction, axis, seconds))
     return found
 
 
-def _saved_bytes(kind: PieceKind, situation: Situation) -> int:
+def _saved_bytes(piece: Piece, situation: Situation) -> int:
     """What a layer saves for its backward pass, about: the inputs of its products, and what attention reads and writes;
     with everything computed again, its own input alone."""
     config, share = situation.config, situation.share
     if config.parallel.recompute == "full":
         return BF16 * share.normed * config.model.hidden_size
     found = 0
-    for operation in stage_operations(config, share, _content(kind, config), situation.stage):
+    for operation in stage_operations(config, share, content_of(piece, config), situation.stage):
         matmuls = operation.forward.matmuls
         found += operation.forward.bytes if operation.kind == "attention" else 0
         found += matmuls[0].itemsize * matmuls[0].m * matmuls[0].k if matmuls else 0
@@ -320,12 +298,12 @@ def _sent_share(situation: Situation) -> float:
     return places * (1 - (1 - 1 / places) ** choices) / choices
 
 
-def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float]:
+def _weights(piece: Piece, situation: Situation) -> tuple[float, float, float]:
     """Seconds of gathering a piece's weights for a forward and for a backward pass, and of reducing gradients once."""
     config, layout, machine = situation.config, situation.layout, situation.machine
     forward, backward, reduced = Counter[str](), Counter[str](), Counter[str]()
     for role in situation.stage.roles:
-        rows = parameters_of(kind, role, situation)
+        rows = parameters_of(piece, role, situation)
         forwards = role.forwards + role.is_trained
         again = int(role.is_trained and config.parallel.reshards_after_forward)
         for in_layer in (True, False):
@@ -348,10 +326,10 @@ def _weights(kind: PieceKind, situation: Situation) -> tuple[float, float, float
         return found
     # A shard comes from the host before it is gathered, and its gradient goes there, both in fp32.
     shards = sum(
-        shard_elements(row, layout) for role in situation.stage.roles for row in parameters_of(kind, role, situation)
+        shard_elements(row, layout) for role in situation.stage.roles for row in parameters_of(piece, role, situation)
     )
     copy = float(FP32 * shards) / machine.host_link
-    gathered_again = config.parallel.reshards_after_forward and kind in ("dense", "moe")
+    gathered_again = config.parallel.reshards_after_forward and piece.is_layer
     return found[0] + copy, found[1] + copy * gathered_again, found[2] + copy
 
 
@@ -360,10 +338,10 @@ class _ParametersKey:
     config: RunConfig = field(compare=False)
     model: str
     role: Role
-    kind: PieceKind
+    piece: Piece
     with_mtp: bool
 
 
 @lru_cache(maxsize=256)
 def _parameters(key: _ParametersKey) -> tuple[Parameter, ...]:
-    return tuple(held_parameters(key.config, _content(key.kind, key.config), key.role))
+    return tuple(held_parameters(key.config, content_of(key.piece, key.config), key.role))

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.plan.layout import stages_of_pp_rank
-from glmforge.plan.time.pieces import Parts, PieceKind, PieceTime, Situation, pieces_of
+from glmforge.plan.time.piece import Piece, pieces_of
+from glmforge.plan.time.pieces import Parts, PieceTime, Situation
 from glmforge.plan.time.reached import BESIDE_COMMUNICATION
 from glmforge.plan.time.schedules import Pass
 from glmforge.plan.time.update import UpdateTime, update_time
@@ -42,7 +43,7 @@ class RankTime:
         return sum(self.parts.values())
 
 
-def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], pp_rank: int) -> RankTime:
+def rank_time(situation: Situation, times: dict[Piece, PieceTime], pp_rank: int) -> RankTime:
     """Of a rank of `pp_rank`; all of them are alike."""
     config, layout = situation.config, situation.layout
     parallel = config.parallel
@@ -56,9 +57,9 @@ def rank_time(situation: Situation, pieces_by_kind: dict[PieceKind, PieceTime], 
     start = reduce = 0.0
     update = UpdateTime()
     for index, (number, stage) in enumerate(zip(numbers, stages_of_pp_rank(config, layout, pp_rank), strict=True)):
-        kinds = pieces_of(stage)
-        pieces = [pieces_by_kind[kind] for kind in kinds]
-        updated = _update(kinds, situation)
+        held = pieces_of(stage, config, situation.model)
+        pieces = [times[piece] for piece in held]
+        updated = _update(held, situation)
         waits = _fsdp_waits(pieces, situation, micro_batches)
         found: dict[Pass, Parts] = {
             "forward": {"compute": updated.casts, fsdp: waits.forward},
@@ -145,7 +146,7 @@ def _add(sums: Parts, parts: Parts, times: float = 1) -> None:
         sums[part] = sums.get(part, 0.0) + times * seconds
 
 
-def _update(kinds: list[PieceKind], situation: Situation) -> UpdateTime:
+def _update(held: list[Piece], situation: Situation) -> UpdateTime:
     """Of what all the stage's models train."""
     config, layout = situation.config, situation.layout
     parallel = config.parallel
@@ -156,6 +157,6 @@ def _update(kinds: list[PieceKind], situation: Situation) -> UpdateTime:
     gathers = 1 if layout.pp > 1 and layout.fsdp > 1 and not regathers else micro_batches
     found = UpdateTime()
     for role in situation.stage.roles:
-        for kind, number in Counter(kinds).items():
-            found = found.plus(update_time(kind, role, situation, gathers * (1 + again + role.forwards)), number)
+        for piece, number in Counter(held).items():
+            found = found.plus(update_time(piece, role, situation, gathers * (1 + again + role.forwards)), number)
     return found

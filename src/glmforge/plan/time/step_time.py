@@ -6,6 +6,7 @@ optimizer updates the weights. Ranks of the same pipeline place are alike: exper
 `imbalance`, documents are as long as sequences unless `mean_attended` says otherwise.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -20,7 +21,8 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
-from glmforge.plan.time.pieces import PIECE_KINDS, Kernels, PieceKind, Situation, pass_seconds, piece_time
+from glmforge.plan.time.piece import all_pieces
+from glmforge.plan.time.pieces import Kernels, Situation, pass_seconds, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
 from glmforge.plan.time.shared_cores import parts_on_cores
 from glmforge.plan.time.simulate import Span, simulate, spans
@@ -154,7 +156,7 @@ def predict_step(
     """
     phase = config.phases[0]
     situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)
-    pieces = {kind: piece_time(kind, situation) for kind in PIECE_KINDS}
+    pieces = {piece: piece_time(piece, situation) for piece in dict.fromkeys(all_pieces(config, situation.model))}
     ranks = tuple(rank_time(situation, pieces, pp_rank) for pp_rank in range(layout.pp))
     message = _message_seconds(situation)
     before_update = _last_stop(config, layout, ranks, message)
@@ -165,7 +167,9 @@ def predict_step(
     if machine.cores is not None:
         parts = parts_on_cores(config, layout, machine, situation.kernels.implementation)
     found = {part: seconds for part, seconds in parts.items() if seconds > _NOTHING}
-    per_token = train_flops_per_token(config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage)
+    per_token = train_flops_per_token(
+        config.model, mean_attended or phase.seq_len, phase.mtp_loss_weight > 0, stage, config.optim
+    )
     return StepTime(
         machine,
         layout,
@@ -186,16 +190,8 @@ def least_seconds(config: RunConfig, layout: Layout, machine: Machine, stage: Tr
     without a bubble, and FSDP's traffic and the update come on top. Raises `ConfigError` as `predict_step` does.
     """
     situation = _situation(config, layout, machine, Kernels.of(config), stage, 1.0, None)
-    model = config.model
-    numbers: dict[PieceKind, int] = {
-        "embedding": 1,
-        "dense": model.first_k_dense_replace,
-        "moe": model.num_moe_layers,
-        "head": 1,
-    }
-    micro_batch = sum(
-        number * sum(pass_seconds(kind, situation).values()) for kind, number in numbers.items() if number
-    )
+    numbers = Counter(all_pieces(config, situation.model))
+    micro_batch = sum(number * sum(pass_seconds(piece, situation).values()) for piece, number in numbers.items())
     return micro_batch * layout.num_micro_batches(config.phases[0]) / layout.pp
 
 

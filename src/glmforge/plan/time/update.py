@@ -1,7 +1,6 @@
 """What follows a step's passes: the optimizer's update, what its ranks exchange for it, and what a checkpoint copies.
 
-Like the passes, it is counted piece by piece and remembered (`glmforge.plan.time.pieces`). Rules of `optim.rules` that
-single out layers by number are taken from the first layer of each kind.
+Like the passes, it is counted piece by piece and remembered (`glmforge.plan.time.pieces`).
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.stages.stage import Role
 from glmforge.plan.time.expected import expected_seconds
-from glmforge.plan.time.pieces import PieceKind, Situation, parameters_of
+from glmforge.plan.time.piece import Piece
+from glmforge.plan.time.pieces import Situation, parameters_of
 from glmforge.plan.time.reached import Implementation
 from glmforge.plan.work.operations import BF16, FP32
 from glmforge.plan.work.update_operations import shard_elements, update_operations
@@ -45,10 +45,10 @@ class UpdateTime(NamedTuple):
         return UpdateTime(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
 
-def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_step: int) -> UpdateTime:
-    """Of what a role trains of a piece of this kind."""
+def update_time(piece: Piece, role: Role, situation: Situation, casts_per_step: int) -> UpdateTime:
+    """Of what a role trains of the piece."""
     config, layout = situation.config, situation.layout
-    rows = tuple(row for row in parameters_of(kind, role, situation) if role.trains(row))
+    rows = tuple(row for row in parameters_of(piece, role, situation) if role.trains(row))
     return _update(
         _UpdateKey(
             rows,
@@ -56,7 +56,7 @@ def update_time(kind: PieceKind, role: Role, situation: Situation, casts_per_ste
             situation.model,
             role,
             config.optim.model_dump_json(),
-            kind,
+            piece,
             situation.with_mtp,
             (layout.dp_replicate, layout.fsdp, layout.efsdp, layout.tp, layout.ep),
             layout,
@@ -77,7 +77,7 @@ class _UpdateKey:
     model: str
     role: Role
     optim: str
-    kind: PieceKind
+    piece: Piece
     with_mtp: bool
     cuts: tuple[int, ...]
     layout: Layout = field(compare=False)

@@ -77,8 +77,6 @@ class Operation:
 
     Attributes:
         in_model: whether it belongs to what `train_flops_per_token` counts.
-        model_passes: how many times the forward FLOPs that count has of it: forward, gradients of the inputs and of
-            the weights, as far as they are computed.
         again: whether the backward pass computes the forward one a second time.
         repeats: how often today's code does what would be enough once.
         is_update: whether it is done once a step, when all gradients are there.
@@ -90,7 +88,6 @@ class Operation:
     backward: Work = NOTHING
     times: int | Fraction = 1
     in_model: bool = True
-    model_passes: int = 3
     again: bool = False
     repeats: int = 1
     is_update: bool = False
@@ -113,8 +110,10 @@ class Operation:
 
     @property
     def model_flops(self) -> int | Fraction:
-        """Of the step, without what is recomputed."""
-        return self.model_passes * self.times * self.forward.flops * self.in_model
+        """Of the step, without what is recomputed; attention's backward pass counts for two forward ones."""
+        attention = 2 * self.forward.attention_flops * (self.backward.attention_flops > 0)
+        matmuls = sum(matmul.flops for matmul in self.backward.matmuls)
+        return (self.forward.flops + matmuls + attention) * self.times * self.in_model
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,11 @@ from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
+from glmforge.plan.stages.gradients import Gradients
 from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
 from glmforge.plan.work import operations
 from glmforge.plan.work.operations import Operation, Share, done_again
-from glmforge.plan.work.role_operations import forward_alone, trained_by
+from glmforge.plan.work.role_operations import forward_alone, trained_by, under_rules
 from glmforge.plan.work.update_operations import update_operations
 
 
@@ -108,19 +109,44 @@ def stage_operations(
 
 def role_passes(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
     """One micro-batch through a stage of the pipeline, in all the passes that a role makes."""
-    model, recompute = config.model, config.parallel.recompute
+    model = config.model
     if role.is_trained:
-        yield from trained_by(role, _entry(model, share, content))
-        yield from done_again(trained_by(role, _layers(model, share, content)), recompute)
-        yield from trained_by(role, _exit(model, share, content, role.has_vocabulary))
+        gradients = Gradients.of(model, config.optim, role)
+        yield from _trained(role, gradients, 0, _entry(model, share, content))
+        yield from _trained_layers(config, share, content, role, gradients)
+        last = model.num_hidden_layers - 1
+        yield from _trained(role, gradients, last, _exit(model, share, content, role.has_vocabulary))
         if config.phases[0].mtp_loss_weight and role.has_vocabulary:
-            yield from _mtp(config, share, content, role)
+            yield from _mtp(config, share, content, role, gradients)
     passed = chain(
         _entry(model, share, content),
         _layers(model, share, content),
         _exit(model, share, content, role.has_vocabulary),
     )
     yield from forward_alone(role, passed)
+
+
+def _trained(
+    role: Role, gradients: Gradients, layer: int, found: Iterable[Operation], *, adapted: bool = True
+) -> Iterator[Operation]:
+    """The operations as a role that trains runs them, with the gradients that are asked for in `layer`."""
+    if gradients.is_whole:
+        yield from trained_by(role, found, adapted=adapted)
+    else:
+        yield from under_rules(gradients, layer, found)
+
+
+def _trained_layers(
+    config: RunConfig, share: Share, content: StageContent, role: Role, gradients: Gradients
+) -> Iterator[Operation]:
+    model, recompute = config.model, config.parallel.recompute
+    if gradients.is_whole:
+        yield from done_again(trained_by(role, _layers(model, share, content)), recompute)
+        return
+    for layer in range(content.start, content.stop):
+        found = operations.layer(model, share, is_moe=layer >= model.first_k_dense_replace)
+        again = recompute if gradients.in_layer(layer) else "none"
+        yield from done_again(under_rules(gradients, layer, found), again)
 
 
 def _entry(model: ModelConfig, share: Share, content: StageContent) -> Iterator[Operation]:
@@ -141,16 +167,18 @@ def _exit(model: ModelConfig, share: Share, content: StageContent, has_vocabular
             yield from operations.head(model, share)
 
 
-def _mtp(config: RunConfig, share: Share, content: StageContent, role: Role) -> Iterator[Operation]:
+def _mtp(
+    config: RunConfig, share: Share, content: StageContent, role: Role, gradients: Gradients
+) -> Iterator[Operation]:
     """Every depth looks its own tokens up, on the first stage; it has a layer and logits of its own on the last."""
-    model, number = config.model, config.model.num_nextn_predict_layers
-    if not number:
-        return
-    yield from times(number, trained_by(role, _entry(model, share, content), adapted=False))
-    if content.num_mtp:
-        layer = chain(operations.layer(model, share, is_moe=True), operations.mtp_entry(model, share))
-        inner = done_again(trained_by(role, layer, adapted=False), config.parallel.recompute)
-        yield from times(number, chain(inner, trained_by(role, operations.head(model, share), adapted=False)))
+    model, first = config.model, config.model.num_hidden_layers
+    for layer in range(first, first + model.num_nextn_predict_layers):
+        yield from _trained(role, gradients, 0, _entry(model, share, content), adapted=False)
+        if content.num_mtp:
+            inner = chain(operations.layer(model, share, is_moe=True), operations.mtp_entry(model, share))
+            again = config.parallel.recompute if gradients.in_layer(layer) else "none"
+            yield from done_again(_trained(role, gradients, layer, inner, adapted=False), again)
+            yield from _trained(role, gradients, layer, operations.head(model, share), adapted=False)
 
 
 def times(number: int, found: Iterable[Operation]) -> Iterator[Operation]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from glmforge.config.layout import Layout
+from glmforge.config.parameter_groups import is_frozen
 from glmforge.config.parameters import Parameter
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
@@ -174,10 +175,10 @@ def gathered_bytes(
 def reduced_bytes(
     config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int, role: Role = MODEL
 ) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role does not train has none."""
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role or a rule freezes has none."""
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     for row in rows:
-        if role.trains(row):
+        if role.trains(row) and not is_frozen(row.name, config.optim):
             yield shard_axis(row, layout), FP32 * used_elements(row, layout) * times
             yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
 

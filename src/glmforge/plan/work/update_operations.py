@@ -12,7 +12,7 @@ from math import prod
 
 from glmforge.config.layout import Layout
 from glmforge.config.optim import OptimConfig
-from glmforge.config.parameter_groups import parameter_groups
+from glmforge.config.parameter_groups import is_frozen, parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.plan.work.operations import BF16, FP32, Matmul, Operation, Work
 
@@ -34,12 +34,15 @@ def update_operations(
     """
     # The embedding is looked up and the router multiplies in fp32.
     in_bf16 = [row for row in used if row.trained and row.family != "embedding" and "mlp.gate." not in row.name]
-    cast, gradients = _elements(in_bf16, layout), sum(used_elements(row, layout) for row in in_bf16)
+    with_gradient = [row for row in in_bf16 if not is_frozen(row.name, optim)]
+    cast, gradients = _elements(in_bf16, layout), sum(used_elements(row, layout) for row in with_gradient)
     yield Operation(
         "weight casts", "memory", Work((FP32 + BF16) * cast), times=1, in_model=False, repeats=casts_per_step
     )
     # bf16 to fp32 for every micro-batch; from the second on what is there is read as well.
-    accumulated = (BF16 + FP32) * gradients * micro_batches + FP32 * cast * (micro_batches - 1)
+    accumulated = (BF16 + FP32) * gradients * micro_batches + FP32 * _elements(with_gradient, layout) * (
+        micro_batches - 1
+    )
     yield Operation("gradient accumulation", "memory", Work(), Work(int(accumulated)), in_model=False)
 
     names = {row.name for row in used}

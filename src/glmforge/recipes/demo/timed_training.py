@@ -45,6 +45,7 @@ class TimedTraining:
         self._precision, self._num_threads = PRECISIONS[0], 1
         self._token_seconds = math.nan
         self._deadline = self._end = math.inf
+        self._fine_tuning_seconds = 0.0
         self._intervals: list[str] = []
 
     def plan(self) -> RunConfig:
@@ -59,7 +60,8 @@ class TimedTraining:
         total = self._options.minutes * 60
         seconds = pace.training_seconds(total, before, self._screen.elapsed)
         self._end = time.monotonic() + seconds
-        seconds *= 1 - pace.FINE_TUNING_SHARE
+        self._fine_tuning_seconds = seconds * pace.FINE_TUNING_SHARE
+        seconds -= self._fine_tuning_seconds
         self._deadline = time.monotonic() + seconds
         num_steps = pace.steps_within(seconds, setting.step_seconds)
         self._intervals = pace.intervals(num_steps)
@@ -112,11 +114,15 @@ class TimedTraining:
         return config, killed_at, resumed_from
 
     def fine_tune(self) -> RunConfig:
-        """Train what the first run has learnt on conversations, for the time that is left; its configuration."""
+        """Train what the first run has learnt on conversations; its configuration.
+
+        It has the time that is left, and half of what was planned for it where the first run was late.
+        """
         self._screen.heading("Fine-tune on conversations")
         config = self._options.load_sft_config()
         step_seconds = self._token_seconds * config.num_tokens / config.num_steps
-        num_steps = pace.steps_within(self._end - time.monotonic(), step_seconds)
+        seconds = max(self._end - time.monotonic(), self._fine_tuning_seconds / 2)
+        num_steps = pace.steps_within(seconds, step_seconds)
         overrides = [f"precision.compute={self._precision}", f"phases.0.steps={num_steps}", *pace.intervals(num_steps)]
         config = self._options.load_sft_config(overrides)
         write_text(self._options.sft_config_file, dump_config(config))

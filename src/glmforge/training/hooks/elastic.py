@@ -3,6 +3,7 @@
 import logging
 
 from glmforge.checkpoint.load import load_checkpoint
+from glmforge.checkpoint.values import check_values
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.regularization import EwcConfig
 from glmforge.errors import CheckpointError
@@ -20,7 +21,7 @@ class ElasticHook(Hook):
     """Reads the Fisher information and the weights that it belongs to when training starts, each rank its own part.
 
     Both are in the directory that `glmforge fisher` wrote, and not in the run's checkpoints. Raises `CheckpointError`
-    if it is not whole or of another model.
+    if it is not whole, of another model, or no Fisher information.
     """
 
     name = "ewc"
@@ -37,6 +38,9 @@ class ElasticHook(Hook):
         only = {prefix + name for prefix in (FISHER, START) for name in trained}
         try:
             load_checkpoint(self.config.fisher, self._penalty.tensors, only=only)
+            fisher = {name: each for name, each in self._penalty.tensors.items() if name.startswith(FISHER)}
+            check_values(self.config.fisher, fisher, least=0)
+            check_values(self.config.fisher, self._penalty.tensors)
         except CheckpointError as error:
             raise CheckpointError(f"regularization.ewc.fisher: {error}") from None
 

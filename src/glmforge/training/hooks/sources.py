@@ -3,6 +3,7 @@
 Shape: S sources.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ from glmforge.training.records import LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
+logger = logging.getLogger(__name__)
+
 _SUMS = ("total", "tokens", "nll")
 """Label tokens since the run began; then label tokens and summed loss of the steps taken since the last record."""
 
 
 class SourcesHook(Hook):
-    """Records `source_*` and `trained_tokens`, where the objective counts by source. Tokens of each source survive a
-    resume by the sources' names."""
+    """Records `source_*` and `trained_tokens`, where the objective counts by source, and says when a batch has nothing
+    to learn. Tokens of each source survive a resume by the sources' names."""
 
     name = "sources"
     priority = Priority.COLLECT
@@ -29,6 +32,7 @@ class SourcesHook(Hook):
         self._names: Sequence[str] = ()
         self._sums_3S: Tensor | None = None
         self._loaded: dict[str, dict[str, float]] = {}
+        self._has_told = False
 
     @property
     def state_key(self) -> str:
@@ -37,6 +41,8 @@ class SourcesHook(Hook):
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if "source_tokens" in result.metrics:
             self._add([source.name for source in trainer.config.data.sources], result)
+            if not result.metrics["source_tokens"].any():
+                self._tell_empty(trainer)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         sums = self._named_sums()
@@ -69,6 +75,16 @@ class SourcesHook(Hook):
         self._sums_3S[0] += tokens_S
         if result.finite:
             self._sums_3S[1:] += torch.stack((tokens_S, nll_S))
+
+    def _tell_empty(self, trainer: Trainer) -> None:
+        """Say it of the first such batch: its loss of 0 looks like success."""
+        if self._has_told:
+            return
+        self._has_told = True
+        said = "no token of the batch is to be learnt, its loss is 0: look at the data, or raise batch_size"
+        trainer.event("nothing learnt", said)
+        if trainer.world.is_main:
+            logger.warning("step %d: %s", trainer.state.step, said)
 
     def _named_sums(self) -> dict[str, dict[str, float]]:
         """The sums by name, of sources that have any; those no longer configured keep their tokens."""

@@ -1,8 +1,10 @@
 """How fast the run is, and how much memory it takes.
 
 Speed is averaged over the steps since the last record, and nothing waits for the device in between. Model FLOPs are
-added up step by step, as the documents of each batch have their own lengths. Utilisation compares them with the peak of
-this rank's device, taking all ranks' for equal, and is left out where that peak is not known.
+added up step by step, as the documents of each batch have their own lengths; they are those of what the run trains and
+runs, without gradients of frozen weights and MTP layers whose loss has no weight. What fills up a row of packed
+documents is computed like a document, and counts as one. Utilisation compares them with the peak of this rank's device,
+taking all ranks' for equal, and is left out where that peak is not known.
 """
 
 import torch
@@ -24,6 +26,7 @@ class SpeedHook(Hook):
 
     def __init__(self) -> None:
         self._peak_flops: float | None = None
+        self._flops_per_token: dict[bool, tuple[float, float]] = {}
         self._flops: Tensor | float = 0.0
         self._begin()
 
@@ -36,7 +39,7 @@ class SpeedHook(Hook):
         self._seconds += result.seconds
         self._data_seconds += result.data_seconds
         self._tokens += result.tokens
-        self._flops = self._flops + _model_flops(trainer, result)
+        self._flops = self._flops + self._model_flops(trainer, result)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         flops_per_second = self._flops / self._seconds / trainer.world.size
@@ -54,19 +57,19 @@ class SpeedHook(Hook):
     def on_rollback(self, trainer: Trainer) -> None:
         self._begin()
 
+    def _model_flops(self, trainer: Trainer, result: StepResult) -> Tensor | float:
+        """Of a step, over all ranks; not read from the device here."""
+        model, optim, with_mtp = trainer.config.model, trainer.config.optim, trainer.phase.objective.num_mtp > 0
+        if with_mtp not in self._flops_per_token:
+            fixed, first = (train_flops_per_token(model, length, with_mtp, optim=optim) for length in (0, 1))
+            self._flops_per_token[with_mtp] = fixed, first - fixed
+        fixed, per_length = self._flops_per_token[with_mtp]
+        return (fixed + per_length * result.mean_attended_length) * result.tokens
+
     def _begin(self) -> None:
         self._steps = 0
         self._seconds = self._data_seconds = self._tokens = 0.0
         self._flops = 0.0
-
-
-def _model_flops(trainer: Trainer, result: StepResult) -> Tensor | float:
-    """FLOPs of the model in a step, over all ranks; not read from the device here."""
-    model = trainer.config.model
-    with_mtp = trainer.phase.objective.num_mtp > 0
-    fixed = train_flops_per_token(model, 0, with_mtp)
-    per_length = train_flops_per_token(model, 1, with_mtp) - fixed
-    return (fixed + per_length * result.mean_attended_length) * result.tokens
 
 
 def _peak_flops(device: torch.device) -> float | None:

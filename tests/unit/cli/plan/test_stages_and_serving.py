@@ -56,6 +56,18 @@ def test_with_a_gpu_a_stage_is_planned_whole(air: str) -> None:
     assert "31,653,888" in text
 
 
+def test_a_configuration_says_its_stage_and_what_it_freezes(air: str) -> None:
+    """Experts are most of Air's weights, but a token visits few of them."""
+    frozen = "optim.rules=[{match: '*experts*', lr_scale: 0}]"
+    of_file = (air, "stage=sft", "init_from=nowhere", "--gpus", "16", "--gpu", "H100 SXM")
+    whole, found = plan_json(*of_file), plan_json(*of_file, frozen)
+    assert (whole["stage"], found["stage"]) == ("sft", "sft")
+    assert found["models"][0]["trained"] < 0.1 * whole["models"][0]["trained"]
+    assert 4 / 6 < found["flops_per_token"] / whole["flops_per_token"] < 1
+    assert found["step"]["seconds"] < whole["step"]["seconds"]
+    assert "Stage sft in phase main" in plan(*of_file)
+
+
 def test_a_page_has_the_models_of_a_stage(tmp_path: Path) -> None:
     run, page = tmp_path / "tiny.yaml", tmp_path / "plan.html"
     run.write_text(RUN.replace("glm45_air_106b", "tiny").replace("ep: 8, ", "").replace("16384", "64"))
@@ -115,7 +127,8 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--policy-models", "actor"), "add --stage policy"),
         (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
         (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
-        (("--lora", "rank=8", "--dry-run"), "not of stage lora"),
+        (("--lora", "rank=8", "--dry-run"), "no run trains stage lora yet"),
+        (("--stage", "sft"), "--stage: the configuration says 'pretrain'; write stage=sft in place of it"),
         (("--weights", "fp8"), "--weights: is a setting of --serve and --rollout"),
         (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: trains nothing"),
         (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: is shown alone; leave --search out"),

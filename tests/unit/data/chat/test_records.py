@@ -144,7 +144,7 @@ def answering(**fields: object) -> dict[str, object]:
         (answering(tool_calls=[{"name": "f", "arguments": [1]}]), "message 1: arguments of .* must be a mapping"),
         (answering(loss_weight="1"), "message 1: loss_weight must be a number"),
         (answering(loss_weight=True), "message 1: loss_weight must be a number"),
-        (answering(loss_weight=-1), "message 1: loss_weight -1 must be from 0"),
+        (answering(loss_weight=-1), "message 1: loss_weight -1 must be 0, or from"),
         ({"messages": [USER | {"loss_weight": 1}, ANSWER]}, "message 0: loss_weight 1 .* only the assistant's"),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "message 0: needs from"),
         ({"conversations": [{"from": "human"}]}, "message 0: needs from"),

@@ -59,9 +59,32 @@ def test_nothing_is_left_of_a_shard_that_was_not_finished(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_writer_takes_nothing_from_the_first(tmp_path, overwrite):
+    with ShardWriter(tmp_path / "a", 100, overwrite=overwrite, weighted=True) as first:
+        first.add(np.arange(2), np.array([2]), np.ones(2))
+        second = ShardWriter(tmp_path / "a", 100, overwrite=overwrite, weighted=True)
+        with pytest.raises(DataError, match="another process is writing it"), second:
+            pass
+        first.finish("fingerprint", "test", 2)
+        with pytest.raises(DataError, match="exists already"), ShardWriter(tmp_path / "a", 100):
+            pass
+    TokenShard(tmp_path / "a").verify()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".idx", ".json", ".loss"]
+
+
+def test_a_second_writer_that_came_late_replaces_nothing(tmp_path):
+    second = ShardWriter(tmp_path / "a", 100)
+    write(tmp_path / "a")
+    with pytest.raises(DataError, match="exists already"), second:
+        pass
+    TokenShard(tmp_path / "a").verify()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".idx", ".json", ".loss"]
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), 1e6, 1e-30])
 def test_what_is_no_weight_is_refused(tmp_path, bad):
-    with pytest.raises(DataError, match="loss weights must be from 0 to 10000"):
+    with pytest.raises(DataError, match=r"loss weights must be 0, or from 0\.0001 to 10000"):
         write(tmp_path / "a", [*WEIGHTS[:5], bad])
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from glmforge.config import OptimConfig, load_config, load_model_config
 from glmforge.config.layout import resolve_layout
+from glmforge.config.optim import ParameterRule
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import forward_flops_per_token, train_flops_per_token
 from glmforge.plan.counts.memory import training_state
@@ -31,7 +32,7 @@ parallel: {micro_batch_size: 1}
 
 STAGES: dict[str, TrainingStage] = {
     "pretrain": PRETRAINING,
-    "finetune": find_stage("finetune"),
+    "sft": find_stage("sft"),
     "lora": find_stage("lora", Lora(16)),
     "reward": find_stage("reward"),
     "reward lora": find_stage("reward", Lora(16)),
@@ -49,7 +50,7 @@ def run(model: str, *overrides: str) -> Any:
     ("stage", "expected"),
     [
         ("pretrain", 6 * (TRUNK + HEAD + ATTENTION)),
-        ("finetune", 6 * (TRUNK + HEAD + ATTENTION)),
+        ("sft", 6 * (TRUNK + HEAD + ATTENTION)),
         ("lora", 4 * (TRUNK + HEAD) + 6 * (ATTENTION + ADAPTERS)),
         ("reward", 6 * (TRUNK + ATTENTION)),
         ("actor alone", 8 * (TRUNK + HEAD + ATTENTION)),
@@ -79,7 +80,7 @@ def test_mtp_counts_where_a_vocabulary_is_trained() -> None:
     }
     assert added == {
         "pretrain": 6 * MTP,
-        "finetune": 6 * MTP,
+        "sft": 6 * MTP,
         "lora": 4 * MTP,
         "reward": 0,
         "reward lora": 0,
@@ -87,6 +88,17 @@ def test_mtp_counts_where_a_vocabulary_is_trained() -> None:
         "policy": 6 * MTP,
         "policy lora": 4 * MTP,
     }
+
+
+@pytest.mark.parametrize(
+    ("match", "saved"),
+    [("*proj.bias", 0), ("*norm.weight", 0), ("model.embed_tokens.weight", 0), ("lm_head.weight", 2 * HEAD)],
+)
+def test_what_freezing_one_thing_saves(match: str, saved: int) -> None:
+    """Vectors multiply nothing; without the embedding's gradient the first norm still asks for its input's."""
+    config, rule = load_model_config(AIR), ParameterRule(match=match, lr_scale=0)
+    found = train_flops_per_token(config, 16384, with_mtp=False, optim=OptimConfig(rules=[rule]))
+    assert found == 6 * (TRUNK + HEAD + ATTENTION) - saved
 
 
 def test_a_forward_pass_is_a_third_of_training() -> None:
@@ -112,7 +124,7 @@ def test_what_lora_saves_is_the_weights_gradients() -> None:
             for operation in step_operations(config, resolve_layout(config, 1), stage=stage)
             if operation.kind == "matmul" and operation.name != "adapters" and not operation.is_update
         }
-        for stage in (find_stage("finetune"), find_stage("lora", Lora(16)))
+        for stage in (find_stage("sft"), find_stage("lora", Lora(16)))
     )
     for key, operation in lora.items():
         assert 3 * operation.flops == 2 * full[key].flops, key
@@ -124,7 +136,7 @@ def test_state_of_lora() -> None:
     adamw = OptimConfig(matrix_optimizer="adamw")
     full, lora = training_state(config, adamw), training_state(config, adamw, find_stage("lora", Lora(16)))
     biases = 4 * 46 * 128  # the routers', fp32 in every stage
-    assert full.weights == training_state(config, adamw, find_stage("finetune")).weights
+    assert full.weights == training_state(config, adamw, find_stage("sft")).weights
     assert lora.weights == (full.weights - biases) // 2 + biases + 4 * ADAPTERS
     assert (lora.gradients, lora.optimizer) == (4 * ADAPTERS, 8 * ADAPTERS)
 
@@ -200,7 +212,7 @@ def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "sft"}, "known are pretrain, finetune, lora, reward, policy"),
+        ({"name": "finetune"}, "known are pretrain, midtrain, sft, lora, reward, policy"),
         ({"name": "lora"}, "needs its rank"),
         ({"name": "policy", "policy_models": ["teacher"]}, "known are reference, critic, reward"),
     ],

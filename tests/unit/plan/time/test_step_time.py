@@ -39,6 +39,13 @@ LAYOUTS = {
 }
 
 
+LOWER_HALF_FROZEN = (
+    "[{match: '*embed*', lr_scale: 0}, {match: 'model.layers.?.*', lr_scale: 0}, "
+    "{match: 'model.layers.1?.*', lr_scale: 0}, {match: 'model.layers.2[012].*', lr_scale: 0}]"
+)
+"""Of Air's 46 layers."""
+
+
 def step(name: str, machine: Machine, overrides: list[str] | None = None, **options: float) -> StepTime:
     world_size, settings_ = LAYOUTS[name]
     config = load_config(RUN, settings_ + (overrides or []))
@@ -148,7 +155,14 @@ def test_fsdp_s_traffic_hides_behind_long_computations(seq_len: int, least: floa
 
 @pytest.mark.parametrize(
     ("name", "overrides"),
-    [("fsdp", ["parallel.recompute=full"]), ("tp", []), ("1f1b", []), ("zbv", ["parallel.recompute=selective"])],
+    [
+        ("fsdp", ["parallel.recompute=full"]),
+        ("fsdp", ["parallel.recompute=full", f"optim.rules={LOWER_HALF_FROZEN}"]),
+        ("tp", []),
+        ("1f1b", []),
+        ("1f1b", ["optim.rules=[{match: '*experts*', lr_scale: 0}, {match: lm_head.weight, lr_scale: 0}]"]),
+        ("zbv", ["parallel.recompute=selective"]),
+    ],
 )
 def test_pieces_compute_what_the_operations_of_a_step_do(name: str, overrides: list[str]) -> None:
     """The slowest rank's operations one by one, as the roofline lists them, take as long as its pieces together."""
@@ -166,7 +180,7 @@ def test_pieces_compute_what_the_operations_of_a_step_do(name: str, overrides: l
     )
 
 
-@pytest.mark.parametrize("name", ["finetune", "lora", "reward", "policy"])
+@pytest.mark.parametrize("name", ["sft", "lora", "reward", "policy"])
 def test_every_stage_has_a_step(name: str) -> None:
     config = load_config(RUN, ["parallel.dp_replicate=2", "parallel.ep=8"])
     layout, machine = resolve_layout(config, 64), find_machine("h200")
@@ -178,6 +192,16 @@ def test_every_stage_has_a_step(name: str) -> None:
         assert found.parts["fsdp"] < 0.6 * whole.parts["fsdp"]
     if name == "policy":
         assert found.seconds > 1.5 * whole.seconds
+
+
+def test_of_frozen_lower_layers_the_forward_pass_is_left() -> None:
+    """Of the work and of the time, of which norms and gradients that are added up take more backward than forward."""
+    machine = find_machine("h100")
+    whole, half = (step("fsdp", machine, rules) for rules in ([], [f"optim.rules={LOWER_HALF_FROZEN}"]))
+    work = half.model_flops / whole.model_flops
+    assert 2 / 3 < work < 0.72  # the upper half, and head and MTP layer
+    assert work - 0.1 < half.parts["compute"] / whole.parts["compute"] < work
+    assert half.parts["update"] / whole.parts["update"] == pytest.approx(0.5, abs=0.05)
 
 
 def test_halves_of_a_micro_batch_hide_each_other_s_exchanges() -> None:

@@ -35,6 +35,19 @@ parallel: {micro_batch_size: 2}
 """
 
 
+FROZEN = {
+    "head": "[{match: lm_head.weight, lr_scale: 0}]",
+    "experts and router": "[{match: '*experts*', lr_scale: 0}, {match: '*mlp.gate.weight', lr_scale: 0}]",
+    "the lower part": "[{match: '*embed_tokens*', lr_scale: 0}, {match: 'model.layers.[01].*', lr_scale: 0}]",
+    "all but queries": "[{match: '*q_proj*', lr_scale: 1}, {match: '*', lr_scale: 0}]",
+    "all but an output projection": "[{match: '*.1.self_attn.o_proj*', lr_scale: 1}, {match: '*', lr_scale: 0}]",
+    "all but the head": "[{match: lm_head.weight, lr_scale: 1}, {match: '*', lr_scale: 0}]",
+    "all but MTP": "[{match: 'model.layers.2.*', lr_scale: 1}, {match: '*', lr_scale: 0}]",
+}
+"""`optim.rules` of a model with two layers and an MTP layer."""
+QUICK = ("head", "experts and router", "all but an output projection")
+
+
 def run(*overrides: str) -> RunConfig:
     return load_config(RUN, overrides)
 
@@ -109,8 +122,15 @@ def predicted(config: RunConfig) -> Shapes:
         ("parallel.recompute=full",),
         ("parallel.recompute=selective", "optim.lm_head=adamw"),
         ("phases.0.mtp_loss_weight=0", "parallel.micro_batch_size=4"),
+        *(
+            (f"optim.rules={rules}",)
+            if name in QUICK
+            else pytest.param((f"optim.rules={rules}",), marks=pytest.mark.full)
+            for name, rules in FROZEN.items()
+        ),
+        (f"optim.rules={FROZEN['the lower part']}", "parallel.recompute=full"),
     ],
-    ids=["plain", "no MTP", "recompute", "selective", "no MTP loss"],
+    ids=["plain", "no MTP", "recompute", "selective", "no MTP loss", *FROZEN, "the lower part, recompute"],
 )
 def test_matmuls_are_those_that_a_step_runs(overrides: tuple[str, ...]) -> None:
     config = run(*overrides)
@@ -132,6 +152,16 @@ def test_model_flops_are_the_closed_form_of_utilisation(model: str, mean_attende
     found = operations(config, mean_attended=mean_attended)
     per_token = train_flops_per_token(config.model, mean_attended or 64)
     assert sum(operation.model_flops for operation in found) == per_token * 4 * 64
+
+
+@pytest.mark.parametrize("rules", FROZEN.values(), ids=FROZEN)
+@pytest.mark.parametrize("overrides", [(), ("phases.0.mtp_loss_weight=0",)], ids=["MTP", "no MTP loss"])
+def test_model_flops_are_the_closed_form_where_rules_freeze(rules: str, overrides: tuple[str, ...]) -> None:
+    config = run(f"optim.rules={rules}", *overrides)
+    with_mtp = config.phases[0].mtp_loss_weight > 0
+    per_token = train_flops_per_token(config.model, 64, with_mtp, optim=config.optim)
+    assert sum(operation.model_flops for operation in operations(config)) == per_token * 4 * 64
+    assert per_token < train_flops_per_token(config.model, 64, with_mtp)
 
 
 def test_two_operations_of_air_by_hand() -> None:

@@ -18,8 +18,9 @@ LEFT_OUT = {"ep": 0.002, "tp": 0.08}
     [
         (4, ["parallel.tp=2", "parallel.ep=2", "parallel.recompute=full"]),
         (8, ["parallel.pp=2", "parallel.cp=2", "parallel.ep=2"]),
+        (2, ["optim.rules=[{match: '*experts*', lr_scale: 0}, {match: lm_head.weight, lr_scale: 0}]"]),
     ],
-    ids=["tp ep recompute", "pp cp ep"],
+    ids=["tp ep recompute", "pp cp ep", "frozen"],
 )
 def test_bytes_on_each_axis(small_run: str, world_size: int, overrides: list[str]) -> None:
     config = load_config(small_run, overrides)

@@ -98,6 +98,14 @@ def test_mtp_counts_where_it_is_trained(tmp_path: Path) -> None:
     assert record["model_tflops_per_second"] == pytest.approx(expected, rel=1e-12)
 
 
+def test_frozen_weights_count_without_their_gradients(tmp_path: Path) -> None:
+    config = quiet(optim={"rules": [{"match": "*experts*", "lr_scale": 0.0}]})
+    (record,) = records(tmp_path, config, [(16.0, 1.0)])
+    flops = train_flops_per_token(config.model, 16.0, optim=config.optim) * TOKENS
+    assert record["model_tflops_per_second"] == pytest.approx(flops / 1e12, rel=1e-12)
+    assert flops < train_flops_per_token(config.model, 16.0) * TOKENS
+
+
 @pytest.mark.parametrize(
     ("device_name", "compute", "peak"),
     [

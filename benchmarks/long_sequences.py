@@ -1,0 +1,158 @@
+"""Real training steps of long sequences on this machine: the most memory of each rank, against the dry run of the same.
+
+    python benchmarks/long_sequences.py             # 5 minutes on two idle cores, 10 on busy ones
+    python benchmarks/long_sequences.py --quick     # the shorter sequences; writes nothing
+
+The length is real and the model small: one dense and one MoE layer of width 128, two query heads of 32 that share keys
+and values, 2,048 entries of vocabulary. A row is one document, so every token attends to all before it. Layers are
+computed again in the backward pass, in fp32, for which a dry run takes the CPU's kernels. Each rank is a process of one
+thread; with cp 2 both share the row and each layer's weights.
+
+`peak_bytes` are the most bytes of tensors that live at once, as the dry run counts them. `resident_bytes` is the
+operating system's word for it: by how much the process grew, with kernels' workspaces and gloo's buffers, after a short
+step has made it load what it loads once. For that, malloc gives every large block back at once; as it usually works, it
+keeps freed ones and takes up half as much again. `seconds` are those of laying out the model and taking a step.
+"""
+
+import argparse
+import ctypes
+import json
+import resource
+import time
+from typing import Any, NamedTuple
+
+from gloo_ranks import Ranks
+from measured_layouts import watch_memory
+from record import RESULTS, write_result
+
+from glmforge.config.schema import RunConfig
+from glmforge.dryrun.run import dry_run
+from glmforge.observe.environment import process_rss_bytes
+
+CODE = ("src/glmforge/dryrun", "src/glmforge/kernels", "src/glmforge/model", "src/glmforge/optim")
+CODE += ("src/glmforge/parallel", "benchmarks/gloo_ranks.py", "benchmarks/measured_layouts.py")
+TIME_LIMIT_S = 3600
+WARM_UP_TOKENS = 2048
+LARGE_BYTES = 65536
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # of malloc.h
+MODEL: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "moe_intermediate_size": 64,
+    "vocab_size": 2048,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "use_qk_norm": True,
+    "rope_theta": 1e7,
+    "max_position_embeddings": 131072,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 0,
+    "routed_scaling_factor": 1.0,
+    "eos_token_id": [1],
+    "pad_token_id": 1,
+}
+"""Without an MTP layer, whose attention would cost half as much again."""
+
+
+class Case(NamedTuple):
+    name: str
+    seq_len: int
+    ranks: int
+    is_quick: bool
+
+
+CASES = (
+    Case("16,384 tokens on one rank", 16384, 1, is_quick=True),
+    Case("16,384 tokens on two", 16384, 2, is_quick=True),
+    Case("131,072 tokens on two", 131072, 2, is_quick=False),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="to try it: the shorter sequences")
+    options = parser.parse_args()
+    rows = []
+    for case in CASES:
+        if case.is_quick or not options.quick:
+            rows.append(compare(case))
+            print(json.dumps(rows[-1]), flush=True)
+    if not options.quick:
+        write_result("long_sequences", {"cases": rows}, code=CODE)
+
+
+def compare(case: Case) -> dict[str, Any]:
+    """A step of the case on real ranks, and what its dry run says."""
+    config = long_run(case.seq_len, cp=case.ranks)
+    predicted = dry_run(config, case.ranks).peak
+    with Ranks(case.ranks, TIME_LIMIT_S) as ranks:
+        ranks.run(watch, long_run(WARM_UP_TOKENS, cp=case.ranks))
+        measured = ranks.run(watch, config)
+    peaks = [rank["peak_bytes"] for rank in measured]
+    return {
+        "name": case.name,
+        "seq_len": case.seq_len,
+        "cp": case.ranks,
+        "ranks": measured,
+        "peak_bytes": max(peaks),
+        "dry_run_bytes": predicted,
+        "ratio": round(predicted / max(peaks), 4),
+        "resident_bytes": max(rank["resident_bytes"] for rank in measured),
+        "seconds": max(rank["seconds"] for rank in measured),
+    }
+
+
+def long_run(seq_len: int, cp: int) -> RunConfig:
+    """A step of one row; its data need not exist."""
+    sections = {
+        "name": "long",
+        "model": MODEL,
+        "data": {"tokenizer": "none", "sources": [{"name": "text", "path": "none"}]},
+        "phases": [{"name": "main", "steps": 1, "seq_len": seq_len, "batch_size": 1}],
+        "optim": {"lr": 1e-3, "warmup_steps": 0},
+        "parallel": {"cp": cp, "recompute": "full", "micro_batch_size": 1},
+        "precision": {"compute": "fp32"},
+    }
+    return RunConfig.model_validate(sections)
+
+
+def watch(config: RunConfig) -> dict[str, float]:
+    """On a rank: take the step."""
+    _give_blocks_back()
+    before, started = process_rss_bytes(), time.perf_counter()
+    peak = watch_memory(config)
+    seconds = time.perf_counter() - started
+    assert before is not None, "/proc tells what is resident"
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "resident_bytes": most - before, "seconds": round(seconds, 1)}
+
+
+def _give_blocks_back() -> None:
+    libc = ctypes.CDLL("libc.so.6")
+    for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+        assert libc.mallopt(option, LARGE_BYTES), "glibc's malloc can be told"
+
+
+def long_table() -> str:
+    """A row for each case, for docs/plan-accuracy.md."""
+    file = RESULTS / "long_sequences.json"
+    cases = json.loads(file.read_text("utf-8"))["cases"] if file.exists() else []
+    header = "| long rows | peak MB | dry run, MB | dry run / peak | process grew by, MB | step, s |"
+    rows = (
+        f"| {case['name']} | {case['peak_bytes'] / 1e6:.1f} | {case['dry_run_bytes'] / 1e6:.1f} | {case['ratio']:.3f} "
+        f"| {case['resident_bytes'] / 1e6:.0f} | {case['seconds']:.0f} |"
+        for case in cases
+    )
+    return "\n".join((header, "| --- | --- | --- | --- | --- | --- |", *rows)) + "\n"
+
+
+TABLES = [long_table]
+
+
+if __name__ == "__main__":
+    main()
