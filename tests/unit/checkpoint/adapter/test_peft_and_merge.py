@@ -1,11 +1,12 @@
 """What others make of our adapters: PEFT's file and merged weights give the logits of W + scaling * B A."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from glmforge.checkpoint.adapter.base import base_weights
@@ -130,12 +131,13 @@ def test_an_adapter_of_the_packed_parameter_comes_back():
         assert torch.equal(from_packed(packed, part, E), tensor)
 
 
+@pytest.mark.parametrize("experts", [HALVES | DOWN, PACKED | DOWN], ids=["halves", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dtype):
+def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dtype, experts):
     """Without PEFT: every tensor against W + scaling * B A, rounded once, and the others bit for bit."""
     source = tmp_path / "base"
     export_hf(dict(import_hf(base)[1]), CONFIG, source, dtype=dtype, max_shard_bytes=200_000)
-    shapes = ATTENTION | HALVES | DOWN
+    shapes = ATTENTION | experts
     merge(save(tmp_path, shapes, SETTINGS, source), source, tmp_path / "merged")
     assert sorted(p.name for p in (tmp_path / "merged").iterdir()) == sorted(p.name for p in source.iterdir())
     changed = set()
@@ -154,12 +156,26 @@ def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dt
     assert len(changed) == 2 + 3 * E
 
 
+@pytest.mark.parametrize("experts", [HALVES | DOWN, PACKED], ids=["halves", "packed"])
+def test_a_base_with_packed_experts_gets_the_same_weights(tmp_path, base, experts):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    shutil.copy(base / "config.json", packed)
+    save_file({name: tensor.contiguous() for name, tensor in import_hf(base)[1]}, packed / "model.safetensors")
+    for source, name in ((base, "one by one"), (packed, "at once")):
+        merge(save(tmp_path / name, experts, SETTINGS, source), source, tmp_path / name / "merged")
+    one_by_one, at_once = (dict(import_hf(tmp_path / name / "merged")[1]) for name in ("one by one", "at once"))
+    assert all(torch.equal(at_once[name], tensor) for name, tensor in one_by_one.items())
+
+
 def delta_of(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
     """B A for a tensor of the files, None where nothing is adapted."""
     *_, owner, expert, key, _ = name.split(".") if ".experts." in name else ("", "", "", "")
     if owner:
-        a, b = (tensors[f"model.{EXPERTS}.lora_{part}.{key}"][int(expert)] for part in "AB")
-        return b @ a
+        packed = key != "down_proj" and f"model.{EXPERTS}.lora_A.gate_up_proj" in tensors
+        a, b = (tensors[f"model.{EXPERTS}.lora_{p}.{'gate_up_proj' if packed else key}"][int(expert)] for p in "AB")
+        rows = {"gate_proj": slice(0, F), "up_proj": slice(F, 2 * F)}[key] if packed else slice(None)
+        return (b @ a)[rows]
     module = "model." + name.removesuffix(".weight")
     a, b = (tensors.get(f"{module}.lora_{part}.weight") for part in "AB")
     return None if a is None else b @ a
