@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from glmforge.checkpoint.collective import rank, run_each, run_on_rank_zero, run_together, world_size
+from glmforge.checkpoint.collective import all_gather, rank, run_each, run_on_rank_zero, run_together, world_size
 from glmforge.checkpoint.fit import check_fit, specs_of_all_ranks
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
 from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta
 from glmforge.checkpoint.format.read import CachingReader, read_into, stored_tensors
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, is_lite
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
     delete_checkpoint,
@@ -33,6 +34,7 @@ from glmforge.checkpoint.format.store import (
 )
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.node_local.local import LocalStep, find_local_problems, is_one_place, own_share, survey
+from glmforge.checkpoint.node_local.pending import clear_up
 from glmforge.checkpoint.save import RNG_PREFIX, promote, rng_name
 from glmforge.errors import CheckpointError
 
@@ -120,14 +122,14 @@ def load_checkpoint(
 def load_rng_state(path: Path) -> Tensor | None:
     """This rank's generator state in the checkpoint `path` (uint8), None if none was saved.
 
-    With another number of ranks than saved it, no rank's state has a successor, and the result is None on
-    all.
+    With another number of ranks than saved it, no rank's state has a successor, and the result is None on all; as it
+    is where some rank's was not saved, or lay on a node that is gone. All ranks call this together.
     """
     if read_meta(path).world_size != world_size():
         return None
     reader = CachingReader(path)
     stored = stored_tensors(reader.read_metadata(), rng_name(rank())).get(rng_name(rank()))
-    if stored is None:
+    if not all(all_gather(stored is not None)) or stored is None:
         return None
     state = torch.empty(stored.size, dtype=stored.properties.dtype)
     read_into({rng_name(rank()): state}, reader)
@@ -136,6 +138,8 @@ def load_rng_state(path: Path) -> Tensor | None:
 
 def _candidates(root: Path, local_root: Path | None, before_step: int | None) -> list[_Candidate]:
     """All checkpoints, newest first; of one step, those on shared storage first."""
+    run_each(lambda: None)  # no rank writes any more, so what is whole and not published has nobody to publish it
+    run_on_rank_zero(lambda: clear_up(root))
     found = [_Candidate(step_of(path), path, None) for path in run_on_rank_zero(lambda: list_checkpoints(root))]
     if local_root is not None:
         found += [_Candidate(local.step, None, local) for local in survey(local_root)]
@@ -194,7 +198,7 @@ def _load_candidate(
         assert candidate.local is not None
         assert local_root is not None
         path = checkpoint_path(local_root, candidate.step)
-        if not is_one_place(local_root):
+        if not candidate.local.is_everywhere and not is_one_place(local_root):
             path = promote(root, local_root, candidate.step, own_share(local_root, candidate.local))
     return path, _load_whole(path, tensors, config)
 
@@ -224,6 +228,8 @@ def _load_whole(
     convert: bool = False,
 ) -> CheckpointMeta:
     reader = CachingReader(path)
+    if run_each(lambda: is_lite(path)):
+        tensors = _without_moments(path, tensors)
     wanted = specs_of_all_ranks(tensors)
 
     def check() -> CheckpointMeta:
@@ -236,3 +242,17 @@ def _load_whole(
     meta = run_each(check)
     run_each(lambda: read_into(tensors, reader))
     return meta
+
+
+def _without_moments(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a checkpoint of mode lite has; the optimizer begins anew, which is said."""
+    moments = [tensor for name, tensor in tensors.items() if not name.startswith(PARAMETER_PREFIX)]
+    for tensor in moments:
+        tensor.detach().zero_()
+    if moments and rank() == 0:
+        logger.warning(
+            "%s has weights and position only (checkpoint.mode lite): the optimizer's moments and the generators begin "
+            "anew",
+            path,
+        )
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER_PREFIX)}

@@ -120,7 +120,7 @@ def consolidate(
     names = read_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts is not None else ["localhost"]
     name, local_dir = _name_and_local_dir(run_dir, local_dir)
     transfers = Transfers()
-    with _interruptible("what has arrived whole is kept, run it again"), _progress(binary=True) as progress:
+    with interruptible("what has arrived whole is kept, run it again"), progress_bar(binary=True) as progress:
         tasks = {name: progress.add_task(name, total=None) for name in names}
         done = collect(
             RunDirectory(run_dir).checkpoints,
@@ -164,7 +164,7 @@ def reset_optimizer(
     from glmforge.config.load import load_config
 
     run = load_config(config) if config is not None else None
-    with _interruptible("nothing was written"), _progress() as progress:
+    with interruptible("nothing was written"), progress_bar() as progress:
         task = progress.add_task("tensors", total=None)
         path, notes = reset(
             source,
@@ -197,7 +197,7 @@ def diff(
     """
     from glmforge.checkpoint.diff import compare_checkpoints
 
-    with _progress(shown=not as_json) as progress:
+    with progress_bar(shown=not as_json) as progress:
         task = progress.add_task("tensors", total=None)
         found = compare_checkpoints(
             a, b, prefix=only, advance=lambda done, total: progress.update(task, completed=done, total=total)
@@ -242,7 +242,8 @@ def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Pat
 
 
 @contextmanager
-def _interruptible(hint: str) -> Iterator[None]:
+def interruptible(hint: str) -> Iterator[None]:
+    """On Ctrl-C, say what has become of the work, and end as a program that was interrupted."""
     try:
         yield
     except KeyboardInterrupt:  # typer ends with 130, too, but says nothing
@@ -250,7 +251,7 @@ def _interruptible(hint: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _progress(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":
+def progress_bar(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":
     """Bars on stderr: what a command prints may be read by another one."""
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

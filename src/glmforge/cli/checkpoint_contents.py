@@ -124,7 +124,7 @@ def show_checkpoint(path: Path) -> None:
 
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
-    for name, value in _facts(read_meta(path)):
+    for name, value in [*_facts(read_meta(path)), *_adapter_facts(path)]:
         facts.add_row(name, value)
     files = Table("file", "size", "SHA-256")
     for name, record in read_manifest(path).files.items():
@@ -152,4 +152,18 @@ def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:
         ("saved (UTC)", meta.created),
         ("revision", meta.git_revision or "not from a git checkout"),
         ("versions", ", ".join(f"{library} {version}" for library, version in meta.versions.items())),
+    ]
+
+
+def _adapter_facts(path: Path) -> list[tuple[str, str]]:
+    """What a checkpoint of adapters says beside; 'glmforge adapter show' has the tensors."""
+    from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter, read_description
+
+    if not is_sharded_adapter(path):
+        return []
+    found = read_description(path)
+    base = found.base
+    return [
+        ("adapters", f"rank {found.settings.rank}, mode {found.mode}, {found.num_shards} shards"),
+        ("base weights", f"{base.source}, fingerprint {base.fingerprint[:16]}" if base else "not noted"),
     ]

@@ -25,7 +25,7 @@ from glmforge.checkpoint.convert import export_hf, load_hf_into
 from glmforge.checkpoint.convert import hf_node_copy as node_copy_module
 from glmforge.checkpoint.convert.hf_load import NUM_READERS
 from glmforge.checkpoint.convert.hf_node_copy import copy_to_node, noted_checksum
-from glmforge.checkpoint.convert.safetensors_read import BLOCK_BYTES
+from glmforge.checkpoint.format.safetensors_read import BLOCK_BYTES
 from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.config.layout import Layout
 from glmforge.errors import CheckpointError, ConfigError, GlmforgeError

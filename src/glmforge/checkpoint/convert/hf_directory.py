@@ -69,7 +69,7 @@ class ExportPlan:
         _write_json(directory / "config.json", hf_config(self.config, self.dtype))
         _write_json(directory / "generation_config.json", hf_generation_config(self.config))
         if tokenizer_dir is not None:
-            _copy_tokenizer(tokenizer_dir, directory)
+            copy_tokenizer(tokenizer_dir, directory)
 
 
 def plan_export(
@@ -124,6 +124,15 @@ def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
     fsync_file(file)
 
 
+def copy_tokenizer(source: Path, target: Path) -> list[str]:
+    """Copy what a tokenizer consists of, and force it to the disk; the names of the files."""
+    names = [name for name in _TOKENIZER_FILES if (source / name).exists()]
+    for name in names:
+        shutil.copyfile(source / name, target / name)
+        fsync_file(target / name)
+    return names
+
+
 def _check_target(out_dir: Path, overwrite: bool) -> None:
     if not out_dir.exists() or (overwrite and (out_dir / INDEX_FILE).exists()):
         return
@@ -157,13 +166,6 @@ def _fill_shards(pieces: Sequence[Piece], dtype: torch.dtype, max_shard_bytes: i
         shards[-1].append(piece)
         filled += size
     return shards
-
-
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    for name in _TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, target / name)
-            fsync_file(target / name)
 
 
 def _write_json(file: Path, content: object) -> None:

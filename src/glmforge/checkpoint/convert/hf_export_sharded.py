@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.checkpoint.collective import rank, run_each, run_on_rank_zero, world_size
-from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_directory import (
     ExportPlan,
     check_files,
@@ -28,6 +27,7 @@ from glmforge.checkpoint.convert.hf_directory import (
 from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.convert.parts import Parts
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.store import make_partial, publish
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table

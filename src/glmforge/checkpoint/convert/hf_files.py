@@ -26,8 +26,8 @@ from glmforge.checkpoint.convert.hf_names import (
     published_pieces,
     whole_piece,
 )
-from glmforge.checkpoint.convert.safetensors_header import StoredTensor, read_header
-from glmforge.checkpoint.convert.safetensors_read import TensorFile
+from glmforge.checkpoint.format.safetensors_header import StoredTensor, read_header
+from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config import ModelConfig, load_model_config
 from glmforge.config.parameters import HEAD, parameter_table
@@ -182,6 +182,10 @@ class Shards:
     def dtype(self, name: str) -> torch.dtype:
         """Type of a tensor, without reading it."""
         return self._stored(name).dtype
+
+    def start(self, name: str) -> int:
+        """Where in its file the bytes of a tensor begin."""
+        return self._stored(name).start
 
     def read(self, name: str) -> Tensor:
         return self.read_part(name, tuple(slice(0, size) for size in self.shape(name)))

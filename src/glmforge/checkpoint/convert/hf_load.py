@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.collective import rank, run_each
-from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
 from glmforge.checkpoint.convert.hf_names import Piece, duplicates, mtp_prefixes
-from glmforge.checkpoint.convert.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
+from glmforge.checkpoint.format.boxes import Box
+from glmforge.checkpoint.format.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import ModelConfig

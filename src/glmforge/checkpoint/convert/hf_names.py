@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from glmforge.checkpoint.convert.boxes import Box
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import EMBEDDING, HEAD, Parameter, Shape
 

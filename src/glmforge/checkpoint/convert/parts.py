@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.collective import all_gather
-from glmforge.checkpoint.convert.boxes import Box
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.parallel.placement import local_chunk
 
 _MAX_DIMS = 3

@@ -24,9 +24,10 @@ from torch.futures import Future
 
 from glmforge.checkpoint.format.inert_pickle import InertPickleError
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
-from glmforge.checkpoint.format.shard_metadata import read_shard_metadata
+from glmforge.checkpoint.format.shard_metadata import METADATA_FILE, read_shard_metadata
+from glmforge.checkpoint.format.sharded_adapter import DESCRIPTION_FILE, is_sharded_adapter, read_slice_metadata
 from glmforge.checkpoint.format.shards import dcp_errors_in_words
-from glmforge.checkpoint.format.stored_part import StoredPart, read_part_header
+from glmforge.checkpoint.format.stored_part import StoredPart, plain_part, read_part_header
 from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 
@@ -60,6 +61,10 @@ class StoredTensors(Mapping[str, Tensor]):
         """Shape of a tensor, without reading it."""
         return self._stored[self._prefix + name].size
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Type of a tensor, without reading it."""
+        return self._stored[self._prefix + name].properties.dtype
+
     def __iter__(self) -> Iterator[str]:
         return (name.removeprefix(self._prefix) for name in self._stored)
 
@@ -68,15 +73,25 @@ class StoredTensors(Mapping[str, Tensor]):
 
 
 class CachingReader(FileSystemReader):
-    """DCP's reader without its unpickling; the metadata of a checkpoint (megabytes for a large model) is read once."""
+    """DCP's reader without its unpickling; the metadata of a checkpoint (megabytes for a large model) is read once.
+
+    Adapters in slices (`sharded_adapter`) are read as well, planned by DCP all the same.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._metadata: Metadata | None = None
+        self._is_sliced = is_sharded_adapter(path)
+
+    @property
+    def metadata_file(self) -> str:
+        """Name of the file that says where the tensors lie."""
+        return DESCRIPTION_FILE if self._is_sliced else METADATA_FILE
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         if self._metadata is None:
-            self._metadata = read_shard_metadata(Path(self.path))
+            read = read_slice_metadata if self._is_sliced else read_shard_metadata
+            self._metadata = read(Path(self.path))
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -125,8 +140,10 @@ class CachingReader(FileSystemReader):
         stored, place = metadata.state_dict_metadata[index.fqn], metadata.storage_data[index]
         assert isinstance(stored, TensorStorageMetadata)
         try:
-            part = read_part_header(stream, place.offset, place.length)
             sizes = next(tuple(chunk.sizes) for chunk in _candidates(stored, index) if chunk.offsets == index.offset)
+            if self._is_sliced:  # its header has been compared already
+                return plain_part(stored.properties.dtype, sizes, place.offset)
+            part = read_part_header(stream, place.offset, place.length)
             if (part.dtype, part.shape) != (stored.properties.dtype, sizes):
                 raise InertPickleError(f"{part.dtype} {list(part.shape)} instead of {stored.properties.dtype} {sizes}")
         except InertPickleError as error:

@@ -120,7 +120,7 @@ def _tensor(name: str, value: object) -> TensorStorageMetadata:
     if type(chunks) is not list or not name.isprintable():
         raise InertPickleError(f"{name[:100]!r} has no parts")
     boxes = [_box(chunk) for chunk in chunks]
-    if not _fill(size, boxes):
+    if not fill(size, boxes):
         raise InertPickleError(f"the parts of {name} do not make up {list(size)}")
     parts = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in boxes]
     return TensorStorageMetadata(TensorProperties(_dtype(fields.get("properties"))), torch.Size(size), parts)
@@ -139,7 +139,7 @@ def _box(value: object) -> _Box:
     return size_of(fields.get("offsets")), size_of(fields.get("sizes"))
 
 
-def _fill(size: tuple[int, ...], boxes: list[_Box]) -> bool:
+def fill(size: tuple[int, ...], boxes: list[_Box]) -> bool:
     """Whether the boxes lie within `size`, do not overlap and leave nothing out."""
     for offsets, sizes in boxes:
         if not len(offsets) == len(sizes) == len(size):

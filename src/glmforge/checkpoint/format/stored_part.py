@@ -66,6 +66,12 @@ class StoredPart(NamedTuple):
         return torch.from_numpy(memory).view(self.dtype).as_strided(tuple(sizes), self.strides)
 
 
+def plain_part(dtype: torch.dtype, shape: tuple[int, ...], first_byte: int) -> StoredPart:
+    """A part that lies in a file element by element, without a header of its own."""
+    strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    return StoredPart(dtype, shape, strides, 0, first_byte)
+
+
 def read_part_header(file: BufferedReader, start: int, length: int) -> StoredPart:
     """The part in the archive [start, start + length) of `file`. Raises `InertPickleError`, `OSError`."""
     try:

@@ -1,8 +1,9 @@
 """Is a checkpoint whole, and nothing but a checkpoint? Checksums first, then what the files say.
 
 Checksums show that the files are those that somebody listed; they say nothing about who, or what is in them. So the
-contents are read as a load would read them, up to the numbers of the tensors: `meta.json`, DCP's metadata with its
-places, and the header of every stored part. What is no tensor, names code or points elsewhere is a problem.
+contents are read as a load would read them, up to the numbers of the tensors: `meta.json`, the metadata (DCP's, or that
+of adapters in slices) with its places, and the header of every stored part. What is no tensor, names code or points
+elsewhere is a problem.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ from glmforge.checkpoint.format.manifest import MANIFEST_FILE, find_problems, re
 from glmforge.checkpoint.format.meta import META_FILE, read_meta
 from glmforge.checkpoint.format.read import CachingReader
 from glmforge.checkpoint.format.shard_metadata import METADATA_FILE, read_shard_metadata
+from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter, read_description
 from glmforge.errors import CheckpointError
 
 
@@ -20,11 +22,12 @@ def verify_checkpoint(path: Path) -> list[str]:
 
 
 def find_local_metadata_problems(directory: Path) -> list[str]:
-    """What is wrong with DCP's metadata in a step's directory on a node's own disk, which lacks other nodes' files."""
-    if not (directory / METADATA_FILE).exists():
-        return []
+    """What is wrong with the metadata in a step's directory on a node's own disk, which lacks other nodes' files."""
     try:
-        read_shard_metadata(directory, complete=False)
+        if is_sharded_adapter(directory):
+            read_description(directory)
+        elif (directory / METADATA_FILE).exists():
+            read_shard_metadata(directory, complete=False)
     except CheckpointError as error:
         return [str(error)]
     return []
@@ -35,7 +38,7 @@ def _find_problems_inside(path: Path) -> list[str]:
         read_meta(path)
         reader = CachingReader(path)
         stored_in = {place.relative_path for place in reader.read_metadata().storage_data.values()}
-        if unlisted := sorted({METADATA_FILE, META_FILE, *stored_in} - read_manifest(path).files.keys()):
+        if unlisted := sorted({reader.metadata_file, META_FILE, *stored_in} - read_manifest(path).files.keys()):
             return [f"{path / unlisted[0]}: {MANIFEST_FILE} does not list it; take an older checkpoint"]
         return list(reader.find_damaged_parts())
     except OSError as error:

@@ -32,6 +32,8 @@ class LocalStep:
     parts_at: tuple[tuple[Part, ...], ...]
     """For each place the parts that count there, without the records of their files."""
     problems: tuple[str, ...]
+    is_everywhere: bool = False
+    """Whether each place has a copy, so that every rank can read it where it is."""
 
     @property
     def parts(self) -> list[Part]:
@@ -101,11 +103,11 @@ def find_local_problems(root: Path, found: LocalStep) -> list[str]:
 
 def _first_ranks(root: Path) -> list[int]:
     """For each rank the first rank of its place."""
-    places = all_gather(_place(root))
+    places = all_gather(place_of(root))
     return [places.index(place) for place in places]
 
 
-def _place(root: Path) -> tuple[str, ...]:
+def place_of(root: Path) -> tuple[str, ...]:
     """Equal for ranks that see the same directory."""
     try:
         status = root.stat()
@@ -131,13 +133,21 @@ def _list(root: Path) -> dict[int, tuple[list[Part], list[str]]]:
 
 def _combine(step: int, at_places: list[tuple[list[Part], list[str]]]) -> LocalStep:
     saves = whole_saves(part for parts, _ in at_places for part in parts)
-    chosen = saves[0][0] if saves else None
+    chosen = saves[0] if saves else []
+    of_save = [[part for part in parts if not chosen or _is_of(chosen[0], part)] for parts, _ in at_places]
+    everywhere = bool(chosen) and all(whole_saves(parts) for parts in of_save)
+    ranks = {part.rank for part in chosen}  # of one copy: the others would come to lie beside it
 
     def counts(part: Part) -> bool:
-        return chosen is None or (part.save, part.world_size) == (chosen.save, chosen.world_size)
+        return not chosen or everywhere or part.rank in ranks
 
     return LocalStep(
         step,
-        tuple(tuple(filter(counts, parts)) for parts, _ in at_places),
+        tuple(tuple(filter(counts, parts)) for parts in of_save),
         tuple(problem for _, problems in at_places for problem in problems),
+        everywhere,
     )
+
+
+def _is_of(save: Part, part: Part) -> bool:
+    return (part.save, part.world_size) == (save.save, save.world_size)

@@ -8,6 +8,9 @@ files, in `part-<rank>.json`, which appears under its name when the files are on
 parts of all ranks of one save are there and their files match. The files of all nodes in one directory, with a
 manifest made of the parts' records, are an ordinary checkpoint.
 
+Where ranks hold copies of each other's state, fewer than all may be enough: a part then says itself which ranks' parts
+are (`Part.sufficient`).
+
 A step may be saved again, after a return to an older one, and a node may have missed that: parts belong together only
 if they name the same save.
 """
@@ -16,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from glmforge.checkpoint.format.manifest import FileName, FileRecord, find_file_problems
 from glmforge.checkpoint.format.wording import describe_invalid
@@ -38,7 +41,14 @@ class Part(Strict):
     ephemeral: bool
     save: str = ""
     """The same for all ranks of one save, another one whenever the step is saved again."""
+    sufficient: list[list[NonNegativeInt]] = Field(default=[])
+    """Sets of ranks: the parts of each set alone are a checkpoint. Empty: it takes the parts of all ranks."""
     files: dict[FileName, FileRecord]
+
+    @property
+    def enough(self) -> list[set[int]]:
+        """The sets of ranks whose parts are a checkpoint."""
+        return [set(ranks) for ranks in self.sufficient] or [set(range(self.world_size))]
 
 
 def local_root(local_dir: Path, run_name: str) -> Path:
@@ -91,7 +101,8 @@ def find_part_problems(directory: Path, part: Part, *, checksums: bool) -> list[
 
 
 def whole_saves(parts: Iterable[Part]) -> list[list[Part]]:
-    """Of parts of one step from all nodes: those saves of which every rank's is there, in the order of ranks.
+    """Of parts of one step from all nodes: those saves of which enough is there, each by the first set of ranks that
+    is, in the order of ranks.
 
     Normally that is one or none. Copies of a part (of a node asked twice) count once. Whether the files match must
     have been checked where they are.
@@ -100,19 +111,20 @@ def whole_saves(parts: Iterable[Part]) -> list[list[Part]]:
     for part in parts:
         of_save[part.save, part.step, part.world_size][part.rank] = part
     return [
-        [of_rank[rank] for rank in sorted(of_rank)]
-        for (_, _, world_size), of_rank in of_save.items()
-        if of_rank.keys() >= set(range(world_size))
+        [of_rank[rank] for rank in sorted(ranks)]
+        for of_rank in of_save.values()
+        if (ranks := next((ranks for ranks in next(iter(of_rank.values())).enough if ranks <= of_rank.keys()), None))
     ]
 
 
 def missing_ranks(parts: Iterable[Part]) -> list[int]:
     """The ranks whose parts lack to the save that most of `parts` belong to; empty if it is whole."""
-    of_save: dict[tuple[str, int], set[int]] = defaultdict(set)
+    of_save: dict[tuple[str, int], dict[int, Part]] = defaultdict(dict)
     for part in parts:
-        of_save[part.save, part.world_size].add(part.rank)
-    (_, world_size), ranks = max(of_save.items(), key=lambda item: len(item[1]))
-    return sorted(set(range(world_size)) - ranks)
+        of_save[part.save, part.world_size][part.rank] = part
+    of_rank = max(of_save.values(), key=len)
+    lacking = [ranks - of_rank.keys() for ranks in next(iter(of_rank.values())).enough]
+    return min((sorted(ranks) for ranks in lacking), key=len)
 
 
 def merged_records(parts: Iterable[Part]) -> dict[str, FileRecord]:

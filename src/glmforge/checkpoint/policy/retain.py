@@ -43,7 +43,7 @@ def apply_retention(
         raise ValueError(f"keep_last = {keep_last}: at least one checkpoint must stay")
     if keep_ephemeral < 1:
         raise ValueError(f"keep_ephemeral = {keep_ephemeral}: at least one checkpoint must stay")
-    return run_on_rank_zero(lambda: list(_apply_retention(root, keep_last, keep_every_steps, keep_ephemeral)))
+    return run_on_rank_zero(lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral)))
 
 
 def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
@@ -70,15 +70,19 @@ def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
     run_each(delete)
 
 
-def _apply_retention(root: Path, keep_last: int, keep_every_steps: int | None, keep_ephemeral: int) -> Iterator[Path]:
+def delete_old_checkpoints(
+    root: Path, keep_last: int, keep_every_steps: int | None, keep_ephemeral: int
+) -> Iterator[Path]:
+    """`apply_retention` by one process alone; another one may be at it as well. Raises `OSError`."""
     lasting, ephemeral = _whole(root)
     newest = max(map(step_of, [*lasting[:1], *ephemeral[:1]]), default=-1)
     doomed = [path for path in lasting[keep_last:] if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
     doomed += ephemeral[keep_ephemeral:]
     doomed += [path for path in list_rolled_back(root) if step_of(path) < newest]
     for path in doomed:
-        delete_checkpoint(path)
-        yield path
+        with suppress(FileNotFoundError):
+            delete_checkpoint(path)
+            yield path
 
 
 def _whole(root: Path) -> tuple[list[Path], list[Path]]:

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from glmforge.checkpoint.convert import safetensors_read
-from glmforge.checkpoint.convert.boxes import Box
-from glmforge.checkpoint.convert.safetensors_header import read_header
-from glmforge.checkpoint.convert.safetensors_read import TensorFile, cut
+from glmforge.checkpoint.format.boxes import Box
+from glmforge.checkpoint.format.safetensors_header import read_header
+from glmforge.checkpoint.format.safetensors_read import TensorFile, cut
 
 BLOCK_BYTES, SHORT_BYTES = 256, 40
 

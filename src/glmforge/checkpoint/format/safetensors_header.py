@@ -10,6 +10,7 @@ single tensor.
 import math
 import os
 import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,6 +26,9 @@ MAX_HEADER_BYTES = 1 << 24
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of weights that can be read; the others are those of quantized ones."""
 
+STATE_TYPES = TYPES | {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
+"""Those of optimizer and generator states too."""
+
 _LENGTH_BYTES = 8
 _MAX_DIMS = 8
 
@@ -38,7 +42,7 @@ class StoredTensor:
     start: int
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
+def read_header(file: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[str, StoredTensor]:
     """Name -> tensor. Raises `CheckpointError` naming the file if it is missing, damaged or cut off."""
     kind = kind_of(file, error=CheckpointError)
     if kind is None:
@@ -59,7 +63,8 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     end = max([0, *(_place(file, name, entry) for name, entry in header.items())])
     if _LENGTH_BYTES + length + end != size:
         raise _damaged(file, f"{size:,} bytes, and its header promises {_LENGTH_BYTES + length + end:,}")
-    return {name: _tensor(file, name, entry, _LENGTH_BYTES + length) for name, entry in header.items()}
+    first = _LENGTH_BYTES + length
+    return {name: _tensor(file, name, entry, types, first) for name, entry in header.items()}
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
@@ -79,17 +84,17 @@ def _place(file: Path, name: str, entry: object) -> int:
     return int(place[1])
 
 
-def _tensor(file: Path, name: str, entry: dict[str, Any], data: int) -> StoredTensor:
+def _tensor(file: Path, name: str, entry: dict[str, Any], types: Mapping[str, torch.dtype], first: int) -> StoredTensor:
     found, shape, (start, stop) = entry.get("dtype"), entry["shape"], entry["data_offsets"]
-    dtype = TYPES.get(found) if isinstance(found, str) else None
+    dtype = types.get(found) if isinstance(found, str) else None
     if dtype is None:
         raise CheckpointError(
-            f"{shown(file)}: {shown(name)} is of type {reprlib.repr(found)}; only {', '.join(TYPES)} can be read, "
+            f"{shown(file)}: {shown(name)} is of type {reprlib.repr(found)}; only {', '.join(types)} can be read, "
             "and no quantized weights"
         )
     if math.prod(shape) * dtype.itemsize != stop - start:
         raise _damaged(file, f"{shown(name)} has {stop - start:,} bytes for {dtype} {shape}")
-    return StoredTensor(dtype, tuple(shape), data + start)
+    return StoredTensor(dtype, tuple(shape), first + start)
 
 
 def _are_counts(value: object) -> TypeGuard[list[int]]:

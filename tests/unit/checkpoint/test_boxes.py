@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from glmforge.checkpoint.convert.boxes import Box
 from glmforge.checkpoint.convert.hf_names import Piece, published_pieces
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.config.parameters import COMPLETE, Parameter
 
 CASES = {

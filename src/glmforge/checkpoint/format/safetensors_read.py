@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glmforge.checkpoint.convert.boxes import Box
-from glmforge.checkpoint.convert.safetensors_header import StoredTensor
+from glmforge.checkpoint.format.boxes import Box
+from glmforge.checkpoint.format.safetensors_header import StoredTensor
 from glmforge.errors import CheckpointError
 from glmforge.files import shown
 

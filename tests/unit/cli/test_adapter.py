@@ -1,0 +1,48 @@
+"""`glmforge adapter`, from a run's directory to what others load."""
+
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+from glmforge.checkpoint import StoredTensors
+from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.cli.app import app
+from glmforge.config.checkpoint import CheckpointConfig
+from helpers.adapters import SHAPES, make_info, whole_tensors
+from helpers.checkpoints import make_meta
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output + str(result.exception)
+    return result.output
+
+
+def save(run_dir: Path, **config: object) -> None:
+    settings = CheckpointConfig.model_validate(config)
+    saver = AdapterSaver(run_dir / "checkpoints", settings, whole_tensors(0), make_info(), run_name=run_dir.name)
+    saver.save(3, whole_tensors(3), make_meta(3), durable=True)
+
+
+def test_show_names_base_tensors_and_counts(tmp_path):
+    save(tmp_path / "lora")
+    shown = run("adapter", "show", tmp_path / "lora")
+    assert "models/base" in shown
+    assert "model.layers.*.self_attn.q_proj.lora_A.weight" in shown
+    assert f"{sum(torch.Size(shape).numel() for shape in SHAPES.values()):,} parameters in 6 tensors" in shown
+    assert "rank 4, mode full, 1 shards" in run("checkpoint", "show", tmp_path / "lora" / "checkpoints/step-00000003")
+    assert "whole" in run("checkpoint", "verify", tmp_path / "lora")
+    assert run("checkpoint", "diff", *[tmp_path / "lora/checkpoints/step-00000003"] * 2).startswith("equal")
+
+
+def test_gathered_converted_and_back(tmp_path):
+    save(tmp_path / "lora", local_dir=str(tmp_path / "disk"))
+    assert not list((tmp_path / "lora" / "checkpoints").glob("step-*"))
+    gathered = run("adapter", "gather", tmp_path / "lora", "--local-dir", tmp_path / "disk")
+    assert "whole" in gathered
+    run("adapter", "convert", tmp_path / "lora", tmp_path / "peft")
+    run("adapter", "convert", tmp_path / "peft", tmp_path / "back")
+    back = StoredTensors(tmp_path / "back" / "step-00000000", "model.")
+    assert sorted(back) == sorted(SHAPES)
+    assert all(torch.equal(back[name], whole_tensors(3)[f"model.{name}"]) for name in SHAPES)
