@@ -4,7 +4,7 @@
       adapter_model.rank0.safetensors      rank 0's slices of the trained parameters
       training_state.rank0.safetensors     its slices of the optimizer's states, and its generator's state (mode full)
       metadata.json                        the tensors, the slices of each file, the base weights' fingerprint
-      adapter_config.json                  as PEFT reads it, of the adapter that `glmforge adapter convert` makes of it
+      adapter_config.json                  as PEFT reads it, of the adapter that `glmforge adapter merge` makes of it
       meta.json, manifest.json             position and configuration; checksums: as in every checkpoint
 
 DCP's format is not used here because its plan is made by all ranks together, at every save. Which rank writes which
