@@ -64,7 +64,7 @@ def assert_sends(counts: Counts, payload: float) -> None:
         assert payload < sent < OVERHEAD * payload + SMALL_SUMS
 
 
-@pytest.mark.parametrize("micro_batches", [1])
+@pytest.mark.parametrize("micro_batches", [1, 2])
 def test_with_a_copy_per_host_only_gradients_of_adapters_cross_the_link(run: Any, micro_batches: int) -> None:
     """Each of the two ranks of a host sums its half of them with one rank of the other: half of that twice."""
     parallel = ONE_COPY_PER_HOST | {"micro_batch_size": 2 // micro_batches}
