@@ -77,7 +77,7 @@ def test_small_presets_have_every_part_of_the_architecture(name: str) -> None:
 def test_preset_names() -> None:
     names = ["demo", "glm45_355b", "glm45_air_106b", "glm46_355b", "glm_scaled_down", "small_1b", "tiny"]
     assert preset_names() == names
-    assert preset_names("run") == ["demo", "demo_sft"]
+    assert preset_names("run") == ["demo", "demo_sft", "lora"]
 
 
 @pytest.mark.parametrize(
