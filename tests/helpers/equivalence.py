@@ -66,6 +66,8 @@ class Case:
         usual = run_config()
         size = {"steps": NUM_STEPS, "seq_len": SEQ_LEN, "batch_size": NUM_ROWS}
         phase = {"name": "main", "aux_loss_weight": 1e-2} | size
+        if self.lora:
+            phase |= {"mtp_loss_weight": 0.3}  # as elsewhere here: what runs with adapters leave out by default
         return run_config(
             # Weights large enough that attention, experts and routers all matter to the loss.
             model=usual.model.model_dump() | {"initializer_range": 0.15} | self.model,

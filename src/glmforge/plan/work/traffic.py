@@ -166,8 +166,8 @@ def gathered_bytes(
     """
     backward = int(role.is_trained and config.parallel.reshards_after_forward)
     for row in rows:
-        # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
-        size = FP32 if role.trains(row) and "mlp.gate." in row.name else BF16
+        # Routers multiply in fp32, and FSDP casts what it gathers before it sends it.
+        size = FP32 if "mlp.gate." in row.name else BF16
         gathers = role.forwards + role.is_trained + backward * (row.layer is not None)
         yield shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
