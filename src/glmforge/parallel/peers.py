@@ -9,8 +9,8 @@ that of a rank which itself only noticed. What each rank knows for certain it le
 * Of a machine that is lost altogether nobody speaks. A rank that meets an error says that it is still here, and after
   some seconds those are named that have not.
 
-The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot be reached, rank 0 is the one. So rank 0,
-which may be the first to know, ends when the others have heard, too.
+The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot be reached, rank 0 is the one. So rank
+0, which may be the first to know, ends when the others have heard, too.
 """
 
 import json
