@@ -17,7 +17,7 @@ Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), util-linux and iproute2.
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,18 @@ mount --bind {disk} {disk_seen}
 mount -t tmpfs tmpfs /dev/shm
 echo ready
 exec sleep infinity
+"""
+
+_SSH = """#!/bin/sh
+while :; do
+  case $1 in -o) shift 2 ;; --) shift ;; *) break ;; esac
+done
+case $1 in
+{cases}
+*) echo "no host $1" >&2; exit 255 ;;
+esac
+shift
+exec nsenter --target=$keeper --net --uts --mount sh -c "$*"
 """
 
 
@@ -158,6 +170,14 @@ def _connect(first: LinkedHost, second: LinkedHost, rate: str) -> None:
         _run(*host.command("tc", "qdisc", "add", "dev", INTERFACE, *_SLOW.format(rate=rate).split()))
         for interface in ("lo", INTERFACE):
             _run(*host.command("ip", "link", "set", interface, "up"))
+
+
+def write_ssh(file: Path, hosts: Sequence[LinkedHost]) -> Path:
+    """A program to be called as ssh is, by glmforge and by rsync, that runs its command on the host it names."""
+    cases = "\n".join(f"{host.name}) keeper={host.keeper} ;;" for host in hosts)
+    file.write_text(_SSH.format(cases=cases))
+    file.chmod(0o755)
+    return file
 
 
 def _run(*command: str) -> None:

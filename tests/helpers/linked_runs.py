@@ -1,9 +1,10 @@
 """Runs that train adapters of a small model over two linked hosts (helpers.linked_hosts)."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glmforge.checkpoint.convert import export_hf
 from glmforge.config.model import ModelConfig
@@ -94,3 +95,50 @@ class _CountHook(Hook):
 
     def on_evaluation(self, trainer: Any, records: Sequence[Any]) -> None:
         self.counts.evaluations.append((self._last, read_link_bytes()))
+
+
+class Save(NamedTuple):
+    """A save, with the bytes that this rank's host sent and received during it."""
+
+    step: int
+    sent: LinkBytes
+
+
+def count_saves(config: RunConfig, meetings: Path) -> list[Save]:
+    """Of a run that does not save in the background, as this rank sees them.
+
+    The ranks meet before and after each save by files in `meetings`, so that nothing of the steps around it counts.
+    """
+    before, after = _BeforeSave(meetings), _AfterSave(meetings)
+    train(config, [before, after])
+    return [
+        Save(step, LinkBytes(end.sent - began.sent, end.received - began.received))
+        for step, began, end in zip(before.steps, before.readings, after.readings, strict=True)
+    ]
+
+
+class _Meeting(Hook):
+    """Reads the link when all ranks have come here, in each step that saves."""
+
+    def __init__(self, meetings: Path) -> None:
+        self.meetings, self.steps, self.readings = meetings, list[int](), list[LinkBytes]()
+
+    def on_step_end(self, trainer: Any, result: Any) -> None:
+        step = trainer.state.step
+        if step % trainer.config.checkpoint.every_steps:
+            return
+        (self.meetings / f"{step}-{self.name}-{trainer.world.rank}").touch()
+        while len(list(self.meetings.glob(f"{step}-{self.name}-*"))) < trainer.world.size:
+            time.sleep(0.002)  # looks at files that other processes write; the outcome does not depend on it
+        self.steps.append(step)
+        self.readings.append(read_link_bytes())
+
+
+class _BeforeSave(_Meeting):
+    name = "before save"
+
+
+class _AfterSave(_Meeting):
+    name = "after save"
+    priority = Priority.SAVE
+    after = ("checkpoints",)
