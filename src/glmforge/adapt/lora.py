@@ -165,6 +165,7 @@ class ExpertAdapters:
 
     def __init__(self, owner: Experts, scaling: float, base: Matmul) -> None:
         self.owner, self.scaling, self.base = owner, scaling, base
+        self.is_plain = base == owner.matmul  # asked here: torch.compile's trace says no
         self.maps: list[tuple[str, int]] = []
 
     def __call__(
@@ -173,7 +174,7 @@ class ExpertAdapters:
         assert counts_E is not None, "every row belongs to an expert"
         implementation = self.owner.kernels.experts
         factors = self.factors(weight.shape[1])
-        if self.base == self.owner.matmul:
+        if self.is_plain:
             return adapted_expert_linear(
                 x, weight, *factors, counts_E, scaling=self.scaling, implementation=implementation
             )
