@@ -1,4 +1,4 @@
-"""What a GPU needs in the packaged fine-tuning runs, and what frozen weights in bf16 save, in closed forms and dry runs.
+"""What a GPU needs in the packaged fine-tuning runs, and what frozen weights in bf16 save: closed forms and dry runs.
 
     python benchmarks/fine_tuning_memory.py                # all of them, some five minutes on two idle cores
     python benchmarks/fine_tuning_memory.py --only 355b    # those whose name has "355b"; nothing is written
@@ -35,7 +35,6 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "air_8_fp32": ("lora_air_8x80gb", (_FP32,)),
     "air_8_gathered": ("lora_air_8x80gb", ("parallel.ep=1",)),
     "air_8_mtp": ("lora_air_8x80gb", ("phases.0.mtp_loss_weight=0.1",)),
-    "air_8_experts": ("lora_air_8x80gb", ("lora.targets=[q_proj, k_proj, v_proj, o_proj, experts]",)),
     "air_16_one_copy": ("lora_air_2x8h200", _ONE_COPY),
     "air_16_one_copy_fp32": ("lora_air_2x8h200", (*_ONE_COPY, _FP32)),
 }

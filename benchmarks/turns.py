@@ -22,7 +22,7 @@ class Worker:
         losses: of all steps.
     """
 
-    def __init__(self, name: str, arguments: list[str], threads: int) -> None:
+    def __init__(self, name: str, arguments: list[str], threads: int, **environment: str) -> None:
         self.name = name
         self.turns: list[list[float]] = []
         self.losses: list[float] = []
@@ -31,7 +31,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), **environment},
         )
 
     def run(self, steps: int) -> None:

@@ -80,6 +80,9 @@ class ParallelConfig(Strict):
         default=False, description="tp ranks multiply while they gather and scatter, over NVLink; needs compile"
     )
     process_group_timeout_s: PositiveInt = 600
+    join_timeout_s: PositiveInt = Field(
+        default=600, description="how long processes wait for each other at the start, before they give up"
+    )
 
     @property
     def reshards_after_forward(self) -> bool:

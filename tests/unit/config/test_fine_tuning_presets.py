@@ -1,4 +1,4 @@
-"""The packaged runs that fine-tune GLM-4.5 and Air: they load, lie on the GPUs they are named after, and are planned."""
+"""The packaged runs that fine-tune GLM-4.5 and Air: they load, lie on the GPUs that they are for, and are planned."""
 
 import json
 
