@@ -56,7 +56,8 @@ class ParallelConfig(Strict):
     )
     reduce_gradients: Literal["every_micro_batch", "last_micro_batch"] = Field(
         default="every_micro_batch",
-        description="last_micro_batch communicates once per step but keeps whole fp32 gradients until then",
+        description="within each copy of the model: last_micro_batch does it once per step but keeps whole fp32 "
+        "gradients until then. Between copies gradients are summed once per step in any case",
     )
     reshard_after_forward: bool | None = Field(
         default=None,

@@ -11,11 +11,12 @@ from pkgutil import resolve_name
 
 import torch
 
-from glmforge.adapt.lora import begin_magnitudes
-from glmforge.adapt.peft import begin_from
-from glmforge.checkpoint.collective import broadcast
+from glmforge.adapt.begin import begin_adapters
+from glmforge.checkpoint.adapter.base import base_weights
+from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
+from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
-from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
+from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.adapters import is_adapter, table_with
@@ -104,7 +105,7 @@ def _build_trainer(
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
     backend, source = recipe.backend(config, world), recipe.source(config, world)
-    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint)
+    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
     return Trainer(config, backend, source, hooks, bus), checkpoints
@@ -113,6 +114,8 @@ def _build_trainer(
 def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
+    if config.lora is not None:
+        _load_initial_weights(trainer, checkpoints)  # at every start: checkpoints of adapters do not hold them
     checkpoint = None
     if config.fault_tolerance.resume != "never":
         checkpoint = checkpoints.take_up(trainer, config.fault_tolerance.resume_step)
@@ -124,21 +127,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
             "or 'auto'"
         )
-    if checkpoint is None and config.init_from is not None:
-        model = trainer.model
-        base = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])}
-        source = load_initial_weights(
-            config.init_from,
-            base,
-            model.config,
-            checkpoints.tokenizer_fingerprint,
-            cache_dir=config.init_cache_dir,
-        )
-        begin_magnitudes(model)
-        if config.lora is not None and config.lora.init_from is not None:
-            begin_from(config.lora.init_from, model, config.lora)
-        if trainer.world.is_main:
-            logger.info("weights of %s", source)
+    if checkpoint is None and config.lora is not None:
+        begin_adapters(trainer.model, config.lora, checkpoints.base)
+    elif checkpoint is None and config.init_from is not None:
+        _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
@@ -146,6 +138,29 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
+
+
+def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None:
+    """Those of `init_from`, but for adapters."""
+    config, model = trainer.config, trainer.model
+    assert config.init_from is not None
+    source = load_initial_weights(
+        config.init_from,
+        {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])},
+        model.config,
+        checkpoints.tokenizer_fingerprint,
+        cache_dir=config.init_cache_dir,
+    )
+    if trainer.world.is_main:
+        logger.info("weights of %s", source)
+
+
+def _base_of(config: RunConfig) -> BaseWeights | None:
+    """What the run's adapters belong to; None if it has none. Collective."""
+    if config.lora is None or config.init_from is None:
+        return None
+    source = config.init_from
+    return run_on_rank_zero(lambda: base_weights(initial_weights_directory(source)))
 
 
 def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:

@@ -175,12 +175,15 @@ def gathered_bytes(
 def reduced_bytes(
     config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int, role: Role = MODEL
 ) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role or a rule freezes has none."""
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role or a rule freezes has none.
+
+    Copies of the model sum their shards once, after the last micro-batch.
+    """
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     for row in rows:
         if role.trains(row) and not is_frozen(row.name, config.optim):
             yield shard_axis(row, layout), FP32 * used_elements(row, layout) * times
-            yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
+            yield "dp_replicate", int(FP32 * shard_elements(row, layout))
 
 
 def shard_axis(row: Parameter, layout: Layout) -> str:
