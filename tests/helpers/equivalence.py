@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from glmforge.adapt.lora import adapters_of, begin_magnitudes
+from glmforge.adapt.begin import begin_magnitudes
+from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
 from glmforge.config.adapters import table_with
 from glmforge.config.layout import resolve_layout

@@ -146,6 +146,8 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_lora(self) -> Self:
         if self.lora is None:
+            if self.checkpoint.mode == "lite":
+                refuse("checkpoint.mode", "lite is for adapters (lora): leave it out, or set it to full")
             return self
         if self.init_from is None:
             refuse("lora", "adapts trained weights: name them in init_from, or leave this out")

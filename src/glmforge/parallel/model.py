@@ -129,8 +129,13 @@ class ParallelModel:
         self._gathers_mtp = with_mtp
 
     def _sync_gradients(self, model: GlmMoe, *, is_last: bool) -> None:
-        if isinstance(model, FSDPModule) and self.parallel.reduce_gradients == "last_micro_batch":
+        """What FSDP does after the next backward pass. Copies of the model sum their shards once a step in any case."""
+        if not isinstance(model, FSDPModule):
+            return
+        if self.parallel.reduce_gradients == "last_micro_batch":
             model.set_requires_gradient_sync(is_last)
+        else:
+            model.set_requires_all_reduce(is_last)
 
     def _activation(self, rows: tuple[int, int]) -> Tensor:
         world, (num_rows, seq_len) = self.world, rows
