@@ -5,17 +5,18 @@
 
 A guide says that LoRA of GLM-4.5-Air at 16,384 tokens takes 109 GB of each H200. Beside it stand the packaged runs, and
 LoRA of Air with other settings: frozen weights in fp32, one copy of the model over both nodes, experts that are
-gathered instead of tokens that travel, MTP layers that are run.
+gathered instead of tokens that travel, MTP layers that are run. `scripts/doc_tables.py` writes the table of
+docs/lora.md.
 """
 
 import argparse
+import json
 import time
 from typing import Any
 
-from record import write_result
+from record import RESULTS, write_result
 
 from glmforge.config import load_config
-from glmforge.dryrun.run import dry_run
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
@@ -54,6 +55,8 @@ def main() -> None:
 
 
 def _measure(preset: str, settings: tuple[str, ...]) -> dict[str, Any]:
+    from glmforge.dryrun.run import dry_run  # the table needs no torch
+
     world_size, gpu = PRESETS[preset]
     config = load_config(preset, settings)
     started = time.perf_counter()
@@ -82,6 +85,21 @@ def _measure(preset: str, settings: tuple[str, ...]) -> dict[str, Any]:
     )
     return row
 
+
+def table() -> str:
+    """What was found, in Markdown."""
+    runs = json.loads((RESULTS / "fine_tuning_memory.json").read_text("utf-8"))["runs"].values()
+    header = ["run", "GPUs", "tokens of a sequence", "weights, GB", "peak, GB", "of the GPU, %", "closed form, GB"]
+    rows = [header, ["---"] * len(header)]
+    for run in runs:
+        words = " ".join([f"`{run['preset']}`", *(f"`{setting}`" for setting in run["settings"])])
+        sizes = [f"{run[key] / 1e9:.1f}" for key in ("weight_bytes", "peak_bytes")]
+        share, closed = f"{100 * run['share_of_gpu']:.0f}", f"{run['closed_form_bytes'] / 1e9:.1f}"
+        rows.append([words, f"{run['gpus']}", f"{run['seq_len']:,}", *sizes, share, closed])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+TABLES = [table]
 
 if __name__ == "__main__":
     main()
