@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from glmforge.config import dump_config, load_config
 from glmforge.config.load import load_model_config
+from glmforge.config.presets import preset_names
 from glmforge.config.tree import dump, parse, to_value
 from glmforge.errors import ConfigError
 
@@ -248,7 +249,8 @@ def test_wrong_files(text: str, message: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: demo, demo_sft, lora"
+    presets = ", ".join(preset_names("run"))
+    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: {presets}"
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
     assert error_of(tmp_path / "latin.yaml") == f"{tmp_path}/latin.yaml: cannot be read: not UTF-8 text (byte 9)"
     missing = f"{tmp_path}/config.yaml: cannot be read: No such file or directory"
