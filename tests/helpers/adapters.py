@@ -7,11 +7,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from glmforge.checkpoint.adapter.write import AdapterInfo
-from glmforge.checkpoint.format.sharded_adapter import AdapterSettings, BaseWeights
+from glmforge.checkpoint.format.sharded_adapter import BaseWeights
+from glmforge.config.lora import LoraConfig
+from helpers.models import tiny_config
 
 NUM_EXPERTS, RANK, INPUTS, OUTPUTS = 6, 4, 10, 14
 BASE = BaseWeights(source="models/base", fingerprint="0" * 64, num_tensors=3)
-SETTINGS = AdapterSettings(rank=RANK, alpha=8.0)
+LORA = LoraConfig(rank=RANK, alpha=8.0, targets=("q_proj", "experts.down_proj"))
 
 SHAPES = {
     "model.layers.0.self_attn.q_proj.lora_A.weight": (RANK, INPUTS),
@@ -24,7 +26,7 @@ SHAPES = {
 
 
 def make_info(mode: str = "full", **changes: object) -> AdapterInfo:
-    return AdapterInfo(**({"settings": SETTINGS, "mode": mode, "base": BASE} | changes))  # type: ignore[arg-type]
+    return AdapterInfo(**({"model": tiny_config(), "lora": LORA, "mode": mode, "base": BASE} | changes))  # type: ignore[arg-type]
 
 
 def whole_tensors(step: int) -> dict[str, Tensor]:

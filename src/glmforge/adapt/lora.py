@@ -41,8 +41,6 @@ from glmforge.model.placement import first_column, local, sum_over_inputs
 from glmforge.model.router import Router
 from glmforge.model.transformer import GlmMoe
 from glmforge.parallel.build import Extend
-from glmforge.parallel.model import ParallelModel
-from glmforge.parallel.placement import local_chunk
 
 MAGNITUDE = "lora_magnitude_vector"
 
@@ -90,26 +88,6 @@ def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig) -> None:
     is_whole = one.name == one.row.name
     place = 0 if is_whole else [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
     getattr(experts, attribute).maps.append((one.key, place * one.num_outputs))
-
-
-@torch.no_grad()
-def begin_magnitudes(model: ParallelModel) -> None:
-    """Set the magnitudes of DoRA to the lengths of the rows of the weights as they are, so that nothing changes at
-    first. To be called once those are loaded; nothing happens without any. Collective."""
-    tensors = model.state_dict()
-    parts: dict[str, Tensor] = {}
-    for name in tensors:
-        if MAGNITUDE in name:
-            weight, _ = local_chunk(tensors[name.replace(f".{MAGNITUDE}.", ".")])
-            parts[name] = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32).square()
-    # Rows are cut alike, of weights and of magnitudes; where tp cuts inputs instead, ranks have parts of the sums.
-    cut = [name for name in parts if model.table[name].tp_dim is None]
-    if cut:
-        flat = torch.cat([parts[name] for name in cut])
-        model.world.sum(flat, "tp")
-        parts |= zip(cut, flat.split([len(parts[name]) for name in cut]), strict=True)
-    for name, squares in parts.items():
-        local_chunk(tensors[name])[0].copy_(squares.sqrt())
 
 
 class Dropout:

@@ -99,6 +99,11 @@ def _as_nodes_read_it(source: Path, cache_dir: Path | None) -> Path:
     return copy
 
 
+def initial_weights_directory(source: Path) -> Path:
+    """What `init_from` means: itself in Hugging Face format, else a checkpoint. Raises `CheckpointError`."""
+    return _read(source)[0]
+
+
 def check_initial_weights(source: Path, config: ModelConfig) -> None:
     """Refuse what `load_initial_weights` would refuse by what the source says of itself; reads no weights.
 

@@ -2,10 +2,13 @@
 
 Whoever reads a checkpoint of a run with adapters reads them so (`glmforge.checkpoint.pretrained`): exports, generation,
 evaluations. Each weight is merged when it is asked for, in fp32, and experts one at a time, so no more than a weight
-and one expert's product is in memory besides. What has no adapter comes as it lies there.
+and one expert's product is in memory besides. What has no adapter comes as it lies in the base.
+
+Shapes: E experts, r rank, J inputs and O outputs of a map.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,26 +20,30 @@ from glmforge.config.parameters import parameter_table
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The parameters and buffers of the model of `config` by name, from `tensors`, which has the adapters too.
+    """The parameters and buffers of the model of `config` by name.
 
-    Attributes:
-        apart: the tensors, adapters apart from what they adapt.
+    Args:
+        adapters: adapters, and what was trained whole beside them.
+        base: everything else.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], config: ModelConfig, lora: LoraConfig) -> None:
-        self.apart, self._lora = tensors, lora
-        self._names = [name for name in parameter_table(config) if name in tensors]
-        self._maps: dict[str, list[LinearMap]] = {}
-        for one in adapted_maps(config, lora):
-            self._maps.setdefault(one.row.name, []).append(one)
+    def __init__(
+        self, adapters: Mapping[str, Tensor], base: Mapping[str, Tensor], config: ModelConfig, lora: LoraConfig
+    ) -> None:
+        self._adapters, self._base, self._lora = adapters, base, lora
+        self._names = [name for name in parameter_table(config) if name in adapters or name in base]
+        self._maps = maps_by_row(config, lora)
 
     def __getitem__(self, name: str) -> Tensor:
-        weight = self.apart[name]
+        if name in self._adapters:
+            return self._adapters[name]
+        weight = self._base[name]
         if name not in self._maps:
             return weight
         merged = weight.float().clone()
         for one in self._maps[name]:
-            self._merge(merged, one)
+            factors = [self._adapters[part.row.name].float() for part in adapter_parts(one, self._lora)]
+            add_adapter(merged, one, factors, self._lora.scaling)
         return merged
 
     def __iter__(self) -> Iterator[str]:
@@ -45,23 +52,47 @@ class MergedWeights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
-    @torch.no_grad()
-    def _merge(self, weight: Tensor, one: LinearMap) -> None:
-        a, b, *magnitude = (self.apart[part.row.name].float() for part in adapter_parts(one, self._lora))
-        if one.kind == "embedding":
-            weight.addmm_(a.T, b.T, alpha=self._lora.scaling)
-        elif one.kind == "experts":
-            for of_expert, a_rJ, b_Or in zip(_rows_of(weight, one), a, b, strict=True):
-                of_expert.addmm_(b_Or, a_rJ, alpha=self._lora.scaling)
-        else:
-            weight.addmm_(b, a, alpha=self._lora.scaling)
-            for m_O in magnitude:
-                weight.mul_((m_O / torch.linalg.vector_norm(weight, dim=1)).unsqueeze(1))
+
+def maps_by_row(config: ModelConfig, lora: LoraConfig) -> dict[str, list[LinearMap]]:
+    """Name of a parameter -> its maps that are adapted."""
+    found: dict[str, list[LinearMap]] = {}
+    for one in adapted_maps(config, lora):
+        found.setdefault(one.row.name, []).append(one)
+    return found
 
 
-def _rows_of(weight_EOJ: Tensor, one: LinearMap) -> Tensor:
-    """The map's own rows of the packed matrices."""
-    if one.name == one.row.name:
-        return weight_EOJ
-    place = [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
-    return weight_EOJ.narrow(1, place * one.num_outputs, one.num_outputs)
+@torch.no_grad()
+def add_adapter(
+    weight: Tensor, one: LinearMap, factors: Sequence[Tensor], scaling: float, index: tuple[Any, ...] = ()
+) -> None:
+    """Merge the adapter of a map into `weight`, in place, all in fp32.
+
+    Args:
+        weight: the map's parameter, or of packed experts the part `index` of it: an expert, and some of its rows.
+        factors: A [r, J] and B [O, r], with DoRA the magnitudes [O]; of experts [E, r, J] and [E, O, r].
+    """
+    a, b, *magnitude = factors
+    if one.kind == "embedding":
+        weight.addmm_(a.T, b.T, alpha=scaling)
+    elif one.kind == "experts":
+        experts = [(weight, index)] if index else [(w, (e, slice(0, len(w)))) for e, w in enumerate(weight)]
+        for rows_OJ, (expert, rows) in experts:
+            _add_to_expert(rows_OJ, one, a[expert], b[expert], scaling, rows)
+    else:
+        weight.addmm_(b, a, alpha=scaling)
+        for m_O in magnitude:
+            weight.mul_((m_O / torch.linalg.vector_norm(weight, dim=1)).unsqueeze(1))
+
+
+def first_row(one: LinearMap) -> int:
+    """Where the map's own rows begin in those of its parameter."""
+    parts = [part.removesuffix(".weight") for part in one.row.expert_parts]
+    return parts.index(one.key) * one.num_outputs if one.key in parts else 0
+
+
+def _add_to_expert(weight: Tensor, one: LinearMap, a_rJ: Tensor, b_Or: Tensor, scaling: float, rows: slice) -> None:
+    """`weight` is `rows` of one expert's packed matrix."""
+    first = first_row(one)
+    start, stop = max(rows.start, first), min(rows.stop, first + one.num_outputs)
+    if start < stop:
+        weight[start - rows.start : stop - rows.start].addmm_(b_Or[start - first : stop - first], a_rJ, alpha=scaling)

@@ -1,5 +1,6 @@
 """A model and its tokenizer from wherever they lie: a run, a checkpoint, a Hugging Face directory, a preset."""
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,10 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glmforge.checkpoint.convert import import_hf
+from glmforge.checkpoint.adapter.base import base_weights, check_base
+from glmforge.checkpoint.convert import HfTensors, import_hf
 from glmforge.checkpoint.find import find_checkpoint, names_step_of_run
 from glmforge.checkpoint.format.meta import read_meta, stored_config
 from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.format.sharded_adapter import read_adapter
 from glmforge.checkpoint.merged import MergedWeights
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
@@ -21,6 +24,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import CheckpointError, GlmforgeError
 from glmforge.files import kind_of, shown
+from glmforge.model.init import InitialWeights
 from glmforge.model.transformer import GlmMoe
 
 CACHE_LINE = 64
@@ -52,8 +56,24 @@ def open_checkpoint(path: Path) -> StoredModel:
     path = find_checkpoint(path)
     meta = read_meta(path)
     run, weights = stored_config(path, meta), StoredTensors(path, MODEL_PREFIX)
-    merged = weights if run.lora is None else MergedWeights(weights, run.model, run.lora)
-    return StoredModel(path, meta.step, run, merged)
+    if run.lora is None:
+        return StoredModel(path, meta.step, run, weights)
+    return StoredModel(path, meta.step, run, MergedWeights(weights, _base_of(path, run), run.model, run.lora))
+
+
+def _base_of(path: Path, run: RunConfig) -> Mapping[str, Tensor]:
+    """What the adapters of the checkpoint `path` were trained on, from where it lay then."""
+    trained_on = read_adapter(path).base
+    source = Path(trained_on.source)
+    if kind_of(source, error=CheckpointError) is None:
+        raise CheckpointError(
+            f"{path}: holds adapters only, and their base is not in {shown(source)} any more; put it "
+            "back, or merge it with a copy of that ('glmforge adapter merge --full --base')"
+        )
+    check_base(path, trained_on, base_weights(source))
+    is_hf = kind_of(source / "config.json", error=CheckpointError) is not None
+    base: Mapping[str, Tensor] = HfTensors(source) if is_hf else StoredTensors(source, MODEL_PREFIX)
+    return ChainMap(base, InitialWeights(run.model, run.seed))  # type: ignore[arg-type] # is only read
 
 
 def load_pretrained(

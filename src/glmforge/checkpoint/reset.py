@@ -20,6 +20,7 @@ from glmforge.checkpoint.fit import TensorSpec, check_fit
 from glmforge.checkpoint.format.manifest import record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
+from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
@@ -35,8 +36,8 @@ from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
-from glmforge.config.adapters import table_with
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
+from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.optim.optimizer import STATE_DTYPES
@@ -72,6 +73,10 @@ def reset_optimizer(
     holds checkpoints that a run would prefer.
     """
     source = find_checkpoint(source)
+    if is_sharded_adapter(source):
+        raise CheckpointError(
+            f"{source}: holds adapters; to train them on with a fresh optimizer, begin another run with lora.init_from"
+        )
     meta = read_meta(source)
     config = config or stored_config(source, meta, "give one with --config")
     if position == "zero":
@@ -123,14 +128,14 @@ def _free_root(out: Path, step: int) -> Path:
 
 
 def _weights(config: RunConfig) -> dict[str, TensorSpec]:
-    table = table_with(config.model, config.lora)
+    table = parameter_table(config.model)
     halved = held_in_bf16(table, config.optim, config.precision)
     dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
     return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
 def _states(config: RunConfig) -> dict[str, TensorSpec]:
-    states = optimizer_states(table_with(config.model, config.lora), config.optim)
+    states = optimizer_states(parameter_table(config.model), config.optim)
     return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
 

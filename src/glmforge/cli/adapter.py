@@ -14,7 +14,7 @@ from rich.table import Table
 
 from glmforge.cli.checkpoint import consolidate, interruptible, progress_bar
 
-app = typer.Typer(help="Show, collect, convert and merge adapters (LoRA).", no_args_is_help=True)
+app = typer.Typer(help="Show, collect, merge and convert adapters (LoRA).", no_args_is_help=True)
 
 _Adapter = Annotated[Path, typer.Argument(help="A checkpoint of adapters, or a run: its newest whole one; RUN@STEP.")]
 
@@ -30,25 +30,30 @@ def show(path: _Adapter) -> None:
         glmforge adapter show runs/lora
     """
     from glmforge.checkpoint.find import find_checkpoint
-    from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, read_description
+    from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, read_adapter
 
     checkpoint = find_checkpoint(path)
-    description = read_description(checkpoint)
-    settings, base = description.settings, description.base
+    description = read_adapter(checkpoint)
+    lora, base = description.lora, description.base
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
     for name, value in (
         ("checkpoint", str(checkpoint)),
         ("step", f"{description.step:,}"),
         ("mode", description.mode),
-        ("rank, alpha", f"{settings.rank}, {settings.alpha:g}{', rsLoRA' if settings.rslora else ''}"),
-        ("DoRA", "yes" if settings.dora else "no"),
-        ("base", f"{base.source}, fingerprint {base.fingerprint[:16]}" if base else "not noted"),
+        ("rank, alpha", f"{lora.rank}, {lora.scaled_alpha:g}{', rsLoRA' if lora.rslora else ''}"),
+        ("targets", ", ".join(lora.targets)),
+        ("DoRA", "yes" if lora.dora else "no"),
+        ("base", f"{base.source}, fingerprint {base.fingerprint[:16]}"),
         ("shards", f"{description.num_shards} (ranks {', '.join(str(s.rank) for s in description.shards)})"),
     ):
         facts.add_row(name, value)
     table, total, num_tensors = _table_of(
-        {n.removeprefix(PARAMETER_PREFIX): t.shape for n, t in description.tensors.items() if n.startswith("model.")}
+        {
+            name.removeprefix(PARAMETER_PREFIX): tensor.shape
+            for name, tensor in description.tensors.items()
+            if name.startswith(PARAMETER_PREFIX)
+        }
     )
     console.print(facts, table)
     console.print(f"{total:,} parameters in {num_tensors:,} tensors", highlight=False)
@@ -78,61 +83,69 @@ def gather(
 
 
 @app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(help="A checkpoint of adapters, a run or RUN@STEP; or PEFT's directory.")],
-    out: Annotated[Path, typer.Argument(help="The directory to write.")],
-    base: Annotated[Path | None, typer.Option(help="Of a PEFT adapter: the weights that it belongs to.")] = None,
-) -> None:
-    """Write one PEFT adapter (adapter_model.safetensors, adapter_config.json) of a checkpoint; or the other way.
-
-    A directory that PEFT wrote becomes OUT/step-00000000, which a run can start from.
-
-    Example:
-
-        glmforge adapter convert runs/lora adapter
-        glmforge adapter convert downloaded-adapter adapters --base GLM-4.5-Air
-    """
-    from glmforge.checkpoint.adapter.from_peft import import_peft
-    from glmforge.checkpoint.adapter.peft import ADAPTER_FILE, export_peft
-    from glmforge.checkpoint.find import find_checkpoint
-
-    if (source / ADAPTER_FILE).is_file():
-        typer.echo(f"{import_peft(source, out, base=base)}: the adapter of {source}, weights only")
-        return
-    checkpoint = find_checkpoint(source)
-    export_peft(checkpoint, out)
-    typer.echo(f"{out}: the adapter of {checkpoint}, for peft.PeftModel.from_pretrained")
-
-
-@app.command()
 def merge(
     adapter: _Adapter,
-    base: Annotated[Path, typer.Argument(help="The Hugging Face directory that it was trained on.")],
     out: Annotated[Path, typer.Argument(help="The directory to write.")],
+    full: Annotated[bool, typer.Option("--full", help="Write the model's weights with the adapters in them.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Of --full: the Hugging Face directory, otherwise what PEFT is to load. Default: as noted."),
+    ] = None,
     other_base: Annotated[bool, typer.Option(help="Merge into other weights than it was trained on.")] = False,
 ) -> None:
-    """Write full Hugging Face weights with the adapters in them, one tensor in memory at a time.
+    """Write the ranks' slices as one PEFT adapter, or with --full as Hugging Face weights.
 
-    Files, names and types are those of the base.
+    A PEFT adapter is adapter_model.safetensors, adapter_config.json and the tokenizer. Full weights are written with
+    one tensor in memory at a time; files, names and types are those of the base.
 
-    Example:
+    Examples:
 
-        glmforge adapter merge runs/lora GLM-4.5-Air GLM-4.5-Air-tuned
+        glmforge adapter merge runs/lora adapter
+
+        glmforge adapter merge runs/lora@200 adapter --base zai-org/GLM-4.5-Air
+
+        glmforge adapter merge runs/lora GLM-4.5-Air-tuned --full
     """
     from glmforge.checkpoint.adapter.merge import merge as merge_weights
+    from glmforge.checkpoint.adapter.to_peft import export_peft
     from glmforge.checkpoint.find import find_checkpoint
 
     checkpoint = find_checkpoint(adapter)
+    if not full:
+        if other_base:
+            raise typer.BadParameter("is for --full", param_hint="--other-base")
+        export_peft(checkpoint, out, base=base)
+        typer.echo(f"{out}: the adapter of {checkpoint}, for peft.PeftModel.from_pretrained")
+        return
     with interruptible("nothing was written"), progress_bar() as progress:
         task = progress.add_task("files", total=None)
-        merge_weights(
+        used = merge_weights(
             checkpoint,
-            base,
             out,
+            None if base is None else Path(base),
             check=not other_base,
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    typer.echo(f"{out}: {base} with the adapters of {checkpoint}")
+    typer.echo(f"{out}: {used} with the adapters of {checkpoint}")
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="The directory of a PEFT adapter.")],
+    out: Annotated[Path, typer.Argument(help="The directory to write to.")],
+    base: Annotated[Path, typer.Option(help="The Hugging Face directory that it belongs to.")],
+) -> None:
+    """Write a PEFT adapter as a checkpoint of adapters, OUT/step-00000000.
+
+    The other commands understand it, and a run can begin with it (lora.init_from), as it can with the PEFT adapter.
+
+    Example:
+
+        glmforge adapter convert downloaded-adapter adapters --base GLM-4.5-Air
+    """
+    from glmforge.checkpoint.adapter.from_peft import import_peft
+
+    typer.echo(f"{import_peft(source, out, base=base)}: the adapter of {source}, weights only")
 
 
 def _table_of(shapes: dict[str, list[int]]) -> tuple[Table, int, int]:
@@ -145,27 +158,3 @@ def _table_of(shapes: dict[str, list[int]]) -> tuple[Table, int, int]:
     for (pattern, shape), count in groups.items():
         table.add_row(pattern, " x ".join(map(str, shape)), f"{count:,}", f"{count * prod(shape):,}")
     return table, sum(map(prod, shapes.values())), len(shapes)
-
-
-@app.command("export")
-def export(
-    source: Annotated[Path, typer.Argument(help="A run, a step of it (RUN@STEP), or one of its checkpoints.")],
-    out: Annotated[Path, typer.Argument(help="The directory to write, new or empty.")],
-    base: Annotated[
-        str | None, typer.Option(help="What the base model is called there. Default: the run's init_from.")
-    ] = None,
-) -> None:
-    """Write a run's adapters for PEFT: adapter_config.json, adapter_model.safetensors, the tokenizer.
-
-    Weights with the adapters merged into them are what 'glmforge export' writes.
-
-    Examples:
-
-        glmforge adapter export runs/lora runs/lora/adapter
-
-        glmforge adapter export runs/lora@200 adapter --base zai-org/GLM-4.5-Air
-    """
-    from glmforge.deploy.export import export_adapter
-
-    exported = export_adapter(source, out, base=base)
-    typer.echo(f"{exported.checkpoint} (step {exported.step:,}) -> {exported.directory}")

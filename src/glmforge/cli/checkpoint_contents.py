@@ -162,8 +162,7 @@ def _adapter_facts(path: Path) -> list[tuple[str, str]]:
     if not is_sharded_adapter(path):
         return []
     found = read_description(path)
-    base = found.base
     return [
-        ("adapters", f"rank {found.settings.rank}, mode {found.mode}, {found.num_shards} shards"),
-        ("base weights", f"{base.source}, fingerprint {base.fingerprint[:16]}" if base else "not noted"),
+        ("adapters", f"rank {found.lora.rank}, mode {found.mode}, {found.num_shards} shards"),
+        ("base weights", f"{found.base.source}, fingerprint {found.base.fingerprint[:16]}"),
     ]

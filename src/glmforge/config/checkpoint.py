@@ -1,6 +1,6 @@
 """`checkpoint`: which checkpoints are written where, and which are kept."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -22,10 +22,16 @@ class CheckpointConfig(Strict):
     save_final: bool = True
     ephemeral_every_steps: PositiveInt | None = Field(default=None, description="ephemeral checkpoints; None: none")
     keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints that are kept")
+    mode: Literal["full", "lite"] = Field(
+        default="full",
+        description="of a run with adapters: full has optimizer states and generators and resumes exactly; lite has "
+        "weights and position, and moments begin anew",
+    )
     local_dir: YamlPath | None = Field(
         default=None,
         description="directory on each node's own disk where every checkpoint is written first; lasting ones are then "
-        "copied to the run's directory in the background, ephemeral ones stay. None writes to the run's directory",
+        "copied to the run's directory in the background; ephemeral ones, and those of adapters, stay. None writes "
+        "to the run's directory",
     )
     background: bool = Field(
         default=True, description="training waits for a copy in memory only; false waits until everything is on disk"

@@ -44,7 +44,9 @@ class LoraConfig(Strict):
     )
 
     init_from: YamlPath | None = Field(
-        default=None, description="directory of a PEFT adapter that they begin with; None: they begin as nothing"
+        default=None,
+        description="adapters that they begin with: a PEFT adapter's directory, or another run on the same base; "
+        "None: they begin as nothing",
     )
 
     @property

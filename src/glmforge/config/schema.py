@@ -97,7 +97,7 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _take_defaults_of_stage(cls, given: Any) -> Any:
-        return with_lora_defaults(with_stage_defaults(given))
+        return with_stage_defaults(with_lora_defaults(given))
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
@@ -146,6 +146,8 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_lora(self) -> Self:
         if self.lora is None:
+            if self.checkpoint.mode == "lite":
+                refuse("checkpoint.mode", "lite is for adapters (lora): leave it out, or set it to full")
             return self
         if self.init_from is None:
             refuse("lora", "adapts trained weights: name them in init_from, or leave this out")

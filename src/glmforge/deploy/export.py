@@ -5,12 +5,8 @@ from pathlib import Path
 
 import torch
 
-from glmforge.adapt.peft import save_peft, to_peft
 from glmforge.checkpoint.convert import export_hf
-from glmforge.checkpoint.merged import MergedWeights
 from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint, tokenizer_directory
-from glmforge.data.tokens.tokenizer import copy_tokenizer
-from glmforge.errors import CheckpointError
 from glmforge.extras import needed_for
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -55,21 +51,6 @@ def export_run(
         tokenizer_dir=tokenizer_dir or tokenizer_directory(stored),
         overwrite=overwrite,
     )
-    return Exported(stored.path, stored.step, out_dir)
-
-
-def export_adapter(source: Path, out_dir: Path, *, base: str | None = None) -> Exported:
-    """Write the adapters of the checkpoint `source` (or the newest whole one of a run) for PEFT, with the tokenizer.
-
-    `base` is what PEFT is to load the model from; None: what the run began from. Raises `CheckpointError` where there
-    are no adapters, and for those that PEFT cannot read.
-    """
-    stored = open_checkpoint(source)
-    lora, weights = stored.run.lora, stored.weights
-    if lora is None or not isinstance(weights, MergedWeights):
-        raise CheckpointError(f"{stored.path}: is of a run without adapters; write its weights with 'glmforge export'")
-    save_peft(to_peft(weights.apart, stored.run.model, lora, base or str(stored.run.init_from)), out_dir)
-    copy_tokenizer(tokenizer_directory(stored), out_dir)
     return Exported(stored.path, stored.step, out_dir)
 
 

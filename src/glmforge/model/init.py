@@ -9,12 +9,13 @@ fp32: generators of other devices draw other numbers.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
 
 BLOCK_ROWS = 256
 
@@ -25,6 +26,23 @@ def initialize(model: nn.Module, table: ParameterTable, seed: int, std: float) -
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             row = table[name]
             tensor.copy_(initial_chunk(row, (0,) * len(row.shape), row.shape, seed=seed, std=std))
+
+
+class InitialWeights(Mapping[str, Tensor]):
+    """The initial values of all parameters and router biases of a model by name, each drawn when it is asked for."""
+
+    def __init__(self, config: ModelConfig, seed: int) -> None:
+        self._table, self._seed, self._std = parameter_table(config), seed, config.initializer_range
+
+    def __getitem__(self, name: str) -> Tensor:
+        row = self._table[name]
+        return initial_chunk(row, (0,) * len(row.shape), row.shape, seed=self._seed, std=self._std)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def initial_chunk(

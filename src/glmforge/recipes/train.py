@@ -5,15 +5,18 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
 import torch
 
-from glmforge.adapt.lora import begin_magnitudes
-from glmforge.adapt.peft import begin_from
+from glmforge.adapt.begin import begin_adapters
+from glmforge.checkpoint.adapter.base import base_weights
+from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
+from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
-from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
+from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
 from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.adapters import is_adapter, table_with
@@ -37,6 +40,7 @@ from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_places import run_places
+from glmforge.recipes.same_run import what_must_agree
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
@@ -61,24 +65,25 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     launch = LaunchEnvironment.read()
     layout = layout_at_hand(config, launch, default_device())
     check_fit(config, layout, launch, default_device(), force=force)
-    if config.init_from is not None and not RunDirectory(config.output_dir).config.exists():  # it has not begun yet
-        check_initial_weights(config.init_from, config.model)
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with (
-        join_world(layout, config.parallel.process_group_timeout_s) as world,
-        run_places(config, world),
-        explaining_out_of_memory(config, world) as watch,
-    ):
-        if world.is_main and world.device.type == "cpu":
-            warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
-        recipe = open_recipe(config, world)
-        for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
-            logger.info(line)
-        trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
-        watch.trainer = trainer
-        _take_up(trainer, checkpoints)
-        return trainer.fit()
+    facts = partial(what_must_agree, config)
+    with join_world(
+        layout, config.parallel.process_group_timeout_s, wait_s=config.parallel.join_timeout_s, facts=facts
+    ) as world:
+        begins = broadcast(not RunDirectory(config.output_dir).config.exists(), 0)  # another node may not see it
+        if begins and config.init_from is not None:
+            check_initial_weights(config.init_from, config.model)
+        with run_places(config, world), explaining_out_of_memory(config, world) as watch:
+            if world.is_main and world.device.type == "cpu":
+                warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
+            recipe = open_recipe(config, world)
+            for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
+                logger.info(line)
+            trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
+            watch.trainer = trainer
+            _take_up(trainer, checkpoints)
+            return trainer.fit()
 
 
 def open_recipe(config: RunConfig, world: World) -> Recipe:
@@ -100,7 +105,7 @@ def _build_trainer(
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
     backend, source = recipe.backend(config, world), recipe.source(config, world)
-    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint)
+    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
     return Trainer(config, backend, source, hooks, bus), checkpoints
@@ -109,6 +114,8 @@ def _build_trainer(
 def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Resume as the configuration says, and leave the run's first files behind."""
     config = trainer.config
+    if config.lora is not None:
+        _load_initial_weights(trainer, checkpoints)  # at every start: checkpoints of adapters do not hold them
     checkpoint = None
     if config.fault_tolerance.resume != "never":
         checkpoint = checkpoints.take_up(trainer, config.fault_tolerance.resume_step)
@@ -120,21 +127,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
             "or 'auto'"
         )
-    if checkpoint is None and config.init_from is not None:
-        model = trainer.model
-        base = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])}
-        source = load_initial_weights(
-            config.init_from,
-            base,
-            model.config,
-            checkpoints.tokenizer_fingerprint,
-            cache_dir=config.init_cache_dir,
-        )
-        begin_magnitudes(model)
-        if config.lora is not None and config.lora.init_from is not None:
-            begin_from(config.lora.init_from, model, config.lora)
-        if trainer.world.is_main:
-            logger.info("weights of %s", source)
+    if checkpoint is None and config.lora is not None:
+        begin_adapters(trainer.model, config.lora, checkpoints.base)
+    elif checkpoint is None and config.init_from is not None:
+        _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
         record_start(directory.root, name=config.name, step=trainer.state.step)
@@ -142,6 +138,29 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
+
+
+def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None:
+    """Those of `init_from`, but for adapters."""
+    config, model = trainer.config, trainer.model
+    assert config.init_from is not None
+    source = load_initial_weights(
+        config.init_from,
+        {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])},
+        model.config,
+        checkpoints.tokenizer_fingerprint,
+        cache_dir=config.init_cache_dir,
+    )
+    if trainer.world.is_main:
+        logger.info("weights of %s", source)
+
+
+def _base_of(config: RunConfig) -> BaseWeights | None:
+    """What the run's adapters belong to; None if it has none. Collective."""
+    if config.lora is None or config.init_from is None:
+        return None
+    source = config.init_from
+    return run_on_rank_zero(lambda: base_weights(initial_weights_directory(source)))
 
 
 def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:

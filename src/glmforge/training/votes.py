@@ -6,8 +6,8 @@ step. So each step sums how many ranks ask for what, beside its other small numb
 
 from collections.abc import Collection, Sequence
 
-VOTES = ("preempt", "interrupt", "stop", "save", "profile")
-"""Save and give way (to the scheduler, to a person), save and end, save, profile."""
+VOTES = ("preempt", "interrupt", "stop", "save", "profile", "save_failed")
+"""Save and give way (to the scheduler, to a person), save and end, save, profile; and that a save of its own failed."""
 ENDING = frozenset({"preempt", "interrupt", "stop"})
 """Those after which this process takes no more steps."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
-from glmforge.checkpoint.format.sharded_adapter import BaseWeights, ShardedAdapter
+from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.errors import CheckpointError
 
 _SAMPLE_BYTES = 64
@@ -29,25 +29,22 @@ def base_weights(directory: Path) -> BaseWeights:
         files = read_manifest(directory).files
         for name, record in files.items():
             digest.update(f"{name} {record.size} {record.sha256}\n".encode())
-        return BaseWeights(source=str(directory), fingerprint=digest.hexdigest(), num_tensors=len(files))
+        return BaseWeights(source=str(directory.absolute()), fingerprint=digest.hexdigest(), num_tensors=len(files))
     shards = Shards(directory)
     names = sorted(shards.names())
     with ThreadPoolExecutor(_MAX_THREADS) as pool:  # on network storage each read takes a millisecond
         for name, sample in zip(names, pool.map(lambda name: _sample(shards, name), names), strict=True):
             digest.update(f"{name} {shards.dtype(name)} {list(shards.shape(name))}\n".encode())
             digest.update(sample)
-    return BaseWeights(source=str(directory), fingerprint=digest.hexdigest(), num_tensors=len(names))
+    return BaseWeights(source=str(directory.absolute()), fingerprint=digest.hexdigest(), num_tensors=len(names))
 
 
-def check_base(adapter: Path, description: ShardedAdapter, directory: Path) -> None:
-    """Raise `CheckpointError` if the adapter `adapter` was trained on other weights than those in `directory`."""
-    if description.base is None:
-        return
-    trained_on, found = description.base, base_weights(directory)
+def check_base(adapter: Path, trained_on: BaseWeights, found: BaseWeights) -> None:
+    """Raise `CheckpointError` if the adapter `adapter` was trained on other weights than those that were found."""
     if found.fingerprint != trained_on.fingerprint:
         raise CheckpointError(
             f"{adapter}: was trained on the weights of {trained_on.source} ({trained_on.num_tensors:,} tensors, "
-            f"fingerprint {trained_on.fingerprint[:12]}), and {directory} holds others ({found.num_tensors:,}, "
+            f"fingerprint {trained_on.fingerprint[:12]}), and {found.source} holds others ({found.num_tensors:,}, "
             f"{found.fingerprint[:12]}), or they have changed since: give the base that it was trained on"
         )
 

@@ -1,49 +1,149 @@
-"""A checkpoint of adapters from PEFT's files: of one shard, with weights only, at step 0.
+"""Adapters that PEFT has written, for a run to begin with or as a checkpoint; see `to_peft` for how they differ.
 
-Names and packed experts are taken back as `peft` describes them. What PEFT has and this program does not (biases, other
-kinds of adapters, ranks that differ between modules) is refused by name.
+What PEFT has and this program does not (biases, other kinds of adapters, ranks that differ between modules) is refused
+by name. The files come from outside: their headers are checked before a tensor is read, and tensors are read one by
+one.
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from glmforge.checkpoint.adapter.base import base_weights
-from glmforge.checkpoint.adapter.peft import ADAPTER_FILE, from_packed
-from glmforge.checkpoint.adapter.peft_config import DOWN, EXPERTS, PACKED, parse_name
+from glmforge.checkpoint.adapter.peft_config import (
+    PAIR,
+    WEIGHTS_FILE,
+    packed_maps,
+    packed_name,
+    peft_config,
+    peft_name,
+    saved_whole,
+    shortest,
+)
 from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.checkpoint.adapter.to_peft import blocks
 from glmforge.checkpoint.adapter.write import AdapterInfo
+from glmforge.checkpoint.convert import hf_model_config
 from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.format.safetensors_header import read_header
-from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE, PARAMETER_PREFIX, PEFT_PREFIX, AdapterSettings
+from glmforge.checkpoint.format.safetensors_read import TensorFile
+from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE, PARAMETER_PREFIX, PEFT_PREFIX
 from glmforge.checkpoint.format.store import checkpoint_path
+from glmforge.config.adapters import (
+    PACKED,
+    LinearMap,
+    WrongTargetError,
+    adapted_maps,
+    adapter_parts,
+    linear_maps,
+    table_with,
+)
 from glmforge.config.checkpoint import CheckpointConfig
+from glmforge.config.lora import MAX_RANK, LoraConfig
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Shape
 from glmforge.errors import CheckpointError
 from glmforge.files import read_json, shown
 
-_EXPERTS_TENSOR = re.compile(
-    rf"(?P<owner>.+\.{re.escape(EXPERTS)})(?P<inner>\.base_layer)?\.(?P<part>lora_[AB])\.weight"
-)
+
+class PeftSettings(NamedTuple):
+    """What `adapter_config.json` says of an adapter's arithmetic."""
+
+    rank: int
+    alpha: float
+    rslora: bool
+    dora: bool
+    rank_pattern: Mapping[str, Any]
 
 
-def import_peft(directory: Path, root: Path, *, base: Path | None = None) -> Path:
+class PeftTensors(Mapping[str, Tensor]):
+    """The tensors of `adapter_model.safetensors` by PEFT's names, each read when it is asked for.
+
+    Raises `CheckpointError` if the file is missing, damaged, or not of PEFT's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / WEIGHTS_FILE
+        self._stored = read_header(self.path)
+        for name in self._stored:
+            if not name.startswith(PEFT_PREFIX):
+                raise CheckpointError(f"{self.path}: {shown(name)} is no name of PEFT's; is it of a causal LM?")
+        self._file = TensorFile(self.path)
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        return self._file.read(stored, [slice(0, size) for size in stored.shape])
+
+    def shape(self, name: str) -> Shape:
+        """Shape of a tensor, without reading it."""
+        return self._stored[name].shape
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
+def is_peft(directory: Path) -> bool:
+    """Whether PEFT has written an adapter there."""
+    return (directory / WEIGHTS_FILE).is_file()
+
+
+def read_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, Tensor]]:
+    """By our names, one after the other, the tensors of the adapter in `directory`, which must be one of `lora`.
+
+    Raises `CheckpointError`, for settings and names at once, for contents while they are read.
+    """
+    settings = read_settings(directory)
+    for field, given, own in (("use_rslora", settings.rslora, lora.rslora), ("use_dora", settings.dora, lora.dora)):
+        if given != own:
+            setting = field.removeprefix("use_")
+            raise CheckpointError(f"{directory}: has {field}: {given}; set lora.{setting} to {str(given).lower()}")
+    if (settings.rank, settings.alpha) != (lora.rank, lora.scaled_alpha):
+        raise CheckpointError(
+            f"{directory}: has rank {settings.rank} and alpha {settings.alpha:g}, the run {lora.rank} and "
+            f"{lora.scaled_alpha:g}; set lora.rank and lora.alpha to the adapter's"
+        )
+    return from_peft(PeftTensors(directory), model, lora)
+
+
+def from_peft(
+    adapter: Mapping[str, Tensor], model: ModelConfig, lora: LoraConfig, *, strict: bool = True
+) -> Iterator[tuple[str, Tensor]]:
+    """By our names, the adapters of `lora` from PEFT's. With `strict`, raises `CheckpointError` for tensors that are
+    missing, left over, of another rank, or that `lora` has no place for."""
+    maps, table = adapted_maps(model, lora), table_with(model, lora)
+    rows = [part.row.name for one in maps if one.kind != "experts" for part in adapter_parts(one, lora)]
+    plain = {name: peft_name(name) for name in [*rows, *saved_whole(model, lora)]}
+    packed = [
+        (members, [packed_name(owner, matrix, part, nested=len(groups) > 1) for part in PAIR])
+        for owner, groups in packed_maps(maps).items()
+        for matrix, members in groups.items()
+    ]
+    _check_names(adapter, [*plain.values(), *(name for _, pair in packed for name in pair)], strict=strict)
+    for name, theirs in plain.items():
+        yield name, _checked(name, adapter[theirs], table[name].shape, strict=strict)
+    for members, (a, b) in packed:
+        yield from _split(adapter[a], adapter[b], members, lora, strict=strict)
+
+
+@torch.no_grad()
+def import_peft(directory: Path, root: Path, *, base: Path) -> Path:
     """Write `<root>/step-00000000` of the adapter that PEFT has written to `directory`, and return it.
 
-    `base` are the weights that it belongs to, noted by their fingerprint. Raises `CheckpointError`.
+    `base` is the Hugging Face directory that it belongs to. Raises `CheckpointError`.
     """
-    from safetensors.torch import load_file
-
     if checkpoint_path(root, 0).exists():
         raise CheckpointError(f"{checkpoint_path(root, 0)}: exists; choose another directory")
-    config = read_json(directory / CONFIG_FILE, dict, error=CheckpointError)
-    settings = _settings(directory / CONFIG_FILE, config)
-    read_header(directory / ADAPTER_FILE)
-    tensors = dict(_renamed(load_file(directory / ADAPTER_FILE), settings, directory / ADAPTER_FILE, config))
-    info = AdapterInfo(settings, "lite", None if base is None else base_weights(base), directory)
+    model = hf_model_config(base)
+    lora = lora_of(directory, model)
+    tensors = {PARAMETER_PREFIX + name: tensor.float() for name, tensor in read_peft(directory, model, lora)}
+    info = AdapterInfo(model, lora, "lite", base_weights(base), directory)
     meta = CheckpointMeta(
         step=0,
         phase="",
@@ -58,40 +158,115 @@ def import_peft(directory: Path, root: Path, *, base: Path | None = None) -> Pat
     return checkpoint_path(root, 0)
 
 
-def _settings(file: Path, config: Mapping[str, Any]) -> AdapterSettings:
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if config.get("peft_type") != "LORA" or type(rank) is not int or not isinstance(alpha, int | float) or rank < 1:
+def lora_of(directory: Path, model: ModelConfig) -> LoraConfig:
+    """The section `lora` that the adapter in `directory` would have been trained with. Raises `CheckpointError`."""
+    settings, tensors = read_settings(directory), PeftTensors(directory)
+    known = [one for one in linear_maps(model) if one.kind != "experts" and _is_adapted(one, tensors)]
+    names = [one.name for one in known]
+    for groups in packed_maps(linear_maps(model)).values():
+        names += [one.name for one in _adapted_experts(groups, tensors, settings)]
+    parameters = table_with(model, None)
+    whole = [name for name in parameters if peft_name(name) in tensors]
+    if not names:
+        raise CheckpointError(f"{tensors.path}: has no adapter of any map of the base model; is it another model's?")
+    lora = LoraConfig(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        rslora=settings.rslora,
+        dora=settings.dora,
+        targets=tuple(shortest(names, [one.name for one in linear_maps(model)])),
+        modules_to_save=tuple(whole),
+    )
+    try:
+        pattern = peft_config(model, lora, None)["rank_pattern"]
+    except WrongTargetError as error:
+        raise CheckpointError(f"{tensors.path}: {error}") from error
+    if settings.rank_pattern and dict(settings.rank_pattern) != pattern:
+        raise CheckpointError(
+            f"{directory / CONFIG_FILE}: rank_pattern gives modules ranks of their own, and one rank is for all here"
+        )
+    return lora
+
+
+def read_settings(directory: Path) -> PeftSettings:
+    """Of a LoRA adapter's `adapter_config.json`. Raises `CheckpointError` for other adapters, and what is not one."""
+    file = directory / CONFIG_FILE
+    config = read_json(file, dict, error=CheckpointError)
+    rank, alpha, patterns = config.get("r"), config.get("lora_alpha"), config.get("rank_pattern") or {}
+    if (
+        config.get("peft_type") != "LORA"
+        or not (isinstance(rank, int) and 0 < rank <= MAX_RANK)
+        or not (isinstance(alpha, int | float) and 0 < alpha < math.inf)
+        or not isinstance(patterns, dict)
+    ):
         raise CheckpointError(f"{file}: is not of a LoRA adapter (peft_type, r, lora_alpha)")
-    for field in ("rank_pattern", "alpha_pattern"):
-        if config.get(field):
-            raise CheckpointError(f"{file}: {field} is set, and one rank and alpha are for all modules here")
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise CheckpointError(f"{file}: biases are trained as well, which adapters here do not have")
     rslora, dora = config.get("use_rslora", False) is True, config.get("use_dora", False) is True
-    return AdapterSettings(rank=rank, alpha=float(alpha), rslora=rslora, dora=dora)
+    return PeftSettings(rank, float(alpha), rslora, dora, patterns)
 
 
-def _renamed(
-    tensors: Mapping[str, Tensor], settings: AdapterSettings, file: Path, config: Mapping[str, Any]
-) -> Iterator[tuple[str, Tensor]]:
-    both = any(".base_layer.lora_" in name for name in tensors)
-    targets = json.dumps(config.get("target_parameters") or [])
-    for name, tensor in tensors.items():
-        if not name.startswith(PEFT_PREFIX):
-            raise CheckpointError(f"{file}: {shown(name)} is no name of PEFT's; is it an adapter of a causal LM?")
-        parameter = name.removeprefix(PEFT_PREFIX)
-        if match := _EXPERTS_TENSOR.fullmatch(parameter):
-            key = PACKED if match["inner"] or (not both and PACKED in targets) else DOWN
-            part, rows = match["part"], tensor.shape[0] if match["part"] == "lora_A" else tensor.shape[1]
-            if rows % settings.rank:
-                raise CheckpointError(
-                    f"{file}: {shown(name)} is {list(tensor.shape)}, and {rows} is no multiple of r = {settings.rank}"
-                )
-            unpacked = from_packed(tensor, part, rows // settings.rank)
-            yield f"{PARAMETER_PREFIX}{match['owner']}.{part}.{key}", unpacked.contiguous()
+def _is_adapted(one: LinearMap, tensors: Mapping[str, Tensor]) -> bool:
+    return any(peft_name(part.row.name) in tensors for part in adapter_parts(one, LoraConfig(rank=1)))
+
+
+def _adapted_experts(
+    groups: Mapping[str, Sequence[LinearMap]], tensors: PeftTensors, settings: PeftSettings
+) -> list[LinearMap]:
+    """The maps of one layer's experts that the adapter has; gate and up apart where it has twice the rank for them."""
+    owner = next(iter(groups.values()))[0].owner
+    nested = packed_name(owner, PACKED, "lora_A", nested=True) in tensors
+    found: list[LinearMap] = []
+    for matrix, members in groups.items():
+        num_experts, num_rows, num_columns = members[0].row.shape
+        a, b = (packed_name(owner, matrix, part, nested=nested) for part in PAIR)
+        if a not in tensors or b not in tensors:
             continue
-        if parameter.endswith(("lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")):
-            parameter += ".weight"
-        if ".lora_" in parameter and parse_name(parameter) is None:
-            raise CheckpointError(f"{file}: {shown(name)} is of a kind of adapter that is unknown here")
-        yield PARAMETER_PREFIX + parameter, tensor
+        a_shape, b_shape = tensors.shape(a), tensors.shape(b)
+        if len(a_shape) == len(b_shape) == 2 and (b_shape[0], a_shape[1]) == (num_rows, num_columns):
+            is_apart = a_shape[0] == 2 * num_experts * settings.rank
+            found += [one for one in members if len(members) == 1 or (one.key == PACKED) != is_apart]
+    return found
+
+
+def _check_names(adapter: Mapping[str, Tensor], wanted: Sequence[str], *, strict: bool) -> None:
+    if missing := [name for name in wanted if name not in adapter]:
+        raise CheckpointError(f"{missing[0]}: is not in the adapter; set lora.targets to those that it has")
+    # What modules_to_save hold besides is the wrapped weight itself.
+    left = sorted(name for name in set(adapter) - set(wanted) if ".base_layer." not in name or ".lora_" in name)
+    if strict and left:
+        raise CheckpointError(f"{left[0]}: the run has no such adapter; add it to lora.targets or modules_to_save")
+
+
+def _checked(name: str, tensor: Tensor, shape: Shape, *, strict: bool) -> Tensor:
+    if strict and tuple(tensor.shape) != shape:
+        raise CheckpointError(
+            f"{name}: has shape {list(tensor.shape)} in the adapter, the run needs {list(shape)}; set lora.rank to the "
+            "adapter's, and begin from its base model"
+        )
+    return tensor
+
+
+def _split(
+    a: Tensor, b: Tensor, members: Sequence[LinearMap], lora: LoraConfig, *, strict: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The adapters of a packed matrix's maps from PEFT's A [E r, J] and B [O, r E]."""
+    num_experts, num_rows, num_columns = members[0].row.shape
+    rank = num_experts * lora.rank * len(members)
+    if (tuple(a.shape), tuple(b.shape)) != ((rank, num_columns), (num_rows, rank)):
+        raise CheckpointError(
+            f"{members[0].owner}: the adapter has A {list(a.shape)} and B {list(b.shape)}, the run's would be "
+            f"{[rank, num_columns]} and {[num_rows, rank]}; set lora.rank, or name experts.{PACKED} in lora.targets"
+        )
+    a_ErJ = a.view(num_experts, -1, num_columns)
+    b_EOr = b.view(num_rows, -1, num_experts).permute(2, 0, 1)
+    rest = b_EOr.clone()
+    for one, rows, columns in blocks(members, lora.rank):
+        (_, row_a), (_, row_b) = adapter_parts(one, lora)
+        yield row_a.name, a_ErJ[:, columns]
+        yield row_b.name, b_EOr[:, rows, columns]
+        rest[:, rows, columns] = 0
+    if strict and rest.any():
+        raise CheckpointError(
+            f"{members[0].owner}: the adapter mixes gate and up projection; name experts.{PACKED} in lora.targets"
+        )

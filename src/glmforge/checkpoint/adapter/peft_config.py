@@ -1,98 +1,113 @@
-"""`adapter_config.json`: what PEFT has to know of an adapter to build and load it.
+"""What PEFT calls the parts of an adapter, and `adapter_config.json`, which tells it what to build.
 
-PEFT has one rank and one alpha for all modules, and a `rank_pattern` for those that differ; for parameters that it
-adapts by `target_parameters`, the packed experts, it heeds no pattern. So where gate and up projection of the experts
-have adapters of their own, which become one of twice the rank on the packed parameter (`peft`), twice the rank is the
-adapter's, and the modules that keep theirs are in the pattern.
+Names and shapes are PEFT's own but for packed experts. PEFT adapts those as parameters (`target_parameters`): where
+both packed matrices of a layer are adapted it nests one wrapper in the other, and gate_up_proj's adapter is called
+`experts.base_layer.lora_A`. It knows gate and up projection as one map only, so adapters of each become one of twice
+the rank (`rank_pattern`).
 
-Two more are named as parameters: the router, which is no linear module, and the projections of dense layers and shared
-experts, for in a model with experts PEFT (0.21) takes a module called gate_proj, up_proj or down_proj for the experts'.
+In a model of this kind PEFT (0.21) takes a target module that is called gate_proj, up_proj or down_proj for the
+experts'. So those of dense layers and shared experts are named as parameters too, `shared_experts.up_proj.weight`, and
+so is the router, which is no linear module. PEFT has no DoRA of parameters.
 """
 
 import math
-import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, AdapterSettings, BaseWeights
+from glmforge.checkpoint.format.sharded_adapter import PEFT_PREFIX
+from glmforge.config.adapters import PACKED, LinearMap, adapted_maps, is_adapter, linear_maps, table_with
+from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig
 
-_PART = re.compile(
-    r"(?P<owner>.+?)\.?(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)\.(?P<key>\w+)"
-)
-EXPERTS = "mlp.experts"
-ROUTER = "mlp.gate"
-HALVES = ("gate_proj", "up_proj")
-PACKED = "gate_up_proj"
-DOWN = "down_proj"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PAIR = ("lora_A", "lora_B")
 
+_BARE = ("lora_magnitude_vector", "lora_embedding_A", "lora_embedding_B")
+"""Parts of adapters that have no `.weight` in PEFT's files."""
 
-class AdapterName(NamedTuple):
-    """The name of a parameter of an adapter, taken apart: "model.layers.3.mlp.experts", "lora_A", "up_proj"."""
-
-    owner: str
-    part: str
-    key: str
-    """"weight", of packed experts the map that is adapted."""
-
-    @property
-    def is_experts(self) -> bool:
-        return self.owner.endswith(EXPERTS)
-
-    @property
-    def is_parameter(self) -> bool:
-        """Whether it is a map that PEFT is to adapt by its parameter, of other modules than the experts."""
-        return self.owner.endswith(ROUTER) or self.owner.rpartition(".")[2] in (*HALVES, DOWN)
+PackedMaps = dict[str, dict[str, list[LinearMap]]]
+"""Of each layer's experts, by packed matrix, the maps of it that are adapted."""
 
 
-def parse_name(parameter: str) -> AdapterName | None:
-    """Of a parameter of an adapter; None for one that is trained whole."""
-    match = _PART.fullmatch(parameter)
-    return AdapterName(match["owner"], match["part"], match["key"]) if match else None
+def peft_name(parameter: str) -> str:
+    """PEFT's name of a parameter that is no part of packed experts' adapters."""
+    bare = any(f".{part}." in parameter for part in _BARE)
+    return PEFT_PREFIX + (parameter.removesuffix(".weight") if bare else parameter)
 
 
-def doubles_rank(names: Mapping[str, AdapterName]) -> bool:
-    """Whether halves of the packed parameter have adapters of their own."""
-    return any(name.is_experts and name.key in HALVES for name in names.values())
+def packed_maps(maps: Iterable[LinearMap]) -> PackedMaps:
+    """The maps among `maps` that are experts', as `PackedMaps`."""
+    found: PackedMaps = {}
+    for one in maps:
+        if one.kind == "experts":
+            name = one.row.name.rpartition(".")[2]
+            found.setdefault(one.owner, {}).setdefault(name, []).append(one)
+    return found
 
 
-def adapter_names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AdapterName]:
-    """Parameter -> its name taken apart, of those among `shapes` ("model.<parameter>") that belong to adapters."""
-    parameters = [name.removeprefix(PARAMETER_PREFIX) for name in shapes if name.startswith(PARAMETER_PREFIX)]
-    return {parameter: name for parameter in parameters if (name := parse_name(parameter)) is not None}
+def packed_name(owner: str, matrix: str, part: str, *, nested: bool) -> str:
+    """PEFT's name of a part of a packed matrix's adapter; `nested` if the layer's other matrix is adapted too."""
+    return f"{PEFT_PREFIX}{owner}{'.base_layer' if nested and matrix == PACKED else ''}.{part}.weight"
 
 
-def peft_config(
-    shapes: Mapping[str, tuple[int, ...]], settings: AdapterSettings, base: BaseWeights | None
-) -> dict[str, Any]:
-    """The contents of `adapter_config.json` for the tensors ("model.<parameter>") in `shapes`."""
-    names = adapter_names(shapes)
-    modules = sorted({n.owner for n in names.values() if not n.is_experts and not n.is_parameter})
-    parameters = sorted(
-        {f"{EXPERTS}.{PACKED if n.key in HALVES else n.key}" for n in names.values() if n.is_experts}
-        | {f"{n.owner.partition('.layers.')[2].partition('.')[2]}.weight" for n in names.values() if n.is_parameter}
-    )
-    rank, alpha = settings.rank, settings.alpha
-    config: dict[str, Any] = {"rank_pattern": {}, "alpha_pattern": {}}
-    if doubles_rank(names):
-        short = sorted({module.rpartition(".")[2] for module in modules})
-        config = {"rank_pattern": dict.fromkeys(short, rank), "alpha_pattern": dict.fromkeys(short, alpha)}
-        rank, alpha = 2 * rank, alpha * (math.sqrt(2) if settings.rslora else 2)
-    whole = [name for name in shapes if name.startswith(PARAMETER_PREFIX)]
-    saved = sorted({n.removeprefix(PARAMETER_PREFIX) for n in whole} - names.keys())
+def saved_whole(model: ModelConfig, lora: LoraConfig) -> list[str]:
+    """Parameters that are trained beside the adapters."""
+    table = table_with(model, lora)
+    return [row.name for row in table.trained().values() if row.lr_scale and not is_adapter(row)]
+
+
+def without_dora_in_peft(maps: Iterable[LinearMap]) -> LinearMap | None:
+    """A map that PEFT adapts by its parameter, of which it has no DoRA."""
+    return next((one for one in maps if _is_parameter(one)), None)
+
+
+def peft_config(model: ModelConfig, lora: LoraConfig, base: str | None) -> dict[str, Any]:
+    """The contents of `adapter_config.json`; `base` is what PEFT is to load the base model from."""
+    maps, known, alpha = adapted_maps(model, lora), list(linear_maps(model)), lora.scaled_alpha
+    widths = {
+        f"mlp.experts.{name}": len(members)
+        for groups in packed_maps(maps).values()
+        for name, members in groups.items()
+        if len(members) > 1
+    }
+    grow = math.sqrt if lora.rslora else float
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None if base is None else base.source,
-        "r": rank,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-        **config,
-        "lora_dropout": 0.0,
-        "use_rslora": settings.rslora,
-        "use_dora": settings.dora,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": lora.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
         "bias": "none",
         "fan_in_fan_out": False,
-        "inference_mode": True,
-        "target_modules": modules,
-        "target_parameters": parameters or None,
-        "modules_to_save": [name.removesuffix(".weight") for name in saved] or None,
+        "init_lora_weights": True,
+        "target_modules": shortest(_modules(maps), _modules(known)),
+        "target_parameters": shortest(_parameters(maps), _parameters(known), num_parts=3) or None,
+        "rank_pattern": {name: lora.rank * width for name, width in widths.items()},
+        "alpha_pattern": {name: alpha * grow(width) for name, width in widths.items()},
+        "modules_to_save": sorted(name.removesuffix(".weight") for name in saved_whole(model, lora)) or None,
     }
+
+
+def shortest(names: Sequence[str], known: Sequence[str], *, num_parts: int = 1) -> list[str]:
+    """The last parts of names where they mean the same of all that are known, else whole names."""
+    chosen, found = set(names), dict.fromkeys(names)
+    short = {name: ".".join(name.split(".")[-num_parts:]) for name in {*known, *names}}
+    partly = {short[name] for name in known if name not in chosen}
+    return list(dict.fromkeys(name if short[name] in partly else short[name] for name in found))
+
+
+def _is_parameter(one: LinearMap) -> bool:
+    """Whether PEFT has to be told the name of the parameter, not of its module."""
+    return one.kind in ("experts", "router") or one.name.endswith(("gate_proj", "up_proj", "down_proj"))
+
+
+def _modules(maps: Iterable[LinearMap]) -> list[str]:
+    return [one.name for one in maps if not _is_parameter(one)]
+
+
+def _parameters(maps: Iterable[LinearMap]) -> list[str]:
+    return [one.row.name for one in maps if _is_parameter(one)]

@@ -21,7 +21,6 @@ from glmforge.checkpoint.format.safetensors_header import STATE_TYPES
 from glmforge.checkpoint.format.sharded_adapter import (
     CONFIG_FILE,
     DESCRIPTION_FILE,
-    AdapterSettings,
     BaseWeights,
     Mode,
     Shard,
@@ -36,6 +35,8 @@ from glmforge.checkpoint.node_local.pending import begin, withdraw
 from glmforge.cluster.durable import write_durably
 from glmforge.cluster.lease import LeaseLostError
 from glmforge.cluster.os_errors import describe_os_error
+from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
 from glmforge.parallel.placement import local_chunk
 
@@ -46,9 +47,10 @@ _TYPE_NAMES = {dtype: name for name, dtype in STATE_TYPES.items()}
 class AdapterInfo:
     """What a checkpoint of adapters says beside its tensors; none of it changes during a run."""
 
-    settings: AdapterSettings
+    model: ModelConfig
+    lora: LoraConfig
     mode: Mode
-    base: BaseWeights | None = None
+    base: BaseWeights
     tokenizer_dir: Path | None = None
 
 
@@ -112,19 +114,15 @@ def describe(plan: WritePlan, step: int, info: AdapterInfo) -> ShardedAdapter:
         mode=info.mode,
         step=step,
         num_shards=len(plan.slices),
-        settings=info.settings,
+        model=info.model,
+        lora=info.lora,
         base=info.base,
         tensors={
             name: TensorInfo(dtype=_TYPE_NAMES[plan.specs[name].dtype], shape=list(plan.specs[name].shape))
             for name in sorted({name for slices in plan.slices.values() for name in slices})
         },
         shards=[
-            Shard(
-                rank=r,
-                slices={
-                    n: Slice(offsets=list(box.offsets), sizes=list(box.sizes)) for n, box in sorted(slices.items())
-                },
-            )
+            Shard(rank=r, slices={name: _slice(box) for name, box in sorted(slices.items())})
             for r, slices in sorted(plan.slices.items())
         ],
     )
@@ -148,8 +146,7 @@ def _write_slices(directory: Path, plan: WritePlan, tensors: Mapping[str, Tensor
 
 
 def _write_rest(directory: Path, plan: WritePlan, meta: CheckpointMeta, info: AdapterInfo) -> dict[str, FileRecord]:
-    shapes = {name: spec.shape for name, spec in plan.specs.items()}
-    config = peft_config(shapes, info.settings, info.base)
+    config = peft_config(info.model, info.lora, info.base.source)
     write_durably(directory / DESCRIPTION_FILE, describe(plan, meta.step, info).model_dump_json())
     write_durably(directory / META_FILE, meta.model_dump_json(indent=1))
     write_durably(directory / CONFIG_FILE, json.dumps(config, indent=2))

@@ -5,7 +5,7 @@ the caller keeps. What the files must hold, and the freedoms they have, is told 
 while reading: MTP layers may repeat the embedding and the head (GLM-4.5), which must then equal the main ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +33,27 @@ def import_hf(
     if not with_mtp:
         config = config.model_copy(update={"num_nextn_predict_layers": 0})
     return config, _read(config, files, dtype)
+
+
+class HfTensors(Mapping[str, Tensor]):
+    """The parameters and router biases of a Hugging Face directory by the names of the table, each read when it is
+    asked for, of the stored type. Repeated embeddings and heads are not compared.
+
+    Raises `CheckpointError` as `import_hf` does; `ConfigError` for `config.json`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files = open_hf(directory)
+        self._table = parameter_table(self._files.config)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _assemble(self._files.shards, self._files.plan[name], self._table[name].shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
 
 
 def hf_model_config(directory: Path) -> ModelConfig:

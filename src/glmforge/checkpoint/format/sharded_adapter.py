@@ -4,7 +4,7 @@
       adapter_model.rank0.safetensors      rank 0's slices of the trained parameters
       training_state.rank0.safetensors     its slices of the optimizer's states, and its generator's state (mode full)
       metadata.json                        the tensors, the slices of each file, the base weights' fingerprint
-      adapter_config.json                  as PEFT reads it, of the adapter that `glmforge adapter convert` makes of it
+      adapter_config.json                  as PEFT reads it, of the adapter that `glmforge adapter merge` makes of it
       meta.json, manifest.json             position and configuration; checksums: as in every checkpoint
 
 DCP's format is not used here because its plan is made by all ranks together, at every save. Which rank writes which
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -34,7 +34,8 @@ from torch.distributed.checkpoint.metadata import (
 from glmforge.checkpoint.format.safetensors_header import STATE_TYPES, StoredTensor, read_header
 from glmforge.checkpoint.format.shard_metadata import fill
 from glmforge.checkpoint.format.wording import describe_invalid
-from glmforge.config.model import Strict
+from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig, Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes, shown
 
@@ -49,20 +50,6 @@ Mode = Literal["lite", "full"]
 
 _MAX_BYTES = 64 << 20
 _MAX_DIMS = 8
-
-
-class AdapterSettings(Strict):
-    """What an adapter counts: W + scaling * B A."""
-
-    rank: PositiveInt
-    alpha: PositiveFloat
-    rslora: bool = False
-    dora: bool = False
-
-    @property
-    def scaling(self) -> float:
-        """What the product of B and A is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class BaseWeights(Strict):
@@ -104,8 +91,10 @@ class ShardedAdapter(Strict):
     step: NonNegativeInt
     num_shards: PositiveInt
     """Ranks that have written, each its files."""
-    settings: AdapterSettings
-    base: BaseWeights | None = None
+    model: ModelConfig
+    """Of the base weights."""
+    lora: LoraConfig
+    base: BaseWeights
     tensors: dict[str, TensorInfo]
     shards: list[Shard]
 
@@ -113,6 +102,13 @@ class ShardedAdapter(Strict):
 def is_sharded_adapter(directory: Path) -> bool:
     """Whether the checkpoint is one of adapters in slices."""
     return (directory / DESCRIPTION_FILE).exists()
+
+
+def read_adapter(directory: Path) -> ShardedAdapter:
+    """What a checkpoint of adapters says of itself. Raises `CheckpointError`, also for one of a whole model."""
+    if not is_sharded_adapter(directory):
+        raise CheckpointError(f"{directory}: is of a run without adapters; 'glmforge export' writes its weights")
+    return read_description(directory)
 
 
 def is_lite(directory: Path) -> bool:

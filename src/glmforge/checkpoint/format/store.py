@@ -18,13 +18,15 @@ import os
 import re
 import shutil
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
 from glmforge.cluster.durable import fsync_directory, write_durably
 from glmforge.cluster.lease import ensure_writable
+from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
@@ -192,6 +194,26 @@ def publish(partial: Path, final: Path) -> None:
     partial.rename(final)
     fsync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)  # mostly not there; what stays is removed by the next save
+
+
+@contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """A directory to write to, which gets the name `final` when the block has ended, and is gone if it fails.
+
+    Files must have been forced to the disk by then. Raises `CheckpointError` if `final` exists, and for what the
+    operating system refuses.
+    """
+    if final.exists():
+        raise CheckpointError(f"{final}: exists; choose another directory")
+    try:
+        partial = make_partial(final)
+        try:
+            yield partial
+            publish(partial, final)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # gone already if it was published
+    except OSError as error:
+        raise CheckpointError(f"{final} was not written: {describe_os_error(error)}") from error
 
 
 def delete_checkpoint(path: Path) -> None:

@@ -15,13 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from glmforge.checkpoint.adapter.base import check_base
+from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.checkpoint.adapter.write import AdapterInfo
 from glmforge.checkpoint.collective import run_on_rank_zero
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.format.meta import CheckpointMeta
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights, read_description
 from glmforge.checkpoint.format.store import chosen_step, note_chosen_step
 from glmforge.checkpoint.load import load_latest, load_rng_state, set_aside_everywhere
 from glmforge.checkpoint.node_local.parts_of_ranks import local_root
-from glmforge.checkpoint.policy.saver import CheckpointSaver, SaveReport
+from glmforge.checkpoint.policy.background import BackgroundSaver, SaveReport
+from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
@@ -42,12 +47,18 @@ class CheckpointHook(Hook):
     name = "checkpoints"
     priority = Priority.SAVE
 
-    def __init__(self, config: RunConfig, data_fingerprint: Mapping[str, Any], tokenizer_fingerprint: str) -> None:
-        self.config = config
+    def __init__(
+        self,
+        config: RunConfig,
+        data_fingerprint: Mapping[str, Any],
+        tokenizer_fingerprint: str,
+        base: BaseWeights | None = None,
+    ) -> None:
+        self.config, self.base = config, base
         self.root = RunDirectory(config.output_dir).checkpoints
         self.data_fingerprint = dict(data_fingerprint)
         self.tokenizer_fingerprint = tokenizer_fingerprint
-        self._saver: CheckpointSaver | None = None
+        self._saver: BackgroundSaver | None = None
         self._trainer: Trainer | None = None
         self._is_unsaved = False
         self._unrecorded: list[SaveReport] = []
@@ -55,9 +66,30 @@ class CheckpointHook(Hook):
     def on_train_start(self, trainer: Trainer) -> None:
         config = self.config.checkpoint
         self._trainer = trainer
-        self._saver = CheckpointSaver(self.root, config, run_name=self.config.name)
+        self._saver = self._make_saver(trainer)
         if config.every_steps is not None or config.ephemeral_every_steps is not None:
-            self._saver.prepare(trainer.backend.state_tensors())
+            self._saver.prepare(self._tensors(trainer))
+
+    def _make_saver(self, trainer: Trainer) -> BackgroundSaver:
+        config = self.config
+        if config.lora is None:
+            return CheckpointSaver(self.root, config.checkpoint, run_name=config.name)
+        assert self.base is not None, "a run with adapters begins from base weights"
+        info = AdapterInfo(config.model, config.lora, config.checkpoint.mode, self.base, config.data.tokenizer)
+        tensors, rng_state = self._tensors(trainer), _rng_state(trainer.world.device)
+        return AdapterSaver(self.root, config.checkpoint, tensors, info, run_name=config.name, rng_state=rng_state)
+
+    def _tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+        """What a checkpoint holds: everything, or of a run with adapters what is trained."""
+        tensors = trainer.backend.state_tensors()
+        if self.config.lora is None:
+            return tensors
+        table = trainer.model.table
+        return {
+            name: tensor
+            for name, tensor in tensors.items()
+            if not name.startswith(PARAMETER_PREFIX) or table[name.removeprefix(PARAMETER_PREFIX)].lr_scale
+        }
 
     def on_gradients(self, trainer: Trainer) -> None:
         """The update that follows writes to what may still be on its way into memory aside."""
@@ -67,6 +99,8 @@ class CheckpointHook(Hook):
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         config, state = self.config.checkpoint, trainer.state
         self._is_unsaved = True
+        if "save_failed" in result.votes and isinstance(self._saver, AdapterSaver):
+            self._saver.failed_elsewhere()
         ends = bool(result.votes & ENDING) or (config.save_final and state.is_done)
         if ends or "save" in result.votes or _is_due(config.every_steps, state.step):
             self.save(trainer, trainer.phase.name, durable=ends)
@@ -107,10 +141,9 @@ class CheckpointHook(Hook):
             rollbacks=state.rollbacks,
             stopped=state.stopped,
         )
-        tensors = trainer.backend.state_tensors()
         self._saver.save(
             state.step,
-            tensors,
+            self._tensors(trainer),
             meta,
             rng_state=_rng_state(trainer.world.device),
             ephemeral=ephemeral,
@@ -146,7 +179,7 @@ class CheckpointHook(Hook):
             self._saver.wait()
         found = load_latest(
             self.root,
-            trainer.backend.state_tensors(),
+            self._tensors(trainer),
             config=self.config.model_dump(mode="json"),
             local_root=self._local_root,
             before_step=before_step,
@@ -156,6 +189,9 @@ class CheckpointHook(Hook):
             return None
         path, meta = found
         self._check_same_data(path, meta)
+        if self.base is not None:
+            base = self.base
+            run_on_rank_zero(lambda: check_base(path, read_description(path).base, base))
         trainer.state, self._is_unsaved = _train_state(meta), False
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
@@ -191,15 +227,19 @@ class CheckpointHook(Hook):
         )
 
     def _report(self) -> None:
-        """Tell what has become of earlier saves; rank 0 knows."""
-        if self._saver is None or self._trainer is None or not self._trainer.world.is_main:
+        """Tell what has become of earlier saves. Rank 0 knows of all but adapters, of which each rank saves its own."""
+        if self._saver is None or self._trainer is None:
             return
         for report in self._saver.poll():
-            self._unrecorded.append(report)
-            event = "saved" if report.error is None else "save failed"
-            if report.error is not None:
+            own = isinstance(self._saver, AdapterSaver)
+            if report.error is not None and (own or self._trainer.world.is_main):
                 logger.warning("step %d was not saved: %s", report.step, report.error)
-            self._trainer.event(event, _describe(report), step=report.step)
+            if report.error is not None and own:
+                self._trainer.vote("save_failed")
+            if self._trainer.world.is_main:
+                self._unrecorded.append(report)
+                event = "saved" if report.error is None else "save failed"
+                self._trainer.event(event, _describe(report), step=report.step)
 
     def _report_changes(
         self, trainer: Trainer, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,69 +12,48 @@ from torch import Tensor
 
 from glmforge.checkpoint.adapter.base import base_weights
 from glmforge.checkpoint.adapter.merge import merge
-from glmforge.checkpoint.adapter.peft import ADAPTER_FILE, export_peft, from_packed, to_packed
+from glmforge.checkpoint.adapter.peft_config import WEIGHTS_FILE
 from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.checkpoint.adapter.to_peft import export_peft
 from glmforge.checkpoint.adapter.write import AdapterInfo
 from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.convert.hf_import import import_hf
-from glmforge.checkpoint.format.sharded_adapter import AdapterSettings
 from glmforge.checkpoint.format.store import checkpoint_path
+from glmforge.config.adapters import table_with
 from glmforge.config.checkpoint import CheckpointConfig
+from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import make_meta
 from helpers.models import tiny_config
 
 CONFIG = tiny_config(num_nextn_predict_layers=0, num_hidden_layers=2)
-D, V, E, F = CONFIG.hidden_size, CONFIG.vocab_size, CONFIG.n_routed_experts, CONFIG.moe_intermediate_size
+V, E, F = CONFIG.vocab_size, CONFIG.n_routed_experts, CONFIG.moe_intermediate_size
 RANK = 3
-SETTINGS = AdapterSettings(rank=RANK, alpha=9.0)
-Q = CONFIG.num_attention_heads * CONFIG.head_dim
-
-ATTENTION = {
-    "model.layers.0.self_attn.q_proj.lora_A.weight": (RANK, D),
-    "model.layers.0.self_attn.q_proj.lora_B.weight": (Q, RANK),
-    "model.layers.1.self_attn.o_proj.lora_A.weight": (RANK, Q),
-    "model.layers.1.self_attn.o_proj.lora_B.weight": (D, RANK),
-}
-DORA = ATTENTION | {
-    "model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight": (Q,),
-    "model.layers.1.self_attn.o_proj.lora_magnitude_vector.weight": (D,),
-}
+ATTENTION = ["model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.o_proj"]
+HALVES, DOWN, PACKED = ["experts.gate_proj", "experts.up_proj"], ["experts.down_proj"], ["experts.gate_up_proj"]
+DENSE = ["model.layers.0.mlp.up_proj", "shared_experts.down_proj"]
 EXPERTS = "model.layers.1.mlp.experts"
-HALVES = {
-    **{f"{EXPERTS}.lora_A.{key}": (E, RANK, D) for key in ("gate_proj", "up_proj")},
-    **{f"{EXPERTS}.lora_B.{key}": (E, F, RANK) for key in ("gate_proj", "up_proj")},
-}
-DOWN = {f"{EXPERTS}.lora_A.down_proj": (E, RANK, F), f"{EXPERTS}.lora_B.down_proj": (E, D, RANK)}
-PACKED = {f"{EXPERTS}.lora_A.gate_up_proj": (E, RANK, D), f"{EXPERTS}.lora_B.gate_up_proj": (E, 2 * F, RANK)}
-OTHERS = {
-    "model.layers.1.mlp.gate.lora_A.weight": (RANK, D),
-    "model.layers.1.mlp.gate.lora_B.weight": (E, RANK),
-    "lm_head.lora_A.weight": (RANK, D),
-    "lm_head.lora_B.weight": (V, RANK),
-    "model.embed_tokens.lora_embedding_A.weight": (RANK, V),
-    "model.embed_tokens.lora_embedding_B.weight": (D, RANK),
-}
-DENSE = {
-    "model.layers.0.mlp.up_proj.lora_A.weight": (RANK, D),
-    "model.layers.0.mlp.up_proj.lora_B.weight": (CONFIG.intermediate_size, RANK),
-    "model.layers.1.mlp.shared_experts.down_proj.lora_A.weight": (RANK, F),
-    "model.layers.1.mlp.shared_experts.down_proj.lora_B.weight": (D, RANK),
-}
-ROUTER = {name: shape for name, shape in OTHERS.items() if ".gate." in name}
+
+
+def lora(*targets: list[str], **settings: Any) -> LoraConfig:
+    return LoraConfig(rank=RANK, alpha=9.0, targets=tuple(name for names in targets for name in names), **settings)
+
+
 CASES = {
-    "attention": (ATTENTION, SETTINGS),
-    "rslora": (ATTENTION, SETTINGS.model_copy(update={"rslora": True})),
-    "dora": (DORA, SETTINGS.model_copy(update={"dora": True})),
-    "packed experts": (PACKED | DOWN, SETTINGS),
-    "only down": (DOWN, SETTINGS),
-    "halves": (ATTENTION | HALVES | DOWN, SETTINGS),
-    "halves rslora": (ATTENTION | HALVES, SETTINGS.model_copy(update={"rslora": True})),
-    "router, head, embedding": (OTHERS, SETTINGS),
-    "dense layers and shared experts": (DENSE | ATTENTION, SETTINGS),
-    "filled with zeros": (DENSE | ROUTER | HALVES | DOWN, SETTINGS),
-    "a whole module": (ATTENTION | {"lm_head.weight": (V, D)}, SETTINGS),
+    "attention": lora(ATTENTION),
+    "rslora": lora(ATTENTION, rslora=True),
+    "dora": lora(ATTENTION, dora=True),
+    "packed experts": lora(PACKED, DOWN),
+    "only down": lora(DOWN),
+    "halves": lora(ATTENTION, HALVES, DOWN),
+    "halves rslora": lora(ATTENTION, HALVES, rslora=True),
+    "one half": lora(HALVES[1:]),
+    "router, head, embedding": lora(["gate", "lm_head", "embed_tokens"]),
+    "dense layers and shared experts": lora(DENSE, ATTENTION),
+    "all kinds": lora(DENSE, ["gate"], HALVES, DOWN),
+    "a whole module": lora(ATTENTION, modules_to_save=("lm_head",)),
 }
 
 
@@ -89,34 +69,35 @@ def base(tmp_path_factory) -> Path:
     return directory
 
 
-def adapters(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def adapters(lora: LoraConfig, model: ModelConfig = CONFIG) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return {f"model.{name}": torch.rand(shape, generator=generator) - 0.3 for name, shape in shapes.items()}
+    rows = [row for row in table_with(model, lora).trained().values() if row.lr_scale]
+    return {f"model.{row.name}": torch.rand(row.shape, generator=generator) - 0.3 for row in rows}
 
 
-def save(root: Path, shapes: dict[str, tuple[int, ...]], settings: AdapterSettings, base: Path) -> Path:
-    info = AdapterInfo(settings, "lite", base_weights(base))
-    saver = AdapterSaver(root, CheckpointConfig(), adapters(shapes), info, run_name="test")
-    saver.save(7, adapters(shapes), make_meta(7), durable=True)
+def save(root: Path, lora: LoraConfig, base: Path, model: ModelConfig = CONFIG) -> Path:
+    info = AdapterInfo(model, lora, "lite", base_weights(base))
+    saver = AdapterSaver(root, CheckpointConfig(), adapters(lora, model), info, run_name="test")
+    saver.save(7, adapters(lora, model), make_meta(7), durable=True)
     return checkpoint_path(root, 7)
 
 
-@pytest.mark.parametrize(("shapes", "settings"), CASES.values(), ids=list(CASES))
-def test_peft_and_merged_weights_agree(tmp_path, base, shapes, settings):
+@pytest.mark.parametrize("lora", CASES.values(), ids=list(CASES))
+def test_peft_and_merged_weights_agree(tmp_path, base, lora):
     """PEFT sums W x and B A x, the merged model (W + B A) x: in fp32 that is 1e-5 of logits of about 10."""
     peft = pytest.importorskip("peft")
     pytest.importorskip("transformers")
     from transformers import Glm4MoeForCausalLM
 
-    checkpoint = save(tmp_path, shapes, settings, base)
+    checkpoint = save(tmp_path, lora, base)
     export_peft(checkpoint, tmp_path / "peft")
-    merge(checkpoint, base, tmp_path / "merged")
+    merge(checkpoint, tmp_path / "merged")
     tokens = torch.randint(0, V, (2, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         original = Glm4MoeForCausalLM.from_pretrained(base, dtype=torch.float32)
         plain = original(tokens).logits
         adapted = peft.PeftModel.from_pretrained(original, tmp_path / "peft")
-        loaded = load_file(tmp_path / "peft" / ADAPTER_FILE)
+        loaded = load_file(tmp_path / "peft" / WEIGHTS_FILE)
         assert peft.get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() == loaded.keys()
         with_peft = adapted(tokens).logits
         merged = Glm4MoeForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)(tokens).logits
@@ -124,29 +105,22 @@ def test_peft_and_merged_weights_agree(tmp_path, base, shapes, settings):
     torch.testing.assert_close(merged, with_peft, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_of_the_packed_parameter_comes_back():
-    for part, shape in (("lora_A", (E, RANK, D)), ("lora_B", (E, 2 * F, RANK))):
-        tensor = torch.randn(shape)
-        packed = to_packed({"gate_up_proj": tensor}, part, double=False)
-        assert torch.equal(from_packed(packed, part, E), tensor)
-
-
-@pytest.mark.parametrize("experts", [HALVES | DOWN, PACKED | DOWN], ids=["halves", "packed"])
+@pytest.mark.parametrize("experts", [HALVES + DOWN, PACKED + DOWN], ids=["halves", "packed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dtype, experts):
     """Without PEFT: every tensor against W + scaling * B A, rounded once, and the others bit for bit."""
     source = tmp_path / "base"
     export_hf(dict(import_hf(base)[1]), CONFIG, source, dtype=dtype, max_shard_bytes=200_000)
-    shapes = ATTENTION | experts
-    merge(save(tmp_path, shapes, SETTINGS, source), source, tmp_path / "merged")
+    settings = lora(ATTENTION, experts)
+    merge(save(tmp_path, settings, source), tmp_path / "merged")
     assert sorted(p.name for p in (tmp_path / "merged").iterdir()) == sorted(p.name for p in source.iterdir())
     changed = set()
     for file in source.glob("*.safetensors"):
         before, after = load_file(file), load_file(tmp_path / "merged" / file.name)
         assert before.keys() == after.keys()
         for name, weight in before.items():
-            delta = delta_of(name, adapters(shapes))
-            expected = weight if delta is None else (weight.float() + SETTINGS.scaling * delta).to(dtype)
+            delta = delta_of(name, adapters(settings))
+            expected = weight if delta is None else (weight.float() + settings.scaling * delta).to(dtype)
             assert after[name].dtype == dtype or name.endswith("e_score_correction_bias")
             torch.testing.assert_close(after[name], expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
             if delta is None:
@@ -156,14 +130,14 @@ def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dt
     assert len(changed) == 2 + 3 * E
 
 
-@pytest.mark.parametrize("experts", [HALVES | DOWN, PACKED], ids=["halves", "packed"])
+@pytest.mark.parametrize("experts", [HALVES + DOWN, PACKED], ids=["halves", "packed"])
 def test_a_base_with_packed_experts_gets_the_same_weights(tmp_path, base, experts):
     packed = tmp_path / "packed"
     packed.mkdir()
     shutil.copy(base / "config.json", packed)
     save_file({name: tensor.contiguous() for name, tensor in import_hf(base)[1]}, packed / "model.safetensors")
     for source, name in ((base, "one by one"), (packed, "at once")):
-        merge(save(tmp_path / name, experts, SETTINGS, source), source, tmp_path / name / "merged")
+        merge(save(tmp_path / name, lora(experts), source), tmp_path / name / "merged")
     one_by_one, at_once = (dict(import_hf(tmp_path / name / "merged")[1]) for name in ("one by one", "at once"))
     assert all(torch.equal(at_once[name], tensor) for name, tensor in one_by_one.items())
 
@@ -182,18 +156,18 @@ def delta_of(name: str, tensors: dict[str, Tensor]) -> Tensor | None:
 
 
 def test_what_does_not_belong_together_is_refused_in_one_line(tmp_path, base):
-    checkpoint = save(tmp_path, ATTENTION, SETTINGS, base)
+    checkpoint = save(tmp_path, lora(ATTENTION), base)
     other = tmp_path / "other"
     state = {name: tensor + 1e-3 for name, tensor in import_hf(base)[1]}
     export_hf(state, CONFIG, other, dtype=torch.float32, max_shard_bytes=200_000)
     with pytest.raises(CheckpointError, match=r"was trained on the weights of .*/model .* holds others") as error:
-        merge(checkpoint, other, tmp_path / "merged")
+        merge(checkpoint, tmp_path / "merged", other)
     assert "\n" not in str(error.value)
     shallow = tmp_path / "shallow"
     config = CONFIG.model_copy(update={"num_hidden_layers": 1})
     export_hf({n: state[n] for n in parameter_table(config)}, config, shallow, dtype=torch.float32)
     with pytest.raises(CheckpointError, match=r"has adapters of model.layers.1.self_attn.o_proj.weight, which"):
-        merge(checkpoint, shallow, tmp_path / "merged", check=False)
+        merge(checkpoint, tmp_path / "merged", shallow, check=False)
     assert not (tmp_path / "merged").exists()
 
 
@@ -203,13 +177,24 @@ def test_the_fingerprint_does_not_depend_on_files(tmp_path, base):
 
 
 def test_adapter_config_is_what_peft_reads(tmp_path, base):
-    checkpoint = save(tmp_path, ATTENTION | HALVES, SETTINGS, base)
+    checkpoint = save(tmp_path, lora(ATTENTION, HALVES), base)
     config = json.loads((checkpoint / "adapter_config.json").read_text())
     assert config["peft_type"] == "LORA"
-    assert (config["r"], config["lora_alpha"]) == (2 * RANK, 18)  # of the packed parameter
-    assert config["rank_pattern"] == {"o_proj": RANK, "q_proj": RANK}
+    assert (config["r"], config["lora_alpha"]) == (RANK, 9)
+    assert config["rank_pattern"] == {"mlp.experts.gate_up_proj": 2 * RANK}
     assert config["target_parameters"] == ["mlp.experts.gate_up_proj"]
     assert config["base_model_name_or_path"] == str(base)
+
+
+def test_repeated_embedding_and_head_are_merged_too(tmp_path):
+    """GLM-4.5's MTP layers hold embedding and head once more, and a reader refuses copies that differ."""
+    model = tiny_config(num_hidden_layers=2, num_nextn_predict_layers=1)
+    state = {name: torch.rand(row.shape) for name, row in parameter_table(model).items()}
+    export_hf(state, model, tmp_path / "base", dtype=torch.float32, duplicate_mtp_head=True)
+    adapted = lora(["lm_head", "embed_tokens"])
+    merge(save(tmp_path, adapted, tmp_path / "base", model), tmp_path / "merged")
+    merged = dict(import_hf(tmp_path / "merged")[1])
+    assert (merged["lm_head.weight"] - state["lm_head.weight"]).abs().max() > 0.1
 
 
 def test_merging_takes_memory_for_one_tensor_not_for_the_model(tmp_path):
@@ -226,15 +211,11 @@ def test_merging_takes_memory_for_one_tensor_not_for_the_model(tmp_path):
     export_hf(state, config, tmp_path / "base", dtype=torch.float32, max_shard_bytes=40_000_000)
     size = sum(tensor.nbytes for tensor in state.values())
     del state
-    shapes = {}
-    for layer in range(1, 5):
-        owner = f"model.layers.{layer}.mlp.experts"
-        shapes |= {f"{owner}.lora_A.down_proj": (48, RANK, 128), f"{owner}.lora_B.down_proj": (48, 256, RANK)}
-    checkpoint = save(tmp_path, shapes, SETTINGS, tmp_path / "base")
-    merge(checkpoint, tmp_path / "base", tmp_path / "warm")  # what torch and the allocator take once
+    checkpoint = save(tmp_path, lora(DOWN), tmp_path / "base", config)
+    merge(checkpoint, tmp_path / "warm")  # what torch and the allocator take once
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status_kib("VmHWM")
-    merge(checkpoint, tmp_path / "base", tmp_path / "merged")
+    merge(checkpoint, tmp_path / "merged")
     assert size > 70e6
     assert (status_kib("VmHWM") - before) * 1024 < size / 8
 

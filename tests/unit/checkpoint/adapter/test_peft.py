@@ -1,5 +1,6 @@
 """Against PEFT on the same weights and batches: logits, loss and every adapter's gradient, and adapters both ways."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
-from glmforge.adapt.lora import adapters_of, begin_magnitudes
-from glmforge.adapt.peft import from_peft, load_peft, save_peft, to_peft
+from glmforge.adapt.begin import begin_magnitudes
+from glmforge.adapt.lora import adapters_of
+from glmforge.checkpoint.adapter.from_peft import PeftTensors, from_peft, lora_of, read_peft
+from glmforge.checkpoint.adapter.peft_config import peft_config
+from glmforge.checkpoint.adapter.to_peft import peft_tensors
 from glmforge.checkpoint.merged import MergedWeights
+from glmforge.config.adapters import table_with
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.model.transformer import GlmMoe
@@ -60,6 +66,15 @@ def with_adapters(config: RunConfig) -> tuple[GlmMoe, Any]:
     return model.parts[0], theirs
 
 
+def write_peft(model: GlmMoe, config: RunConfig, directory: Path) -> None:
+    directory.mkdir()
+    tensors = peft_tensors(model.state_dict(), config.model, config.lora)
+    made = {name: tensor.make() for name, tensor in tensors.items()}
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == {n: t.shape for n, t in tensors.items()}
+    save_file(made, directory / "adapter_model.safetensors")
+    (directory / "adapter_config.json").write_text(json.dumps(peft_config(config.model, config.lora, "base")))
+
+
 def loss_of(logits_BSV: Tensor, ids: Tensor) -> Tensor:
     return F.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
@@ -68,7 +83,7 @@ def loss_of(logits_BSV: Tensor, ids: Tensor) -> Tensor:
 def test_the_same_as_peft(name: str, tmp_path: Path) -> None:
     config = a_run(name)
     model, theirs = with_adapters(config)
-    save_peft(to_peft(model.state_dict(), config.model, config.lora, "base"), tmp_path / "adapter")
+    write_peft(model, config, tmp_path / "adapter")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers that are compared all the same
         adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True)
@@ -86,12 +101,10 @@ def test_the_same_as_peft(name: str, tmp_path: Path) -> None:
         if parameter.grad is not None
     }
     saved = peft.get_peft_model_state_dict(adapted)
-    found = from_peft(
-        {key: gradients[key.removesuffix(".weight")] for key in saved if key.removesuffix(".weight") in gradients},
-        config.model,
-        config.lora,
-        strict=False,
-    )
+    theirs_by_name = {
+        key: gradients[key.removesuffix(".weight")] for key in saved if key.removesuffix(".weight") in gradients
+    }
+    found = dict(from_peft(theirs_by_name, config.model, config.lora, strict=False))
     own = {key: parameter.grad for key, parameter in model.named_parameters() if parameter.grad is not None}
     assert own.keys() == found.keys()
     for key, gradient in own.items():
@@ -102,7 +115,7 @@ def test_dora_that_peft_cannot_read_is_refused() -> None:
     config = a_run("dense")
     lora = config.lora.model_copy(update={"dora": True})
     with pytest.raises(CheckpointError, match="PEFT has no DoRA of this map"):
-        to_peft({}, config.model, lora, "base")
+        peft_tensors({}, config.model, lora)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -110,7 +123,10 @@ def test_merged_weights_say_the_same(name: str) -> None:
     config = a_run(name)
     model, _ = with_adapters(config)
     plain = GlmMoe(config.model)
-    plain.load_state_dict(MergedWeights(model.state_dict(), config.model, config.lora))
+    state = model.state_dict()
+    trained = {row.name for row in table_with(config.model, config.lora).trained().values() if row.lr_scale}
+    apart = [{name: t for name, t in state.items() if (name in trained) == own} for own in (True, False)]
+    plain.load_state_dict(MergedWeights(*apart, config.model, config.lora))
     ids = torch.randint(0, config.model.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
     expected = model.logits(ids)
     torch.testing.assert_close(plain.logits(ids), expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
@@ -121,10 +137,11 @@ def test_read_back_as_written(name: str, tmp_path: Path) -> None:
     config = a_run(name)
     model, _ = with_adapters(config)
     state = model.state_dict()
-    save_peft(to_peft(state, config.model, config.lora, "base"), tmp_path / "adapter")
-    found = from_peft(load_peft(tmp_path / "adapter").tensors, config.model, config.lora)
-    assert {key for key in state if ".lora_" in key} <= found.keys()
-    assert all(torch.equal(tensor, state[key]) for key, tensor in found.items())
+    write_peft(model, config, tmp_path / "adapter")
+    for lora in (config.lora, lora_of(tmp_path / "adapter", config.model)):
+        found = dict(read_peft(tmp_path / "adapter", config.model, lora))
+        assert {key for key in state if ".lora_" in key} <= found.keys()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in found.items())
 
 
 @pytest.mark.parametrize(
@@ -136,10 +153,10 @@ def test_read_back_as_written(name: str, tmp_path: Path) -> None:
         ({"targets": ["self_attn", "shared_experts", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]}, "no such"),
     ],
 )
-def test_an_adapter_of_other_settings_is_refused(other: dict[str, Any], error: str) -> None:
+def test_an_adapter_of_other_settings_is_refused(other: dict[str, Any], error: str, tmp_path: Path) -> None:
     config = a_run("every map")
     model, _ = with_adapters(config)
-    adapter = to_peft(model.state_dict(), config.model, config.lora, "base")
+    write_peft(model, config, tmp_path / "adapter")
     lora = config.lora.model_validate({"rank": 4} | other)
     with pytest.raises(CheckpointError, match=error):
-        from_peft(adapter.tensors, config.model, lora)
+        dict(from_peft(PeftTensors(tmp_path / "adapter"), config.model, lora))

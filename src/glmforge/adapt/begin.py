@@ -1,0 +1,92 @@
+"""What the adapters of a new run begin as: nothing, or those of another run or of PEFT's files.
+
+By the table's initial values an adapter adds nothing at first. DoRA's magnitudes are the exception: they are the
+lengths of the rows of the weights that were loaded.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from glmforge.adapt.lora import MAGNITUDE
+from glmforge.checkpoint.adapter.base import check_base
+from glmforge.checkpoint.adapter.from_peft import is_peft, read_peft
+from glmforge.checkpoint.collective import run_each, run_on_rank_zero
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights, read_adapter
+from glmforge.checkpoint.load import load_checkpoint
+from glmforge.config.adapters import table_with
+from glmforge.config.lora import LoraConfig
+from glmforge.errors import CheckpointError
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.placement import local_chunk
+
+_MUST_AGREE = ("rank", "scaled_alpha", "rslora", "dora")
+
+
+def begin_adapters(model: ParallelModel, lora: LoraConfig, base: BaseWeights | None) -> None:
+    """Set the adapters of `model`, whose other weights are loaded and come from `base`. All ranks call this together.
+
+    Raises `CheckpointError` on all ranks if `lora.init_from` holds no adapters, or others than those of `lora`.
+    """
+    begin_magnitudes(model)
+    source = lora.init_from
+    if source is None:
+        return
+    trained = {row.name for row in table_with(model.config, lora).trained().values() if row.lr_scale}
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+    if run_on_rank_zero(lambda: is_peft(source)):
+        run_each(lambda: _read_peft_into(source, tensors, model, lora))
+    else:
+        path = run_on_rank_zero(lambda: _find(source, lora, base))
+        stored = {PARAMETER_PREFIX + name: tensor for name, tensor in tensors.items()}
+        load_checkpoint(path, stored, prefix=PARAMETER_PREFIX)
+
+
+@torch.no_grad()
+def begin_magnitudes(model: ParallelModel) -> None:
+    """Set the magnitudes of DoRA to the lengths of the rows of the weights as they are, so that nothing changes at
+    first. To be called once those are loaded; nothing happens without any. Collective."""
+    tensors = model.state_dict()
+    parts: dict[str, Tensor] = {}
+    for name in tensors:
+        if MAGNITUDE in name:
+            weight, _ = local_chunk(tensors[name.replace(f".{MAGNITUDE}.", ".")])
+            parts[name] = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32).square()
+    # Rows are cut alike, of weights and of magnitudes; where tp cuts inputs instead, ranks have parts of the sums.
+    cut = [name for name in parts if model.table[name].tp_dim is None]
+    if cut:
+        flat = torch.cat([parts[name] for name in cut])
+        model.world.sum(flat, "tp")
+        parts |= zip(cut, flat.split([len(parts[name]) for name in cut]), strict=True)
+    for name, squares in parts.items():
+        local_chunk(tensors[name])[0].copy_(squares.sqrt())
+
+
+@torch.no_grad()
+def _read_peft_into(directory: Path, tensors: dict[str, Tensor], model: ParallelModel, lora: LoraConfig) -> None:
+    """Each rank reads the file and keeps its parts."""
+    for name, tensor in read_peft(directory, model.config, lora):
+        if name in tensors:
+            here, offsets = local_chunk(tensors[name])
+            here.copy_(tensor[tuple(slice(o, o + n) for o, n in zip(offsets, here.shape, strict=True))])
+
+
+def _find(source: Path, lora: LoraConfig, base: BaseWeights | None) -> Path:
+    """The checkpoint of adapters that `source` means, which must be of `base` and of these settings."""
+    try:
+        path = find_checkpoint(source)
+        description = read_adapter(path)
+        if base is not None:
+            check_base(path, description.base, base)
+    except CheckpointError as error:
+        raise CheckpointError(f"lora.init_from: {error}") from None
+    for field in _MUST_AGREE:
+        there, here = getattr(description.lora, field), getattr(lora, field)
+        if there != here:
+            name = field.removeprefix("scaled_")
+            raise CheckpointError(
+                f"lora.init_from: {path} has {name} {there}, the run {here}; set lora.{name} to {there}"
+            )
+    return path
