@@ -17,9 +17,10 @@ from torch import Tensor
 from glmforge.adapt.begin import begin_magnitudes
 from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
+from glmforge.checkpoint.quantised import QuantisedWeight, with_weights
 from glmforge.config.adapters import table_with
 from glmforge.config.layout import resolve_layout
-from glmforge.config.parameters import Parameter
+from glmforge.config.parameters import Parameter, parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.dropout import Noise
@@ -43,7 +44,8 @@ class Case:
     """A layout to be compared with a single process: `parallel` and whatever else differs from the usual run.
 
     `kernels` are those of the layout; the single process has the plain ones. In stage "sft" few tokens are trained on,
-    with weights, and every conversation counts the same. `lora` are adapters beside frozen weights.
+    with weights, and every conversation counts the same. `lora` are adapters beside frozen weights, held as `frozen`
+    says.
     """
 
     parallel: dict[str, Any]
@@ -55,6 +57,7 @@ class Case:
     kernels: dict[str, str] = field(default_factory=dict)
     stage: dict[str, str] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
+    frozen: str = "fp32"
 
     @property
     def name(self) -> str:
@@ -79,6 +82,7 @@ class Case:
             optim={"lr": LR, "eps": 1e-3} | self.optim,
             regularization=self.regularization,
             kernels={} if single else self.kernels,
+            precision={"compute": "fp32", "frozen": self.frozen},
             **self.stage,
             **({"lora": self.lora, "init_from": Path("weights")} if self.lora else {}),
         )
@@ -116,9 +120,10 @@ def run_case(
     `rows` declare the parameters that `extend` puts into the model.
     """
     phase = config.phases[0]
-    table = table_with(config.model, config.lora).extended(rows)
+    table = table_with(config.model, config.lora, quantises=config.precision.frozen == "nf4").extended(rows)
     backend = NativeBackend.build(config, world, table=table, extend=extend or adapters_of(config))
     model, optimizer = backend.model, backend.optimizer
+    begin_quantised(model, config.seed)
     _begin_adapters(model)
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
@@ -150,6 +155,16 @@ def run_case(
     results |= {f"weight.{name}": tensor for name, tensor in whole_state(model.state_dict()).items()}
     results |= {f"optimizer.{name}": tensor for name, tensor in whole_state(optimizer.state_dict()).items()}
     return results
+
+
+def begin_quantised(model: ParallelModel, seed: int) -> None:
+    """Give quantised weights the codes of the initial weights, which no run needs: each of them is loaded."""
+    table = parameter_table(model.config)
+    for name, weight in with_weights(model.state_dict()).items():
+        if isinstance(weight, QuantisedWeight):
+            offsets, sizes = weight.part()
+            values = initial_chunk(table[name], offsets, sizes, seed=seed, std=model.config.initializer_range)
+            weight.write([slice(0, size) for size in sizes], values)
 
 
 @torch.no_grad()

@@ -7,10 +7,9 @@ all its ranks: a rank of a pipeline stage has but its layers.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from glmforge.checkpoint.collective import gather_distinct
@@ -20,6 +19,15 @@ from glmforge.checkpoint.format.wording import list_some
 from glmforge.errors import CheckpointError
 
 
+class HasSpec(Protocol):
+    """A tensor, or what stands for one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
 class TensorSpec(NamedTuple):
     """Global shape and type of a tensor."""
 
@@ -27,7 +35,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
 
-def specs_of_all_ranks(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+def specs_of_all_ranks(tensors: Mapping[str, HasSpec]) -> dict[str, TensorSpec]:
     """The tensors that all ranks' `tensors` are together, by name. All ranks call this together."""
     own = {name: TensorSpec(tuple(tensors[name].shape), tensors[name].dtype) for name in sorted(tensors)}
     specs: dict[str, TensorSpec] = {}

@@ -22,6 +22,7 @@ from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_co
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.load import load_checkpoint
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
+from glmforge.checkpoint.quantised import QuantisedWeight, with_weights
 from glmforge.checkpoint.values import check_values
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
@@ -73,6 +74,11 @@ def load_initial_weights(
         check_values(source, body)
         _tell_kept(source, own_heads, config)
         return source
+    if any(isinstance(weight, QuantisedWeight) for weight in with_weights(tensors).values()):
+        raise ConfigError(
+            f"precision.frozen: 'nf4' is read from a directory in Hugging Face format, and {path} is a checkpoint: "
+            "write one from it with 'glmforge export', or set this to bf16"
+        )
     shared = parameter_table(found).keys() & parameter_table(config).keys()
     wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
     load_checkpoint(path, wanted, only={MODEL_PREFIX + name for name in shared}, convert=True)

@@ -42,6 +42,7 @@ from glmforge.config.parameters import (
     When,
     parameter_table,
 )
+from glmforge.config.quantised import quantised
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 
@@ -206,10 +207,13 @@ def is_adapter(row: Parameter) -> bool:
     return ".lora_" in row.name
 
 
-def table_with(model: ModelConfig, lora: LoraConfig | None) -> ParameterTable:
-    """The table of a model that is trained with these adapters, or whole. Raises `WrongTargetError`."""
+def table_with(model: ModelConfig, lora: LoraConfig | None, *, quantises: bool = False) -> ParameterTable:
+    """The table of a model that is trained with these adapters, or whole; frozen matrices quantised if it
+    `quantises`. Raises `WrongTargetError`."""
     table = parameter_table(model)
-    return table if lora is None else adapted(table, model, lora)
+    if lora is not None:
+        table = adapted(table, model, lora)
+    return quantised(table) if quantises else table
 
 
 def adapted(table: ParameterTable, model: ModelConfig, lora: LoraConfig) -> ParameterTable:

@@ -134,10 +134,10 @@ class PrecisionConfig(Strict):
     """Compute type of the matmuls. Masters of what is trained, router, softmax and reductions are always fp32."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
-    frozen: Literal["bf16", "fp32"] = Field(
+    frozen: Literal["nf4", "bf16", "fp32"] = Field(
         default="fp32",
-        description="how weights are held that optim.rules freeze; bf16 takes half the memory, and loses nothing of "
-        "published weights",
+        description="how weights are held that optim.rules or lora freeze; bf16 takes half the memory, and loses "
+        "nothing of published weights; nf4 rounds the trunk's matrices to 4 bits (QLoRA), for runs with lora",
     )
     low_precision: Literal["none", "fp8", "mxfp8_emulated"] = Field(
         default="none", description="8-bit products in forward and input gradient; mxfp8 is emulated in bf16"
@@ -147,10 +147,17 @@ class PrecisionConfig(Strict):
         description="the maps that low_precision is for",
     )
 
+    @property
+    def frozen_float(self) -> Literal["bf16", "fp32"]:
+        """How frozen weights are held that are not quantised."""
+        return self.compute if self.frozen == "nf4" else self.frozen
+
     @model_validator(mode="after")
     def _check_frozen(self) -> Self:
         if self.frozen == "bf16" and self.compute != "bf16":
             refuse("frozen", "'bf16' would be converted in every step: set compute to bf16 as well, or this to fp32")
+        if self.frozen == "nf4" and self.low_precision != "none":
+            refuse("low_precision", f"'{self.low_precision}' is for weights that are not quantised: set it to none")
         return self
 
     @model_validator(mode="after")

@@ -78,8 +78,8 @@ def is_frozen(name: str, config: OptimConfig) -> bool:
 
 
 def held_in_bf16(table: ParameterTable, optim: OptimConfig, precision: PrecisionConfig) -> frozenset[str]:
-    """The parameters that are held in bf16 between steps: frozen ones, if `precision.frozen` says so."""
-    if precision.frozen != "bf16":
+    """The parameters that are held in bf16 between steps, unless quantised: frozen ones, if `precision` says so."""
+    if precision.frozen_float != "bf16":
         return frozenset()
     frozen = (group for group in parameter_groups(table, optim) if group.is_frozen)
     return frozenset(parameter.name for group in frozen for parameter in group.parameters)

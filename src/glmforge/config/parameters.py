@@ -28,6 +28,7 @@ Initial = Literal["normal", "fan_in", "zeros", "ones"]
 LayerKind = Literal["dense", "moe", "mtp"]
 Axis = Literal["dp_replicate", "fsdp", "cp", "tp", "efsdp", "ep"]
 When = Literal["always", "sequence_parallel"]
+HeldDtype = Literal["uint8", "bf16"]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -71,6 +72,7 @@ class Parameter:
         fp32: in files and models of another type, this one stays fp32.
         trained: whether it is a parameter; a buffer has no gradient and no optimizer.
         lr_scale: factor on the learning rate, on top of what `optim.rules` say; 0 freezes.
+        dtype: what it is held in where the configuration has no say: the parts of a quantised weight.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Parameter:
     fp32: bool = False
     trained: bool = True
     lr_scale: float = 1.0
+    dtype: HeldDtype | None = None
 
     def __post_init__(self) -> None:
         cut = {"tp": self.tp_dim is not None, "ep": self.expert}

@@ -26,6 +26,7 @@ from glmforge.config.optim import OptimConfig
 from glmforge.config.parallel import ParallelConfig, PrecisionConfig
 from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.phase import PhaseConfig
+from glmforge.config.quantised import BLOCK, cut_block
 from glmforge.config.regularization import RegularizationConfig
 from glmforge.config.stage import SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
 
@@ -148,6 +149,8 @@ class RunConfig(Strict):
         if self.lora is None:
             if self.checkpoint.mode == "lite":
                 refuse("checkpoint.mode", "lite is for adapters (lora): leave it out, or set it to full")
+            if self.precision.frozen == "nf4":
+                refuse("precision.frozen", "'nf4' is for runs with adapters (lora): set it to bf16 or fp32")
             return self
         if self.init_from is None:
             refuse("lora", "adapts trained weights: name them in init_from, or leave this out")
@@ -162,6 +165,20 @@ class RunConfig(Strict):
             refuse("lora.dropout", "needs whole micro-batches: set it to 0, or parallel.ep_overlap to false")
         if self.regularization.ewc is not None:
             refuse("regularization.ewc", "holds weights near their start that lora freezes: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantised(self) -> Self:
+        if self.lora is None or self.precision.frozen != "nf4":
+            return self
+        if self.lora.dora:
+            refuse("lora.dora", "needs the lengths of rows, which 'nf4' rounds: leave it out, or set precision.frozen")
+        if name := cut_block(table_with(self.model, self.lora), self.parallel.tp):
+            refuse(
+                "precision.frozen",
+                f"'nf4' rounds blocks of {BLOCK} inputs together, which those of {name} on each rank (parallel.tp = "
+                f"{self.parallel.tp}) are no multiple of: lower tp, or set this to bf16",
+            )
         return self
 
     @model_validator(mode="after")

@@ -113,7 +113,12 @@ def _units(model: ParallelModel) -> Iterator[_Unit]:
             if isinstance(module, FSDPModule) and module not in not_run:
                 module.reshard()  # an evaluation may have left the root's weights gathered
                 dtype = torch.float32 if isinstance(module, Router) else part.compute_dtype
-                num_bytes = sum(map(_gathered_numel, _parameters_of_unit(module))) * dtype.itemsize
+                parameters = _parameters_of_unit(module)
+                # Codes of quantised weights are gathered as they are.
+                num_bytes = sum(
+                    _gathered_numel(one) * (dtype if one.is_floating_point() else one.dtype).itemsize
+                    for one in parameters
+                )
                 yield _Unit(module, module is root, num_bytes)
 
 
@@ -142,12 +147,12 @@ def _gathered_numel(parameter: nn.Parameter) -> int:
 
 
 def _matrices_to_cast(part: GlmMoe) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Those that each use would cast: not routers and linear heads, which compute in fp32, and MTP layers, not run."""
+    """Those that each use would cast: not routers and linear heads, which compute in fp32, codes, and MTP layers."""
     not_run = {module for layer in part.mtp_layers for module in layer.modules()}
     for module in part.modules():
         if isinstance(module, Router | LinearHead) or module in not_run:
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            is_matrix = parameter.dim() >= _MATRIX_DIMS and parameter.dtype != part.compute_dtype
-            if is_matrix and not _is_sharded(parameter):
+            is_cast = parameter.is_floating_point() and parameter.dtype != part.compute_dtype
+            if is_cast and parameter.dim() >= _MATRIX_DIMS and not _is_sharded(parameter):
                 yield module, name, parameter

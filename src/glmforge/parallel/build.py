@@ -17,8 +17,10 @@ from glmforge.config.parameters import ParameterTable
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.kernels.choice import choose
+from glmforge.kernels.nf4 import levels
 from glmforge.model.init import initial_chunk
 from glmforge.model.low_precision import check_device, lower_precision
+from glmforge.model.quantised import quantise_maps
 from glmforge.model.transformer import GlmMoe, Section
 from glmforge.parallel.async_tp import async_tp_options
 from glmforge.parallel.compile import compile_parts
@@ -45,11 +47,14 @@ def build_model(
 ) -> ParallelModel:
     """The model with initial weights, computing in `precision.compute`, laid out on `world`.
 
-    Masters are fp32, of frozen parameters in `precision.frozen`.
+    Masters are fp32, of frozen parameters in `precision.frozen`. Quantised weights are zeros until they are loaded
+    (`checkpoint.initial_weights`). Raises `MissingPackageError` where the extra for them is missing.
 
     `table` declares the parameters, those that `extend` puts into the model among them; None is that of `config`, whose
     adapters `extend` has to put in (`glmforge.adapt`).
     """
+    if config.precision.frozen == "nf4":
+        levels(world.device)
     model = lay_out_model(config, world, table=table, extend=extend)
     allocate(model, config)
     for part in model.parts:
@@ -72,7 +77,7 @@ def lay_out_model(
     work on.
     """
     parallel = config.parallel
-    table = table or table_with(config.model, config.lora)
+    table = table or table_with(config.model, config.lora, quantises=config.precision.frozen == "nf4")
     check_device(world.device, config.precision)
     dtype = DTYPES[config.precision.compute]
     kernels = choose(config.kernels, world.device, dtype)
@@ -85,6 +90,7 @@ def lay_out_model(
             part = GlmMoe(config.model, section)
             for layer in part.layers:
                 lower_precision(layer, config.precision)
+            quantise_maps(part, table)
             if extend is not None:
                 extend(part)
         part.compute_dtype = dtype
@@ -138,7 +144,7 @@ def initialize_shards(model: GlmMoe, table: ParameterTable, seed: int) -> None:
 
 
 def _freeze(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
-    """Take the gradient from what the table or rules freeze, and hold it in `precision.frozen`; before there is memory.
+    """Take the gradient from what the table or rules freeze, and hold it as `precision` says; before there is memory.
 
     Each map casts its weight to the type it computes in, so bf16 compute is bit-equal either way; only routers, which
     compute in fp32, see rounded weights.
@@ -148,7 +154,8 @@ def _freeze(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
     for name, parameter in part.named_parameters():
         if name in frozen:
             parameter.requires_grad_(False)
-            parameter.data = parameter.data.to(DTYPES[config.precision.frozen])
+            if table[name].dtype is None:
+                parameter.data = parameter.data.to(DTYPES[config.precision.frozen_float])
 
 
 def _stage_indices(config: RunConfig, world: World) -> list[int]:

@@ -28,6 +28,7 @@ from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
 from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.format.wording import list_some
+from glmforge.checkpoint.quantised import QuantisedWeight, with_weights
 from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape, parameter_table
@@ -50,17 +51,18 @@ def load_hf_into(
     """Fill `tensors`, this rank's part of the model of `config`, from `directory`; the configuration of what was read.
 
     All ranks call this together. Names are those of the table of parameters, router biases among them; tensors are
-    plain or DTensors, with its global shapes, and keep their types: stored values are converted. The ranks together
-    must hold all of the model. MTP layers that the model does not have are not read. Those that it has and
-    the files do not are refused, or with `keep_absent_mtp` left as they are, and the returned configuration then
-    counts them not.
+    plain or DTensors, with its global shapes, and keep their types: stored values are converted, those of quantised
+    weights to codes and scales. The ranks together must hold all of the model. MTP layers that the model does not have
+    are not read. Those that it has and the files do not are refused, or with `keep_absent_mtp` left as they are, and
+    the returned configuration then counts them not.
 
     Raises `CheckpointError` on all ranks if one of them cannot read, or the files do not fit `config.json` or the
     model; `ConfigError` for `config.json`.
     """
-    specs = specs_of_all_ranks(tensors)
+    weights = with_weights(tensors)
+    specs = specs_of_all_ranks(weights)
     files = run_each(lambda: _open(directory, specs, mtp_prefixes(config), keep_absent_mtp))
-    run_each(lambda: _read(directory, files, tensors))
+    run_each(lambda: _read(directory, files, weights))
     return files.config
 
 
@@ -103,19 +105,19 @@ class _Block:
     """What is read at once: `box` of a tensor of the model, from the tensor on disk of `piece`.
 
     Attributes:
-        local: this rank's part of the tensor, which begins at `own.offsets`.
+        weight: the tensor of the model; this rank has `own` of it.
         copies: tensors on disk that must be equal to that of `piece`.
     """
 
     name: str
-    local: Tensor
+    weight: Tensor | QuantisedWeight
     own: Box
     piece: Piece
     box: Box
     copies: Sequence[str]
 
 
-def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor]) -> None:
+def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor | QuantisedWeight]) -> None:
     blocks = list(_blocks(files, tensors))
     total = sum(_num_bytes(files.shards, block) for block in blocks)
     done, started = 0, time.monotonic()
@@ -135,17 +137,24 @@ def _progress(directory: Path) -> AbstractContextManager[Show]:
     return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, told: None)
 
 
-def _blocks(files: HfFiles, tensors: Mapping[str, Tensor]) -> Iterator[_Block]:
+def _blocks(files: HfFiles, tensors: Mapping[str, Tensor | QuantisedWeight]) -> Iterator[_Block]:
     copies_of = duplicates(files.config)
     for name in (name for name in files.plan if name in tensors):
         copies = [copy for copy, original in copies_of.items() if original == name and copy in files.shards.names()]
-        local, offsets = local_chunk(tensors[name])
-        own = Box(offsets, tuple(local.shape))
+        weight = tensors[name]
+        own = _own_part(weight)
         for piece in files.plan[name]:
             common = own.overlap(piece.box)
             if common is not None:
                 for box in cut(common, piece.box, files.shards.dtype(piece.disk_name).itemsize):
-                    yield _Block(name, local, own, piece, box, copies)
+                    yield _Block(name, weight, own, piece, box, copies)
+
+
+def _own_part(weight: Tensor | QuantisedWeight) -> Box:
+    if isinstance(weight, QuantisedWeight):
+        return Box(*weight.part())
+    local, offsets = local_chunk(weight)
+    return Box(offsets, tuple(local.shape))
 
 
 def _num_bytes(shards: Shards, block: _Block) -> int:
@@ -154,13 +163,18 @@ def _num_bytes(shards: Shards, block: _Block) -> int:
 
 @torch.no_grad()
 def _read_block(shards: Shards, block: _Block, buffers: "SimpleQueue[Tensor]") -> None:
-    index, buffer = block.piece.part(block.box), buffers.get()
+    stored, buffer = block.piece.part(block.box), buffers.get()
     try:
-        part = shards.read_part(block.piece.disk_name, index, buffer)
+        part = shards.read_part(block.piece.disk_name, stored, buffer)
         for copy in block.copies:
-            if not torch.equal(shards.read_part(copy, index), part):
+            if not torch.equal(shards.read_part(copy, stored), part):
                 raise different_duplicate(shards, copy, block.name)
+        index, weight = block.box.within(block.own), block.weight
         # On a GPU it is converted there: fewer bytes go over, and its own type is the narrower one.
-        block.local[block.box.within(block.own)] = part.to(block.local.device).reshape(block.box.sizes)
+        if isinstance(weight, QuantisedWeight):
+            weight.write(index, part.to(weight.codes.device).reshape(block.box.sizes))
+        else:
+            local, _ = local_chunk(weight)
+            local[index] = part.to(local.device).reshape(block.box.sizes)
     finally:
         buffers.put(buffer)

@@ -53,7 +53,7 @@ def training_state(config: ModelConfig, optim: OptimConfig, stage: TrainingStage
 
 def role_state(config: ModelConfig, optim: OptimConfig, role: Role) -> TrainingState:
     """The same of one of a stage's models."""
-    table = role.parameters(config)
+    table = role.held(config)
     changed = ParameterTable(row for row in table.values() if role.trains(row))
     trained = [group for group in parameter_groups(changed, optim) if not group.is_frozen]
     return TrainingState(

@@ -119,7 +119,7 @@ class Weights:
     """
 
     def __init__(self, config: RunConfig, role: Role = MODEL) -> None:
-        table = role.parameters(config.model)
+        table = role.held(config.model)
         self.readers = _readers(table, config.model, role)
         changed = ParameterTable(row for row in table.values() if role.trains(row))
         groups = {row.name: group for group in parameter_groups(changed, config.optim) for row in group.parameters}
@@ -227,7 +227,7 @@ class Sharding:
             dim, ranks = self.cut(row, shape)
             block = block // shape[dim] * -(-shape[dim] // ranks)
         whole = block if alone else block * ranks
-        itemsize = FP32 if weight.is_fp32 else self.itemsize
+        itemsize = FP32 if weight.is_fp32 else 1 if row.dtype == "uint8" else self.itemsize
         gradient = FP32 * weight.has_gradient
         is_cast = alone and itemsize < weight.itemsize and row.family != "embedding"
         return Shard(
@@ -239,6 +239,10 @@ class Sharding:
             unreduced=0 if alone else gradient * whole,
             own=gradient * block if alone else 0,
         )
+
+    def made_bytes(self, row: Parameter) -> int:
+        """Of the weight that is made of codes while its map computes; 0 of other parameters."""
+        return 2 * math.prod(self.used_shape(row)) * self.itemsize if row.dtype == "uint8" else 0
 
     def used_shape(self, row: Parameter) -> tuple[int, ...]:
         """Of the part that this rank computes with."""

@@ -137,7 +137,8 @@ class StageParts:
             passes = layers.moe if any(row.expert for row in rows) else layers.dense
         if self.parallel.recompute in ("none", "budget"):
             passes = Passes(passes.kept + self.shards[kind].casts, passes.forward, passes.backward)
-        return passes
+        made = max(map(self.sharding.made_bytes, rows))
+        return Passes(passes.kept, passes.forward + made, passes.backward + made)
 
     def _gathered(self, outside: Shard, kinds: set[int]) -> int:
         """A layer's, those of the next ones, and those of no layer."""

@@ -22,7 +22,8 @@ from typing import Literal, get_args
 from glmforge.config.adapters import adapted
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import Parameter, ParameterTable, parameter_table
+from glmforge.config.parameters import HeldDtype, Parameter, ParameterTable, parameter_table
+from glmforge.config.quantised import quantised
 from glmforge.config.schema import RunConfig
 from glmforge.config.stage import STAGES
 from glmforge.errors import ConfigError
@@ -33,6 +34,7 @@ PolicyModel = Literal["reference", "critic", "reward"]
 POLICY_MODELS: tuple[PolicyModel, ...] = get_args(PolicyModel)
 
 _BF16, _FP32 = 2, 4
+_HELD_BYTES: dict[HeldDtype, int] = {"uint8": 1, "bf16": _BF16}
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Role:
         forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
         has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
         frozen_bytes: of an element of what is frozen.
+        quantises: whether frozen matrices are held in NF4 (`glmforge.config.quantised`).
 
     Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
     """
@@ -55,6 +58,7 @@ class Role:
     forwards: int = 0
     has_vocabulary: bool = True
     frozen_bytes: int = _BF16
+    quantises: bool = False
 
     def trains(self, row: Parameter) -> bool:
         """Whether a parameter of the role changes."""
@@ -62,6 +66,8 @@ class Role:
 
     def element_bytes(self, row: Parameter) -> int:
         """Of one element of a parameter or buffer, as it is held between steps."""
+        if row.dtype is not None:
+            return _HELD_BYTES[row.dtype]
         return _FP32 if self.trains(row) or row.fp32 else self.frozen_bytes
 
     @property
@@ -84,6 +90,11 @@ class Role:
         elif not self.is_trained:
             table = ParameterTable(row for row in table.values() if not row.mtp)
         return adapted(table, model, self.lora) if self.lora else table
+
+    def held(self, model: ModelConfig) -> ParameterTable:
+        """The same as it lies in memory: the parts of quantised weights in the place of the weights."""
+        table = self.parameters(model)
+        return quantised(table) if self.quantises else table
 
 
 @dataclass(frozen=True)
@@ -108,8 +119,9 @@ def stage_of(config: RunConfig) -> TrainingStage:
     """What a run of this configuration trains: the whole model, or adapters of it."""
     if config.lora is None:
         return find_stage(config.stage)
-    frozen_bytes = _BF16 if config.precision.frozen == "bf16" else _FP32
-    return TrainingStage("lora", (Role("model", lora=config.lora, frozen_bytes=frozen_bytes),))
+    frozen_bytes = _BF16 if config.precision.frozen_float == "bf16" else _FP32
+    quantises = config.precision.frozen == "nf4"
+    return TrainingStage("lora", (Role("model", lora=config.lora, frozen_bytes=frozen_bytes, quantises=quantises),))
 
 
 def find_stage(
