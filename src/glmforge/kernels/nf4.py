@@ -44,8 +44,8 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     known = levels(weight.device)
     borders = (known[:-1] + known[1:]) / 2
     # A block of zeros has any codes.
-    codes = torch.bucketize((blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)), borders).to(torch.uint8)
-    codes = codes.flatten(-2)
+    scaled = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)
+    codes = torch.bucketize(scaled, borders, out_int32=True).to(torch.uint8).flatten(-2)
     return codes[..., ::2] << 4 | codes[..., 1::2], largest.squeeze(-1).bfloat16()
 
 
