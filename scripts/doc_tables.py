@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
-import fine_tuning_memory  # noqa: E402
 import generation_tables  # noqa: E402
 import long_sequences  # noqa: E402
 import performance  # noqa: E402
@@ -31,7 +30,6 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": [*performance.TABLES, plan_published.published_table],
     "claims.md": claims.TABLES,
-    "lora.md": fine_tuning_memory.TABLES,
     "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": [*plan_accuracy_tables.TABLES, *long_sequences.TABLES],

@@ -45,7 +45,7 @@ def test_lora_of_air_on_two_nodes(planned: list[str], gigabits: int) -> None:
     copies, shards = ways(*LORA, *planned, network=f"tcp{gigabits}")
     assert (copies.words, shards.words) == (COPY_ON_EACH, SHARDS_OVER_ALL)
     assert (copies.is_planned, shards.is_planned) == (bool(planned), not planned)
-    # Each of 8 ranks sends and receives its eighth of the gradients, in fp32, after the last micro-batch.
+    # Each of 8 ranks sends and receives its eighth of the gradients, in fp32, once a step.
     assert carried(copies) == {"dp_replicate": pytest.approx(FP32 * ADAPTERS)}
     # Layers are gathered for the forward and again for the backward pass, embedding and head once, routers in fp32.
     # Half of each expert lies on the other node; a ring over 16 ranks carries what 15 of them have to the 16th.
@@ -75,7 +75,7 @@ def test_experts_on_both_nodes_send_half_of_their_rows_across() -> None:
 
 
 def test_training_all_weights_sums_their_gradients_and_exchanges_what_muon_needs() -> None:
-    """Copies sum every gradient across once in a step; shards send half of them in each micro-batch, and weights too.
+    """Copies sum every gradient once a step; shards gather and reduce half of it in every micro-batch.
 
     For Muon one copy of each matrix goes to owners on 16 ranks and as many come back as there are copies, in bf16; of
     what all send, half goes to the other node, a half of that into each.
