@@ -1,7 +1,7 @@
 """What a GPU needs in the packaged fine-tuning runs, and what frozen weights in bf16 save: closed forms and dry runs.
 
     python benchmarks/fine_tuning_memory.py                # all of them, some five minutes on two idle cores
-    python benchmarks/fine_tuning_memory.py --only 355b    # those whose name has "355b"; nothing is written
+    python benchmarks/fine_tuning_memory.py --only 355b    # those whose name has "355b"; the others stay as they were
 
 A guide says that LoRA of GLM-4.5-Air at 16,384 tokens takes 109 GB of each H200. Beside it stand the packaged runs, and
 LoRA of Air with other settings: frozen weights in fp32, one copy of the model over both nodes, experts that are
@@ -9,18 +9,19 @@ gathered instead of tokens that travel, MTP layers that are run.
 """
 
 import argparse
+import json
 import time
 from typing import Any
 
-from record import write_result
+from record import RESULTS, write_result
 
 from glmforge.config import load_config
-from glmforge.dryrun.run import dry_run
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 
+FOUND = RESULTS / "fine_tuning_memory.json"
 GUIDE_BYTES = 109e9
 PRESETS = {
     "lora_air_2x8h200": (16, "h200"),
@@ -43,17 +44,22 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="only runs whose name has this; nothing is written")
+    parser.add_argument("--only", default="", help="only runs whose name has this; the others stay as they were")
     only = parser.parse_args().only
     wanted = {name: (name, ()) for name in PRESETS} | OTHERS
-    runs = {name: _measure(*run) for name, run in wanted.items() if only in name}
-    if not only:
-        code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/plan/memory"]
-        code += ["src/glmforge/adapt", "src/glmforge/config"]
-        write_result("fine_tuning_memory", {"guide_bytes": GUIDE_BYTES, "runs": runs}, code=code)
+    code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/plan/memory"]
+    code += ["src/glmforge/adapt", "src/glmforge/config"]
+    runs = json.loads(FOUND.read_text("utf-8"))["runs"] if FOUND.is_file() else {}
+    for name, run in wanted.items():
+        if only in name:
+            runs[name] = _measure(*run)
+            in_order = {name: runs[name] for name in wanted if name in runs}
+            write_result("fine_tuning_memory", {"guide_bytes": GUIDE_BYTES, "runs": in_order}, code=code)
 
 
 def _measure(preset: str, settings: tuple[str, ...]) -> dict[str, Any]:
+    from glmforge.dryrun.run import dry_run  # the table needs no torch
+
     world_size, gpu = PRESETS[preset]
     config = load_config(preset, settings)
     started = time.perf_counter()

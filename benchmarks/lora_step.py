@@ -17,7 +17,8 @@ numbers of rows with every batch, so that this is too few; "large cache" is with
 which a user has to know of. glmforge rounds the numbers of rows and needs no more than there are.
 
 Every variant lives in a process of its own and the processes take turns (`turns`). The losses of the first steps must
-agree, to 1e-5 in fp32 and 1e-3 in bf16, or the run fails.
+agree, to 1e-5 in fp32 and 1e-3 in bf16, or the run fails. On a machine that others use, too, `--threads 1 --clock
+processor` counts the processor's seconds instead of those on the wall.
 
 Memory: `peak_bytes` are the most bytes of tensors that live at once in a step, weights and optimizer state among them,
 as torch's allocator counts them; `resident_bytes` is by how much the process has grown at most since its imports, with
@@ -31,6 +32,7 @@ import os
 import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +62,7 @@ SEQ_LEN, NUM_BATCHES = 256, 16
 LR, WEIGHT_DECAY, GRAD_CLIP = 1e-4, 0.0, 1.0
 FIRST_LOSSES = 4
 TOLERANCES = {"fp32": 1e-5, "bf16": 1e-3}
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 class Model(NamedTuple):
@@ -159,10 +162,11 @@ class Case(NamedTuple):
 def main() -> None:
     args = parse_arguments()
     if args.worker:
-        work(args.worker, Case(args.models[0], args.dtypes[0], args.targets[0]), args.directory, args.threads)
+        work(args.worker, Case(args.models[0], args.dtypes[0], args.targets[0]), args)
         return
     content: dict[str, Any] = {
         "threads": args.threads,
+        "clock": args.clock,
         "rounds": args.rounds,
         "steps_per_turn": args.steps,
         "seq_len": SEQ_LEN,
@@ -189,6 +193,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=2, help="steps in one turn")
     parser.add_argument("--warmup", type=int, default=4, help="untimed first steps; compilation falls into them")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
@@ -200,7 +205,7 @@ def compare(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_weights(case, Path(folder))
         given = [__file__, "--threads", str(args.threads), "--directory", folder, "--models", case.model]
-        given += ["--dtypes", case.dtype, "--targets", case.targets, "--worker"]
+        given += ["--dtypes", case.dtype, "--targets", case.targets, "--clock", args.clock, "--worker"]
         workers = {name: start(name, [*given, name], args.threads) for name in variants_of(case, args.variants)}
         for name, worker in workers.items():
             # With a large cache, until every shape has been met.
@@ -281,11 +286,11 @@ def fastest(medians: dict[str, float], is_meant: Callable[[Ours | Theirs], bool]
     return min(names, key=medians.__getitem__, default=None)
 
 
-def work(name: str, case: Case, folder: Path, threads: int) -> None:
+def work(name: str, case: Case, args: argparse.Namespace) -> None:
     """The worker's life."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(args.threads)
     keep_large_blocks()
-    variant = VARIANTS[name]
+    variant, folder = VARIANTS[name], args.directory
     if isinstance(variant, Theirs):
         import peft  # noqa: F401
 
@@ -298,7 +303,7 @@ def work(name: str, case: Case, folder: Path, threads: int) -> None:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         return {"peak_bytes": peak_bytes(step, state()), "resident_bytes": most}
 
-    serve(step, memory)
+    serve(step, memory, CLOCKS[args.clock])
 
 
 def peak_bytes(step: Step, state: Iterable[Tensor]) -> int:

@@ -80,7 +80,11 @@ def paired_ratio(theirs: Worker, ours: Worker) -> dict[str, Any]:
     }
 
 
-def serve(step: Callable[[], float], memory: Callable[[], dict[str, int]] | None = None) -> None:
+def serve(
+    step: Callable[[], float],
+    memory: Callable[[], dict[str, int]] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """A worker's life: run steps and answer with their times and losses, or say what `memory` they take."""
     for line in sys.stdin:
         question = json.loads(line)
@@ -90,7 +94,7 @@ def serve(step: Callable[[], float], memory: Callable[[], dict[str, int]] | None
             continue
         seconds, losses = [], []
         for _ in range(question["steps"]):
-            start = time.perf_counter()
+            start = clock()
             losses.append(step())
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
         print(json.dumps({"seconds": seconds, "losses": losses}), flush=True)

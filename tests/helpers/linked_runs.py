@@ -127,11 +127,15 @@ class _Meeting(Hook):
         step = trainer.state.step
         if step % trainer.config.checkpoint.every_steps:
             return
-        (self.meetings / f"{step}-{self.name}-{trainer.world.rank}").touch()
-        while len(list(self.meetings.glob(f"{step}-{self.name}-*"))) < trainer.world.size:
-            time.sleep(0.002)  # looks at files that other processes write; the outcome does not depend on it
+        self._meet(f"{step} {self.name}", trainer)
         self.steps.append(step)
         self.readings.append(read_link_bytes())
+        self._meet(f"{step} {self.name}, read", trainer)  # before that nobody goes on
+
+    def _meet(self, what: str, trainer: Any) -> None:
+        (self.meetings / f"{what} {trainer.world.rank}").touch()
+        while len(list(self.meetings.glob(f"{what} *"))) < trainer.world.size:
+            time.sleep(0.002)  # looks at files that other processes write; the outcome does not depend on it
 
 
 class _BeforeSave(_Meeting):

@@ -10,7 +10,7 @@ line and ends, rather than waiting for a collective that never comes:
 * Rank 0 waits for them as long, says for whom, and tells those who came if it is in vain.
 * The first process of each node compares what must agree (revision, settings) with what rank 0 has.
 
-Under torchrun its agents have met before and keep the store; only the comparison is left.
+Under torchrun its agents have met before, and keep the store.
 """
 
 import errno
@@ -84,20 +84,24 @@ def reopen_store(launch: LaunchEnvironment, *, timeout_s: float) -> dist.Store:
 
 
 def roll_call(store: dist.Store, launch: LaunchEnvironment, facts: Facts, *, wait_s: float) -> None:
-    """Wait until all ranks have come and each node agrees with rank 0. For a store that rank 0 keeps.
+    """Wait until all ranks have come and each node agrees with rank 0.
 
     Raises `MeetingError`, on all ranks that have come, if they do not within `wait_s` seconds or do not agree.
     """
     address, port = launch.meeting_point()
     try:
-        _take_seat(store, launch)
-        refusal = compare_nodes(store, launch, facts)
+        if (
+            not launch.agent_serves
+        ):  # torchrun numbers the ranks, and starts others under the same attempt for lost ones
+            _take_seat(store, launch)
+        refusal = _compare(store, launch, facts)
         if refusal is not None:
             store.set("refusal", refusal)
             raise MeetingError(refusal)
         store.set(f"here/{launch.rank}", "")
         store.add("here", 1)
-        verdict = _wait_for_all(store, launch, wait_s) if launch.rank == 0 else _wait_for_verdict(store, launch)
+        waits = _wait_for_all if launch.rank == 0 else _wait_for_verdict
+        verdict = waits(store, launch, wait_s)
     except dist.DistError as error:
         raise MeetingError(
             f"rank 0 at {address}:{port} has ended before all {launch.world_size} ranks were there: it says why on its "
@@ -107,7 +111,7 @@ def roll_call(store: dist.Store, launch: LaunchEnvironment, facts: Facts, *, wai
         raise MeetingError(verdict)
 
 
-def compare_nodes(store: dist.Store, launch: LaunchEnvironment, facts: Facts) -> str | None:
+def _compare(store: dist.Store, launch: LaunchEnvironment, facts: Facts) -> str | None:
     """What of `facts` is otherwise on this node than on that of rank 0, in words; None if nothing is.
 
     The first process of each node looks.
@@ -229,7 +233,7 @@ def _wait_for_all(store: dist.Store, launch: LaunchEnvironment, wait_s: float) -
         left = started + wait_s - now
         if store.check(["refusal"]):
             verdict = store.get("refusal").decode()
-        elif (here := store.add("here", 0)) == launch.world_size:
+        elif (here := store.add("here", 0)) >= launch.world_size:
             verdict = ""
         elif left <= 0:
             verdict = (
@@ -248,8 +252,12 @@ def _wait_for_all(store: dist.Store, launch: LaunchEnvironment, wait_s: float) -
     return verdict
 
 
-def _wait_for_verdict(store: dist.Store, launch: LaunchEnvironment) -> str:
+def _wait_for_verdict(store: dist.Store, launch: LaunchEnvironment, wait_s: float) -> str:
+    """Of the others: what rank 0 says, which began to wait before they came."""
+    until = time.monotonic() + wait_s + 2 * _FAREWELL_S
     while not store.check(["verdict"]):
+        if time.monotonic() > until:
+            return f"rank 0 did not say within {wait_s:g} s whether all ranks are there: see its node's output"
         time.sleep(_POLL_S * (1 + launch.world_size / 64))  # not too many questions at a time
     verdict = store.get("verdict").decode()
     if verdict:

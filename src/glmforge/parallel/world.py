@@ -34,7 +34,7 @@ from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import Layout
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.parallel.groups import axis_groups, meshes_of
-from glmforge.parallel.meeting import Facts, MeetingError, compare_nodes, open_store, reopen_store, roll_call
+from glmforge.parallel.meeting import Facts, open_store, reopen_store, roll_call
 from glmforge.parallel.peers import PeerLostError, Peers
 
 
@@ -145,12 +145,9 @@ def join_world(
         return
     wait_s = timeout_s if wait_s is None else wait_s
     store = open_store(launch, wait_s=wait_s, timeout_s=timeout_s)
-    if not launch.agent_serves:
-        roll_call(store, launch, facts, wait_s=wait_s)
+    roll_call(store, launch, facts, wait_s=wait_s)
     peers = _introduced(store, launch, timeout_s)
     with _explained(peers):
-        if launch.agent_serves and (refusal := compare_nodes(store, launch, facts)):
-            raise MeetingError(refusal)
         _init_process_group(store, launch, device, timeout)
         try:
             peers.meet()

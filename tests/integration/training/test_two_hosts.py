@@ -28,8 +28,8 @@ TIMEOUT_S = 10
 """Of collectives."""
 ENDS_WITHIN_S = TIMEOUT_S + 20 + 10
 """After the link has been cut: until a collective gives up, until all have been asked, and some time to end."""
-TRAILING = 1_000
-"""Bytes: acknowledgements of what came before."""
+TRAILING = 500
+"""Bytes: some acknowledgements of the step before."""
 
 Hosts = tuple[LinkedHost, LinkedHost]
 MakeRun = Callable[[str], RunConfig]

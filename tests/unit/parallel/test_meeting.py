@@ -2,15 +2,16 @@
 
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.parallel import meeting
-from glmforge.parallel.meeting import Facts, MeetingError, compare_nodes, open_store, roll_call
+from glmforge.parallel.meeting import MeetingError, open_store, roll_call
 from helpers.distributed import free_port
 
 HOST = socket.gethostname()
@@ -147,6 +148,23 @@ def test_on_one_node_nothing_is_compared() -> None:
     def facts() -> Mapping[str, str]:
         raise AssertionError("nobody is to ask")
 
-    asked: Facts = facts
-    compare: Callable[..., str | None] = compare_nodes
-    assert compare(None, LaunchEnvironment(1, 2, 1, 2), asked) is None
+    port = free_port()
+    launches = [LaunchEnvironment(rank, 2, rank, 2, address="127.0.0.1", port=port) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        stores = list(pool.map(lambda one: open_store(one, wait_s=PATIENT_S, timeout_s=PATIENT_S), launches))
+        calls = [
+            pool.submit(roll_call, s, one, facts, wait_s=PATIENT_S) for s, one in zip(stores, launches, strict=True)
+        ]
+        assert [call.result() for call in calls] == [None, None]
+
+
+def test_torchrun_s_nodes_are_compared_and_may_be_replaced() -> None:
+    """Its agent keeps the store, also when ranks come again under the same attempt."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    nodes = [replace(node(rank, 2, agent.port), agent_serves=True) for rank in range(2)]
+    for _ in range(2):
+        assert join_all(*((one, PATIENT_S, {"torch": "2"}) for one in nodes)) == ["", ""]
+    nodes = [replace(one, attempt="1") for one in nodes]
+    lines = join_all(*((one, PATIENT_S, {"torch": f"{one.rank}"}) for one in nodes))
+    assert lines[0] == lines[1]
+    assert "torch is 1, not 0" in lines[0]

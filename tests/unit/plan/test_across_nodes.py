@@ -45,8 +45,8 @@ def test_lora_of_air_on_two_nodes(planned: list[str], gigabits: int) -> None:
     copies, shards = ways(*LORA, *planned, network=f"tcp{gigabits}")
     assert (copies.words, shards.words) == (COPY_ON_EACH, SHARDS_OVER_ALL)
     assert (copies.is_planned, shards.is_planned) == (bool(planned), not planned)
-    # Each of 8 ranks sends and receives its eighth of the gradients, in fp32, after each micro-batch.
-    assert carried(copies) == {"dp_replicate": pytest.approx(MICRO_BATCHES * FP32 * ADAPTERS)}
+    # Each of 8 ranks sends and receives its eighth of the gradients, in fp32, once a step.
+    assert carried(copies) == {"dp_replicate": pytest.approx(FP32 * ADAPTERS)}
     # Layers are gathered for the forward and again for the backward pass, embedding and head once, routers in fp32.
     # Half of each expert lies on the other node; a ring over 16 ranks carries what 15 of them have to the 16th.
     gathered = BF16 * (2 * (DENSE + ROUTERS + ADAPTERS) + ENDS) + FP32 * ADAPTERS
@@ -75,16 +75,16 @@ def test_experts_on_both_nodes_send_half_of_their_rows_across() -> None:
 
 
 def test_training_all_weights_sums_their_gradients_and_exchanges_what_muon_needs() -> None:
-    """An all-reduce carries every gradient across, a reduce-scatter half of them: copies send no less here.
+    """Copies sum every gradient once a step; shards gather and reduce half of it in every micro-batch.
 
     For Muon one copy of each matrix goes to owners on 16 ranks and as many come back as there are copies, in bf16; of
     what all send, half goes to the other node, a half of that into each.
     """
-    shards, copies = ways("optim.lr=3e-4", "optim.min_lr=3e-5")
-    assert (shards.words, copies.words) == (SHARDS_OVER_ALL, COPY_ON_EACH)
+    copies, shards = ways("optim.lr=3e-4", "optim.min_lr=3e-5")
+    assert (copies.words, shards.words) == (COPY_ON_EACH, SHARDS_OVER_ALL)
     matrices = EXPERTS + DENSE + VOCABULARY * WIDTH  # and the head's
     assert carried(copies) == {
-        "dp_replicate": pytest.approx(MICRO_BATCHES * FP32 * (EXPERTS + DENSE + ENDS)),
+        "dp_replicate": pytest.approx(FP32 * (EXPERTS + DENSE + ENDS)),
         "exchange": pytest.approx(BF16 * matrices * (1 + 2) / 2 / 2, rel=1e-4),  # without biases and norms
     }
     gathers_and_reductions = MICRO_BATCHES * (BF16 * 2 + FP32) * EXPERTS / 2
