@@ -1,12 +1,16 @@
 """Real training steps of long sequences on this machine: the most memory of each rank, against the dry run of the same.
 
-    python benchmarks/long_sequences.py             # 5 minutes on two idle cores, 10 on busy ones
+    python benchmarks/long_sequences.py             # 20 minutes on two idle cores
     python benchmarks/long_sequences.py --quick     # the shorter sequences; writes nothing
 
 The length is real and the model small: one dense and one MoE layer of width 128, two query heads of 32 that share keys
 and values, 2,048 entries of vocabulary. A row is one document, so every token attends to all before it. Layers are
 computed again in the backward pass, in fp32, for which a dry run takes the CPU's kernels. Each rank is a process of one
 thread; with cp 2 both share the row and each layer's weights.
+
+One case is of adapters: a single MoE layer with the 96 heads and the 128 experts of GLM-4.5-Air, and a hidden size and
+experts that are narrow. Four ranks stand for two nodes: each pair has a copy of the frozen weights, half of the experts
+on each rank (ep 2), and a row of its own; only gradients of the adapters of q, k, v and o are summed over both pairs.
 
 `peak_bytes` are the most bytes of tensors that live at once, as the dry run counts them. `resident_bytes` is the
 operating system's word for it: by how much the process grew, with kernels' workspaces and gloo's buffers, after a short
@@ -59,17 +63,37 @@ MODEL: dict[str, Any] = {
 """Without an MTP layer, whose attention would cost half as much again."""
 
 
+AIR = MODEL | {
+    "hidden_size": 256,
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+}
+LORA: dict[str, Any] = {
+    "model": AIR,
+    "lora": {"rank": 16},
+    "init_from": "none",
+    "parallel": {"dp_replicate": 2, "cp": 2, "ep": 2, "recompute": "full", "micro_batch_size": 1},
+}
+
+
 class Case(NamedTuple):
     name: str
     seq_len: int
     ranks: int
     is_quick: bool
+    sections: dict[str, Any] = {}  # noqa: RUF012 - is not changed
 
 
 CASES = (
     Case("16,384 tokens on one rank", 16384, 1, is_quick=True),
     Case("16,384 tokens on two", 16384, 2, is_quick=True),
     Case("131,072 tokens on two", 131072, 2, is_quick=False),
+    Case("adapters, 16,384 tokens, Air's heads and experts, on four", 16384, 4, is_quick=False, sections=LORA),
 )
 
 
@@ -88,16 +112,16 @@ def main() -> None:
 
 def compare(case: Case) -> dict[str, Any]:
     """A step of the case on real ranks, and what its dry run says."""
-    config = long_run(case.seq_len, cp=case.ranks)
+    config = long_run(case.seq_len, case)
     predicted = dry_run(config, case.ranks).peak
     with Ranks(case.ranks, TIME_LIMIT_S) as ranks:
-        ranks.run(watch, long_run(WARM_UP_TOKENS, cp=case.ranks))
+        ranks.run(watch, long_run(WARM_UP_TOKENS, case))
         measured = ranks.run(watch, config)
     peaks = [rank["peak_bytes"] for rank in measured]
     return {
         "name": case.name,
         "seq_len": case.seq_len,
-        "cp": case.ranks,
+        "cp": config.parallel.cp,
         "ranks": measured,
         "peak_bytes": max(peaks),
         "dry_run_bytes": predicted,
@@ -107,18 +131,20 @@ def compare(case: Case) -> dict[str, Any]:
     }
 
 
-def long_run(seq_len: int, cp: int) -> RunConfig:
-    """A step of one row; its data need not exist."""
+def long_run(seq_len: int, case: Case) -> RunConfig:
+    """A step of one row for each copy of the model; its data need not exist."""
+    parallel = {"cp": case.ranks, "recompute": "full", "micro_batch_size": 1}
+    copies = case.sections.get("parallel", parallel).get("dp_replicate", 1)
     sections = {
         "name": "long",
         "model": MODEL,
         "data": {"tokenizer": "none", "sources": [{"name": "text", "path": "none"}]},
-        "phases": [{"name": "main", "steps": 1, "seq_len": seq_len, "batch_size": 1}],
+        "phases": [{"name": "main", "steps": 1, "seq_len": seq_len, "batch_size": copies}],
         "optim": {"lr": 1e-3, "warmup_steps": 0},
-        "parallel": {"cp": cp, "recompute": "full", "micro_batch_size": 1},
+        "parallel": parallel,
         "precision": {"compute": "fp32"},
     }
-    return RunConfig.model_validate(sections)
+    return RunConfig.model_validate(sections | case.sections)
 
 
 def watch(config: RunConfig) -> dict[str, float]:

@@ -26,6 +26,7 @@ from glmforge.dryrun.run import dry_run
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Memory, Purpose
+from glmforge.plan.stages.stage import stage_of
 
 
 class Case(NamedTuple):
@@ -119,7 +120,7 @@ def _compare(case: Case, known: dict[str, Any] | None) -> dict[str, Any]:
     config = select_phase(load_config(where(case.file), case.settings), case.phase)
     layout = resolve_layout(config, case.world_size)
     found = known or _dry_run(config, case.world_size)
-    places = estimate_memory(config, layout).places
+    places = estimate_memory(config, layout, stage_of(config)).places
     forms = {str(place.pp_rank): _row(place.at_peak, place.moment) for place in places}
     peaks = {pp_rank: (found[pp_rank]["peak"], forms[pp_rank]["peak"]) for pp_rank in found}
     by_dry_run, by_form = (max(both[which] for both in peaks.values()) for which in (0, 1))

@@ -5,9 +5,7 @@
 
 Both sides train the same GLM-shaped model of about 23 million parameters (MTP off) from the same initial weights on the
 same unpadded batches: forward, backward, gradient clipping, fused AdamW, with the same allocator setting
-(`glmforge.kernels.allocator`). Every variant lives in a process of its own and the processes take turns, a few steps
-each, so that whatever else the machine does falls on all alike. What is compared is the ratio of neighbouring
-turns, not times taken at different moments.
+(`glmforge.kernels.allocator`). Every variant lives in a process of its own and the processes take turns (`turns`).
 
 In fp32 the first losses must agree to 1e-5 or the run fails. In bf16 the precisions differ by design: glmforge keeps
 fp32 master weights and fp32 optimizer state and computes in bf16; transformers, in its fastest bf16 form, holds weights
@@ -22,10 +20,7 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +28,7 @@ from typing import Any
 import torch
 from record import write_result
 from torch import Tensor, nn
+from turns import Worker, paired_ratio, serve, take_turns
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.allocator import keep_large_blocks
@@ -109,51 +105,14 @@ def compare(dtype: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.pt"
         torch.save(build_transformers("fp32", "eager", compiled=False)[0].state_dict(), weights)
-        workers = {name: Worker(name, dtype, weights, args.threads) for name in (*args.variants, PEAK)}
+        given = [__file__, "--dtypes", dtype, "--weights", str(weights), "--threads", str(args.threads), "--worker"]
+        workers = {name: Worker(name, [*given, name], args.threads) for name in (*args.variants, PEAK)}
         for name, worker in workers.items():
             worker.run(0 if name == PEAK else args.warmup)
-        for turn in range(args.rounds):
-            for name in workers if turn % 2 == 0 else reversed(workers):
-                workers[name].run(1 if name == PEAK else args.steps)
+        take_turns({worker: 1 if name == PEAK else args.steps for name, worker in workers.items()}, args.rounds)
         for worker in workers.values():
             worker.close()
     return summarize(dtype, workers, args)
-
-
-class Worker:
-    """One variant in a process of its own that runs steps when told to."""
-
-    def __init__(self, name: str, dtype: str, weights: Path, threads: int) -> None:
-        command = [sys.executable, __file__, "--worker", name, "--dtypes", dtype, "--weights", str(weights)]
-        self.name = name
-        self.turns: list[list[float]] = []
-        self.losses: list[float] = []
-        self.process = subprocess.Popen(
-            [*command, "--threads", str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
-
-    def run(self, steps: int) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(steps, file=self.process.stdin, flush=True)
-        answer = self.process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the process of {self.name!r} died; its error stands above")
-        seconds, losses = json.loads(answer)
-        self.turns.append(seconds)
-        self.losses += losses
-
-    @property
-    def seconds(self) -> list[float]:
-        """Every timed step: the first turn was the warm-up."""
-        return [second for turn in self.turns[1:] for second in turn]
-
-    def close(self) -> None:
-        self.process.communicate()
 
 
 def summarize(dtype: str, workers: dict[str, Worker], args: argparse.Namespace) -> dict[str, Any]:
@@ -185,20 +144,6 @@ def summarize(dtype: str, workers: dict[str, Worker], args: argparse.Namespace) 
     return summary
 
 
-def paired_ratio(theirs: Worker, ours: Worker) -> dict[str, Any]:
-    """Their time over ours, turn by turn."""
-    pairs = zip(theirs.turns[1:], ours.turns[1:], strict=True)
-    ratios = sorted(statistics.median(a) / statistics.median(b) for a, b in pairs)
-    return {
-        "of": ours.name,
-        "over": theirs.name,
-        "median": round(statistics.median(ratios), 3),
-        "min": round(ratios[0], 3),
-        "max": round(ratios[-1], 3),
-        "of_fastest_steps": round(min(theirs.seconds) / min(ours.seconds), 3),
-    }
-
-
 def model_flops() -> float:
     c = CONFIG
     attention = c.hidden_size * c.head_dim * 2 * (c.num_attention_heads + c.num_key_value_heads)
@@ -220,17 +165,10 @@ def describe_run(threads: int) -> dict[str, Any]:
 
 
 def work(name: str, dtype: str, weights: Path, threads: int) -> None:
-    """The worker's life: for every number read, run so many steps and answer with their times and losses."""
+    """The worker's life."""
     torch.set_num_threads(threads)
     keep_large_blocks()
-    step = matmul_step(dtype) if name == PEAK else training_step(name, dtype, weights)
-    for line in sys.stdin:
-        seconds, losses = [], []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            losses.append(step())
-            seconds.append(time.perf_counter() - start)
-        print(json.dumps([seconds, losses]), flush=True)
+    serve(matmul_step(dtype) if name == PEAK else training_step(name, dtype, weights))
 
 
 def matmul_step(dtype: str) -> Callable[[], float]:
@@ -278,23 +216,28 @@ def build_glmforge(dtype: str, compiled: bool) -> tuple[nn.Module, LossOf]:
 
 
 def build_transformers(dtype: str, experts: str, compiled: bool) -> tuple[nn.Module, LossOf]:
+    model = transformers_model(CONFIG, dtype, experts)
+    forward = torch.compile(model) if compiled else model
+    return model, lambda ids_BS: forward(input_ids=ids_BS, labels=ids_BS, use_cache=False).loss
+
+
+def transformers_model(model: ModelConfig, dtype: str, experts: str) -> nn.Module:
     """Parameters in `dtype`, buffers (router bias, rotary frequencies) in fp32 as its own loader keeps them."""
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
-    fields = CONFIG.model_dump(exclude={"rope_theta", "partial_rotary_factor", "num_nextn_predict_layers"})
+    fields = model.model_dump(exclude={"rope_theta", "partial_rotary_factor", "num_nextn_predict_layers"})
     rope = {
         "rope_type": "default",
-        "rope_theta": CONFIG.rope_theta,
-        "partial_rotary_factor": CONFIG.partial_rotary_factor,
+        "rope_theta": model.rope_theta,
+        "partial_rotary_factor": model.partial_rotary_factor,
     }
     config = Glm4MoeConfig(**fields, rope_parameters=rope, num_mtp_layers=0)
     config._attn_implementation = "sdpa"
     config._experts_implementation = experts
-    model = Glm4MoeForCausalLM(config).train()
-    for parameter in model.parameters():
+    built = Glm4MoeForCausalLM(config).train()
+    for parameter in built.parameters():
         parameter.data = parameter.data.to(torch_dtype(dtype))
-    forward = torch.compile(model) if compiled else model
-    return model, lambda ids_BS: forward(input_ids=ids_BS, labels=ids_BS, use_cache=False).loss
+    return built
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

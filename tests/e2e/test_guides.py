@@ -8,7 +8,7 @@ import pytest
 from helpers.guide import GUIDES, Command, File, Launch, carry_out, check_launch, parsed, read_guide, unknown_commands
 
 BASE = "pre-training.md"
-ADAPTING = ("mid-training.md", "fine-tuning.md")
+ADAPTING = ("mid-training.md", "fine-tuning.md", "lora.md")
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("guide", ADAPTING)
 def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> None:
+    if guide == "lora.md":
+        pytest.importorskip("peft")  # loads the adapter
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
     carry_out(guide, tmp_path)
 

@@ -58,9 +58,18 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "checkpoint consolidate": ("{run}", None),
     "checkpoint reset-optimizer": ("{run} {out}/reset", None),
     "checkpoint diff": ("{run}/checkpoints/step-00000003 {run}/checkpoints/step-00000003", None),
+    "adapter show": ("{run}", None),
+    "adapter gather": ("{run}", None),
+    "adapter merge": ("{run} {out}/adapter", None),
+    "adapter convert": ("{run} {out}/adapters --base {run}", None),
 }
 ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
-REFUSES = {"control": "the run has ended"}
+REFUSES = {
+    "control": "the run has ended",
+    "adapter show": "is of a run without adapters",
+    "adapter merge": "is of a run without adapters",
+    "adapter convert": "holds neither config.json",
+}
 """Commands that need what no short test has, and how they say so when all that they import is there."""
 
 

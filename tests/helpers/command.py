@@ -83,10 +83,13 @@ class Commands:
 
     def start_python(self, *arguments: str, environment: dict[str, str] | None = None) -> Started:
         """`python ARGUMENTS`."""
+        return self.start_program(sys.executable, *arguments, environment=environment)
+
+    def start_program(self, *command: str, environment: dict[str, str] | None = None) -> Started:
         log = self.directory / f"{len(self.started):02d}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, *arguments],
+                command,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

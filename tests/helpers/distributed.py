@@ -34,6 +34,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from helpers.linked_hosts import INTERFACE, LinkedHost
+
 PRELOADED = ["pytest", "glmforge.recipes.train"]
 """Imported once by the process that ranks are forked from: four seconds less for each of them."""
 _GRACE_S = 3.0  # after one rank has failed: how long the others may take to report their own error
@@ -45,11 +47,17 @@ class RankFailure(RuntimeError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120.0, init_group: bool = True
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 120.0,
+    init_group: bool = True,
+    hosts: Sequence[LinkedHost] = (),
 ) -> list[Any]:
     """Call `fn(*args)` on `world_size` ranks and return their (picklable) results, rank 0 first.
 
-    `fn` is a module-level function; inside it, `torch.distributed.get_rank()` tells the rank.
+    `fn` is a module-level function; inside it, `torch.distributed.get_rank()` tells the rank. With `hosts` each of
+    them has an equal share of the ranks.
     Raises `RankFailure` with the tracebacks if a rank raises, dies, or is not done after `timeout_s` seconds.
     """
     function = (fn.__module__, sys.modules[fn.__module__].__file__, fn.__qualname__)
@@ -66,6 +74,7 @@ def run_ranks(
             free_port(),
             timeout_s,
             init_group,
+            hosts,
         )
         ranks = [context.Process(target=_rank_main, args=(rank, *payload)) for rank in range(world_size)]
         try:
@@ -146,13 +155,15 @@ def _rank_main(
     port: int,
     timeout_s: float,
     init_group: bool,
+    hosts: Sequence[LinkedHost],
 ) -> None:
     """One rank's process: writes `<rank>.result` or `<rank>.error`, and `<rank>.log` with all it printed."""
     os.setsid()
+    enter_host(rank, world_size, hosts)
     threading.Thread(target=die_with_parent, daemon=True).start()
     redirect_output(folder / f"{rank}.log")
     try:
-        set_environment(rank, world_size, port)
+        set_environment(rank, world_size, port, hosts)
         if init_group:
             _init_group(rank, world_size, folder / "store", timeout_s)
         fn = _load_function(*function)
@@ -180,17 +191,24 @@ def redirect_output(path: Path) -> None:
     os.dup2(descriptor, 2)
 
 
-def set_environment(rank: int, world_size: int, port: int) -> None:
+def enter_host(rank: int, world_size: int, hosts: Sequence[LinkedHost]) -> None:
+    """Become a process of the rank's host. Before the process has other threads."""
+    if hosts:
+        hosts[rank * len(hosts) // world_size].enter()
+
+
+def set_environment(rank: int, world_size: int, port: int, hosts: Sequence[LinkedHost] = ()) -> None:
     import torch
 
+    local_world_size = world_size // max(1, len(hosts))
     os.environ |= {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % local_world_size),
         "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": hosts[0].address if hosts else "127.0.0.1",
         "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": INTERFACE if hosts else "lo",
         "OMP_NUM_THREADS": "1",
     }
     torch.set_num_threads(1)

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from glmforge.adapt.lora import adapters_of, begin_magnitudes
+from glmforge.adapt.begin import begin_magnitudes
+from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
 from glmforge.config.adapters import table_with
 from glmforge.config.layout import resolve_layout
@@ -66,6 +67,8 @@ class Case:
         usual = run_config()
         size = {"steps": NUM_STEPS, "seq_len": SEQ_LEN, "batch_size": NUM_ROWS}
         phase = {"name": "main", "aux_loss_weight": 1e-2} | size
+        if self.lora:
+            phase |= {"mtp_loss_weight": 0.3}  # as elsewhere here: what runs with adapters leave out by default
         return run_config(
             # Weights large enough that attention, experts and routers all matter to the loss.
             model=usual.model.model_dump() | {"initializer_range": 0.15} | self.model,

@@ -32,7 +32,7 @@ _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.
 _NAMED = re.compile(r"`(?P<name>[\w.-]+)`:\s*\Z")
 _INLINE = re.compile(r"(?<!`)`(glmforge [^`]+)`")
 _LIMIT_S = 240
-_TASKS_OF_SBATCH = 8  # on each node, by examples/slurm/pretrain.sbatch
+_RANKS_OF_NODE = 8  # where a script starts them: examples/slurm/pretrain.sbatch, and those of examples/two_nodes
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _plain(text: str) -> str:
 
 def check_launch(words: Sequence[str], directory: Path, place: str) -> None:
     """The command can be parsed; a run's configuration loads and lies on the ranks that are launched."""
-    program = next(i for i, word in enumerate(words) if word == "glmforge" or word.endswith(".sbatch"))
+    program = next(i for i, word in enumerate(words) if word == "glmforge" or word.endswith((".sbatch", ".sh")))
     arguments = list(words[program + 1 :])
     if words[program] != "glmforge":
         assert (ROOT / words[program]).is_file(), place
@@ -125,7 +125,7 @@ def check_launch(words: Sequence[str], directory: Path, place: str) -> None:
     os.chdir(directory)  # what a configuration names is relative to where its run is started
     try:
         config = load_config(parameters["config"], parameters["overrides"] or ())
-        resolve_layout(config, _num_ranks(words[:program]))
+        resolve_layout(config, _num_ranks(words[:program]) * (2 if "/two_nodes/" in words[program] else 1))
     finally:
         os.chdir(here)
 
@@ -156,7 +156,7 @@ def _num_ranks(launcher: Sequence[str]) -> int:
     """Of srun, sbatch or torchrun, by their options `--name value`."""
     options = dict(zip(launcher[1::2], launcher[2::2], strict=False))
     nodes = options.get("--nodes") or options.get("--nnodes", "1")
-    each = options.get("--ntasks-per-node") or options.get("--nproc-per-node", str(_TASKS_OF_SBATCH))
+    each = options.get("--ntasks-per-node") or options.get("--nproc-per-node", str(_RANKS_OF_NODE))
     return int(nodes) * int(each)
 
 

@@ -27,7 +27,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from helpers.distributed import PRELOADED, die_with_parent, free_port, redirect_output, set_environment
+from helpers.distributed import (
+    PRELOADED,
+    die_with_parent,
+    enter_host,
+    free_port,
+    redirect_output,
+    set_environment,
+)
+from helpers.linked_hosts import LinkedHost
 
 _GRACE_S = 5.0
 
@@ -103,8 +111,10 @@ def start_job(
     launch: int,
     overrides_of_rank: Callable[[int], list[str]] = lambda rank: [],
     stop_after: int | None = None,
+    hosts: Sequence[LinkedHost] = (),
 ) -> Job:
-    """Start the run of `config_path` on `world_size` ranks; `stop_after` that step it saves and ends."""
+    """Start the run of `config_path` on `world_size` ranks, dealt to `hosts` if there are any; `stop_after` that step
+    it saves and ends."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -114,7 +124,7 @@ def start_job(
     ranks = [
         context.Process(
             target=_rank_main,
-            args=(r, world_size, port, config_path, overrides_of_rank(r), logs[r], steps[r], stop_after),
+            args=(r, world_size, port, config_path, overrides_of_rank(r), logs[r], steps[r], stop_after, hosts),
         )
         for r in range(world_size)
     ]
@@ -140,11 +150,13 @@ def _rank_main(
     log: Path,
     steps: Path,
     stop_after: int | None,
+    hosts: Sequence[LinkedHost],
 ) -> None:
     os.setsid()
+    enter_host(rank, world_size, hosts)
     threading.Thread(target=die_with_parent, daemon=True).start()
     redirect_output(log)
-    set_environment(rank, world_size, port)
+    set_environment(rank, world_size, port, hosts)
     code = _train(config_path, overrides, steps, stop_after)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,7 +7,8 @@ is a part of the outputs or of their sum, as the map's own is. So nothing here k
 
 Routed experts' adapters multiply rows that are sorted by expert, grouped by the same counts as the experts' own
 products, first by A, then by B: [N, rank] is all that lies between, and no product B A is ever formed. Gate and up
-projection each have their own pair, or share one (`config.adapters.PACKED`).
+projection each have their own pair, or share one (`config.adapters.PACKED`). On the CPU one operator computes base and
+adapter (`glmforge.kernels.adapted_experts`).
 
 The head answers from hidden states and weight without logits (`model.head`), so its adapter gives it more columns of
 both: [h, scaling h A^T] and [W, B]. That copies the weight in the compute dtype for each micro-batch.
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from glmforge.config.adapters import LinearMap, adapted_maps, adapter_parts
 from glmforge.config.lora import LoraConfig
 from glmforge.config.schema import RunConfig
+from glmforge.kernels.adapted_experts import adapted_expert_linear, low_rank
 from glmforge.model.block import DecoderLayer
 from glmforge.model.head import LMHead
 from glmforge.model.layers import Embedding, Linear, Matmul, matmul
@@ -80,14 +82,12 @@ def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig, dropout: "Dropout
 
 
 def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig) -> None:
-    adapter = partial(LowRank, experts, one.key, lora.scaling)
-    if one.name == one.row.name:
-        attribute = "down_matmul" if one.key == "down_proj" else "gate_up_matmul"
-        setattr(experts, attribute, adapter(getattr(experts, attribute)))
-        return
-    place = [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
-    before, after = place * one.num_outputs, (one.row.num_fused - 1 - place) * one.num_outputs
-    experts.gate_up_matmul = adapter(experts.gate_up_matmul, columns=(before, after))
+    attribute = "down_matmul" if one.key == "down_proj" else "gate_up_matmul"
+    if not isinstance(getattr(experts, attribute), ExpertAdapters):
+        setattr(experts, attribute, ExpertAdapters(experts, lora.scaling, getattr(experts, attribute)))
+    is_whole = one.name == one.row.name
+    place = 0 if is_whole else [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
+    getattr(experts, attribute).maps.append((one.key, place * one.num_outputs))
 
 
 class Dropout:
@@ -107,45 +107,75 @@ class LowRank:
     """A `Matmul` that adds `scaling B A x` to what `base` gives.
 
     Args:
-        owner: the module with the factors `lora_A.<key>` [r, J] and `lora_B.<key>` [O, r], of experts [E, r, J] and
-            [E, O, r].
-        columns: of outputs that other maps share, how many lie before the adapter's own and after them.
+        owner: the module with the factors `lora_A.<key>` [r, J] and `lora_B.<key>` [O, r].
         dropout: of what the adapter reads; None drops nothing.
     """
 
     def __init__(
-        self,
-        owner: nn.Module,
-        key: str,
-        scaling: float,
-        base: Matmul,
-        *,
-        columns: tuple[int, int] = (0, 0),
-        dropout: "Dropout | None" = None,
+        self, owner: nn.Module, key: str, scaling: float, base: Matmul, *, dropout: "Dropout | None" = None
     ) -> None:
-        self.owner, self.key, self.scaling, self.base = owner, key, scaling, base
-        self.columns, self.dropout = columns, dropout
+        self.owner, self.key, self.scaling, self.base, self.dropout = owner, key, scaling, base, dropout
 
     def __call__(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
     ) -> Tensor:
-        return self.base(x, weight, bias=bias, counts_E=counts_E) + self.delta(x, counts_E)
+        return self.adapted(self.base(x, weight, bias=bias), x)
 
-    def delta(self, x: Tensor, counts_E: Tensor | None) -> Tensor:
-        """What the adapter adds."""
-        times: Callable[..., Tensor] = matmul
+    def adapted(self, y: Tensor, x: Tensor) -> Tensor:
+        """`y` with what the adapter adds: by the product itself, not by a further pass over the outputs."""
         if self.dropout is not None:
             x = self.dropout(x, first_column(getattr(self.owner.lora_A, self.key)))
-        if isinstance(self.owner, Experts):
-            times = self.owner.matmul  # by the implementation that was chosen for experts
-        low_Nr = times(x, self.factor("lora_A"), counts_E=counts_E) * self.scaling
-        y = times(low_Nr, self.factor("lora_B"), counts_E=counts_E)
-        return F.pad(y, self.columns) if any(self.columns) else y
+        low_Tr = matmul(x, self.factor("lora_A"))
+        return torch.addmm(y, low_Tr, self.factor("lora_B").to(y.dtype).T, alpha=self.scaling)
 
     def factor(self, part: str) -> Tensor:
         """This device's part of one of the adapter's parameters."""
-        parameter: Tensor = getattr(getattr(self.owner, part), self.key)
-        return local(parameter)
+        return factor(self.owner, part, self.key)
+
+
+class ExpertAdapters:
+    """A `Matmul` of packed experts that adds what the adapters of `maps` do: their keys, and each one's first output.
+
+    The factors, `lora_A.<key>` [E, r, J] and `lora_B.<key>` [E, O, r], belong to `owner`. Where gate and up projection
+    have one each, both are one adapter of twice the rank, B in blocks: the rows are read once, and nothing as wide as
+    the outputs is padded.
+    """
+
+    def __init__(self, owner: Experts, scaling: float, base: Matmul) -> None:
+        self.owner, self.scaling, self.base = owner, scaling, base
+        self.is_plain = base == owner.matmul  # asked here: torch.compile's trace says no
+        self.maps: list[tuple[str, int]] = []
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
+    ) -> Tensor:
+        assert counts_E is not None, "every row belongs to an expert"
+        implementation = self.owner.kernels.experts
+        factors = self.factors(weight.shape[1])
+        if self.is_plain:
+            return adapted_expert_linear(
+                x, weight, *factors, counts_E, scaling=self.scaling, implementation=implementation
+            )
+        y = self.base(x, weight, bias=bias, counts_E=counts_E)
+        return y + low_rank(x, *factors, counts_E, scaling=self.scaling, implementation=implementation)
+
+    def factors(self, num_outputs: int) -> tuple[Tensor, Tensor]:
+        """A [E, R, J] and B [E, O, R] of all maps, R being the sum of their ranks."""
+        a_ErJ = [factor(self.owner, "lora_A", key) for key, _ in self.maps]
+        b_EOr = [factor(self.owner, "lora_B", key) for key, _ in self.maps]
+        if len(self.maps) == 1 and b_EOr[0].shape[1] == num_outputs:
+            return a_ErJ[0], b_EOr[0]
+        blocks = [
+            F.pad(b, (0, 0, first, num_outputs - first - b.shape[1]))
+            for b, (_, first) in zip(b_EOr, self.maps, strict=True)
+        ]
+        return torch.cat(a_ErJ, dim=1), torch.cat(blocks, dim=2)
+
+
+def factor(owner: nn.Module, part: str, key: str) -> Tensor:
+    """This device's part of one of the parameters that an adapter has in `owner`."""
+    parameter: Tensor = getattr(getattr(owner, part), key)
+    return local(parameter)
 
 
 class Dora(LowRank):
@@ -154,7 +184,7 @@ class Dora(LowRank):
     def __call__(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
     ) -> Tensor:
-        y = self.base(x, weight) + self.delta(x, counts_E)
+        y = self.adapted(self.base(x, weight), x)
         scale_O = self.factor("lora_magnitude_vector").float() / self.norms(weight)
         y = y * scale_O.to(y.dtype)
         return y if bias is None else y + bias.to(y.dtype)

@@ -7,6 +7,7 @@ A run file may build on others and is then overridden from the command line; lat
     model:                    # ... or one of those with changes
       preset: demo
       num_hidden_layers: 6
+    init_from: GLM-4.5-Air    # a run that names no model or tokenizer has those of the weights that it starts from
 
     load_config("run.yaml", ["optim.lr=3e-4", "phases.0.steps=10"])
 
@@ -68,7 +69,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         tree = _read_run(path / "config.yaml" if is_directory else path, _Reading())
     for text in overrides:
         tree = _normalise_model(as_mapping(override(tree, text, "optim.lr=3e-4")))
-    return _validate(RunConfig, _resolve_model(tree))
+    return _validate(RunConfig, _resolve_model(_with_what_weights_bring(tree)))
 
 
 def load_model_config(source: str | Path) -> ModelConfig:
@@ -181,6 +182,34 @@ def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
         tree = without_child(tree, "model")
         return as_mapping(assign(tree, ["model", "preset"], model, where(model)))
     return tree
+
+
+def _with_what_weights_bring(tree: yaml.MappingNode) -> yaml.MappingNode:
+    """With model and tokenizer of `init_from`, as far as the run names none of its own."""
+    named, data = child(tree, "init_from"), child(tree, "data")
+    source = None if named is None else to_value(named)
+    if named is None or not isinstance(source, str):
+        return tree
+    directory, place = _directory_of_weights(Path(source)), where(named)
+    if child(tree, "model") is None:
+        if kind_of(directory, error=ConfigError) != "directory":
+            raise ConfigError(f"{place}: init_from: {shown(directory)}: no such directory")
+        try:
+            tree = as_mapping(assign(tree, ["model"], _read_model(directory, _Reading()), place))
+        except ConfigError as error:
+            raise ConfigError(f"{place}: init_from: {error}; or name the model") from None
+    if isinstance(data, yaml.MappingNode) and child(data, "tokenizer") is None:
+        of_run = directory / "tokenizer"  # beside its checkpoints; a Hugging Face directory has the files itself
+        tokenizer = of_run if kind_of(of_run, error=ConfigError) == "directory" else directory
+        tree = as_mapping(assign(tree, ["data", "tokenizer"], from_value(str(tokenizer), place), place))
+    return tree
+
+
+def _directory_of_weights(source: Path) -> Path:
+    """The run of RUN@STEP; any other source is a directory itself."""
+    run, at, step = str(source).rpartition("@")
+    is_step = at and step.removeprefix("step-").isdecimal() and kind_of(source, error=ConfigError) is None
+    return Path(run) if is_step else source
 
 
 def _resolve_model(tree: yaml.MappingNode) -> Node:

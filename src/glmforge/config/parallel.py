@@ -56,7 +56,8 @@ class ParallelConfig(Strict):
     )
     reduce_gradients: Literal["every_micro_batch", "last_micro_batch"] = Field(
         default="every_micro_batch",
-        description="last_micro_batch communicates once per step but keeps whole fp32 gradients until then",
+        description="within each copy of the model: last_micro_batch does it once per step but keeps whole fp32 "
+        "gradients until then. Between copies gradients are summed once per step in any case",
     )
     reshard_after_forward: bool | None = Field(
         default=None,
@@ -79,6 +80,9 @@ class ParallelConfig(Strict):
         default=False, description="tp ranks multiply while they gather and scatter, over NVLink; needs compile"
     )
     process_group_timeout_s: PositiveInt = 600
+    join_timeout_s: PositiveInt = Field(
+        default=600, description="how long processes wait for each other at the start, before they give up"
+    )
 
     @property
     def reshards_after_forward(self) -> bool:

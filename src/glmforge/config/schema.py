@@ -97,7 +97,7 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _take_defaults_of_stage(cls, given: Any) -> Any:
-        return with_lora_defaults(with_stage_defaults(given))
+        return with_stage_defaults(with_lora_defaults(given))
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:

@@ -44,7 +44,8 @@ def excerpt_of(config: RunConfig, world: World, places: list[int], *, shorten: b
     if not shorten:
         return _WholeStep(number, places)
     if layout.pp == 1:
-        return _MicroBatchLoop(number, sums_each=parallel.reduce_gradients == "every_micro_batch")
+        sums_each = parallel.reduce_gradients == "every_micro_batch" and layout.dp_replicate == 1
+        return _MicroBatchLoop(number, sums_each=sums_each)
     if parallel.pipeline_schedule in SINGLE_STAGE_SCHEDULES:
         return _OneStage(parallel.pipeline_schedule, number, layout, places)
     excerpt = _SeveralStages(config, world, places)
@@ -66,7 +67,8 @@ class _WholeStep:
 
 
 class _MicroBatchLoop:
-    """Without a pipeline: two micro-batches, or three where the last one alone reduces gradients."""
+    """Without a pipeline: two micro-batches, or three where the last one alone reduces gradients, or sums them over
+    copies of the model."""
 
     def __init__(self, number: int, *, sums_each: bool) -> None:
         self.num_micro_batches, self._number = min(number, 2 if sums_each else 3), number

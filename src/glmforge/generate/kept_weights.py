@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor, Shard
 from glmforge.model.head import LinearHead
 from glmforge.model.router import Router
 from glmforge.model.transformer import GlmMoe
-from glmforge.parallel.fsdp import prefetch
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
 
@@ -67,7 +66,6 @@ class KeptWeights:
         """Have the next forward pass keep what it gathers; cast what it does not gather."""
         self._kept = self._passing = 0
         self._units = list(_units(self.model))
-        self._prefetch(with_mtp=False)
         for unit in self._units:
             unit.module.set_reshard_after_forward(not self._count(unit.num_bytes), recurse=False)
         for part in self.model.parts:
@@ -94,12 +92,7 @@ class KeptWeights:
             unit.module.set_reshard_after_forward(reshards, recurse=False)
         for cast in self._casts:
             setattr(cast.module, cast.name, cast.master)
-        self._prefetch(with_mtp=True)
         self._units, self._casts = [], []
-
-    def _prefetch(self, *, with_mtp: bool) -> None:
-        for part in self.model.parts if self._units else ():
-            prefetch(part, self.model.parallel.prefetch_layers, with_mtp=with_mtp)
 
     def _count(self, num_bytes: int) -> bool:
         """Whether this much more may be kept."""

@@ -10,7 +10,7 @@ its surroundings. Backends:
 
 The CPU's bfloat16 matmuls are compiled for each shape they meet, some 0.3 ms each, and every step brings new numbers of
 rows per expert: in a training step that took as long as the matmuls themselves. So `sliced` rounds the rows up to a
-multiple of 32, and few shapes remain. See `_slices` for why nothing is copied for it.
+multiple of 32, and few shapes remain. See `row_slices` for why nothing is copied for it.
 
 Where no gradient is wanted and rows are few, as in generation, reading the weights is what takes time: `sliced` then
 leaves the work to the native kernels (`glmforge.kernels.native`), which share all experts' weights among the threads
@@ -44,16 +44,27 @@ def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, impleme
         counts_E: int64, rows per expert, summing to N. An expert without rows gets zero gradients.
         implementation: a name of `IMPLEMENTATIONS`, or "auto": "sliced" on the CPU, else "grouped".
     """
-    if implementation == "auto":
-        implementation = automatic("experts", kernel_device(x_NJ.device), x_NJ.dtype)
-    if implementation not in IMPLEMENTATIONS:
-        raise unknown_implementation("experts", implementation, IMPLEMENTATIONS)
-    if implementation == "sliced" and _suits_native(x_NJ, weight_EOJ):
+    implementation = _chosen(x_NJ, implementation)
+    if implementation == "sliced" and is_for_native(x_NJ, weight_EOJ):
         return native.expert_linear(x_NJ, weight_EOJ, counts_E)
     return IMPLEMENTATIONS[implementation](x_NJ, weight_EOJ.to(x_NJ.dtype), counts_E)
 
 
-def _suits_native(x_NJ: Tensor, weight_EOJ: Tensor) -> bool:
+def is_sliced(x_NJ: Tensor, implementation: str) -> bool:
+    """Whether `expert_linear` takes these rows by the implementation "sliced"."""
+    return _chosen(x_NJ, implementation) == "sliced"
+
+
+def _chosen(x_NJ: Tensor, implementation: str) -> str:
+    if implementation == "auto":
+        return automatic("experts", kernel_device(x_NJ.device), x_NJ.dtype)
+    if implementation not in IMPLEMENTATIONS:
+        raise unknown_implementation("experts", implementation, IMPLEMENTATIONS)
+    return implementation
+
+
+def is_for_native(x_NJ: Tensor, weight_EOJ: Tensor) -> bool:
+    """Whether "sliced" leaves the work to the native kernels."""
     return (
         not torch.is_grad_enabled()
         and 0 < len(x_NJ) <= FEW_ROWS
@@ -93,7 +104,7 @@ def _sliced_mm(x_NJ: Tensor, weight_EJO: Tensor, counts_E: Tensor) -> Tensor:
     """y_NO: the rows of each expert times its matrix."""
     y_NO = x_NJ.new_empty(len(x_NJ), weight_EJO.shape[2])
     weights = weight_EJO.unbind(0)
-    for expert, start, _, stop in _slices(counts_E, x_NJ.dtype):
+    for expert, start, _, stop in row_slices(counts_E, x_NJ.dtype):
         torch.mm(x_NJ[start:stop], weights[expert], out=y_NO[start:stop])
     return y_NO
 
@@ -104,7 +115,7 @@ def _sliced_outer(x_NJ: Tensor, grad_NO: Tensor, counts_E: Tensor) -> Tensor:
     num_experts, num_in, num_out = len(counts_E), x_NJ.shape[1], grad_NO.shape[1]
     w_EJO = x_NJ.new_empty(num_experts, num_in, num_out)
     outputs = w_EJO.unbind(0)
-    for expert, start, end, stop in _slices(counts_E, x_NJ.dtype):
+    for expert, start, end, stop in row_slices(counts_E, x_NJ.dtype):
         # Rows of the next expert count for nothing when one of the factors is zero there: the narrower is copied.
         x, grad = x_NJ[start:stop], grad_NO[start:stop]
         if stop > end and num_in < num_out:
@@ -118,7 +129,7 @@ def _sliced_outer(x_NJ: Tensor, grad_NO: Tensor, counts_E: Tensor) -> Tensor:
     return w_EJO
 
 
-def _slices(counts_E: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int, int, int]]:
+def row_slices(counts_E: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int, int, int]]:
     """(expert, start, end, stop) of each expert with rows, in order. [start, end) are its own, [start, stop) computed.
 
     In bfloat16 `stop - start` is rounded up, and runs over into the next experts' rows. Whatever is written there, the

@@ -4,6 +4,7 @@ Read from the operating system and from package metadata; the only program start
 known is None or absent, never guessed.
 """
 
+import hashlib
 import math
 import os
 import platform
@@ -61,6 +62,14 @@ def git_revision(path: str | os.PathLike[str]) -> str | None:
     except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip()
+
+
+def source_digest(package: Path) -> str:
+    """SHA-256 of a package's Python files with their names, in hex: equal for equal code, installed or checked out."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def process_rss_bytes() -> int | None:

@@ -17,6 +17,7 @@ from glmforge.config.parameters import ParameterTable, parameter_table
 from glmforge.model.moe import MoE
 from glmforge.model.router import Balance
 from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.fsdp import needs_fsdp, prefetch
 from glmforge.parallel.gradients import sum_partial_gradients
 from glmforge.parallel.pipeline import Pipeline, RunPart
 from glmforge.parallel.world import World
@@ -43,6 +44,7 @@ class ParallelModel:
         self.config, self.world, self.parts, self.pipeline = config, world, list(parts), pipeline
         self.parallel = parallel
         self.table = table or parameter_table(config)
+        self._gathers_mtp = True
 
     def run(self, run: RunPart, num_micro_batches: int, rows: tuple[int, int], *, num_mtp: int, backward: bool) -> None:
         """Call `run` for every section of this rank and micro-batch, and differentiate what it returns if `backward`.
@@ -50,6 +52,7 @@ class ParallelModel:
         `rows` is (B, S) of every micro-batch, `num_mtp` the MTP depths that will be asked for. Gradients accumulate;
         call `finish_gradients` when all are there. All ranks call this together.
         """
+        self._gather_ahead(with_mtp=num_mtp > 0)
         if self.pipeline is not None:
             self.pipeline.run(run, num_micro_batches, self._activation(rows), 1 + num_mtp, backward)
             return
@@ -118,9 +121,21 @@ class ParallelModel:
             for each, capacity in zip(experts, capacities, strict=True):
                 each.capacity_factor = capacity
 
+    def _gather_ahead(self, *, with_mtp: bool) -> None:
+        """Leave out MTP layers that are not run: gathered ahead, their weights would stay gathered."""
+        if with_mtp != self._gathers_mtp and needs_fsdp(self.world):
+            for part in self.parts:
+                prefetch(part, self.parallel.prefetch_layers, with_mtp=with_mtp)
+        self._gathers_mtp = with_mtp
+
     def _sync_gradients(self, model: GlmMoe, *, is_last: bool) -> None:
-        if isinstance(model, FSDPModule) and self.parallel.reduce_gradients == "last_micro_batch":
+        """What FSDP does after the next backward pass. Copies of the model sum their shards once a step in any case."""
+        if not isinstance(model, FSDPModule):
+            return
+        if self.parallel.reduce_gradients == "last_micro_batch":
             model.set_requires_gradient_sync(is_last)
+        else:
+            model.set_requires_all_reduce(is_last)
 
     def _activation(self, rows: tuple[int, int]) -> Tensor:
         world, (num_rows, seq_len) = self.world, rows

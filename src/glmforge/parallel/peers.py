@@ -9,13 +9,15 @@ that of a rank which itself only noticed. What each rank knows for certain it le
 * Of a machine that is lost altogether nobody speaks. A rank that meets an error says that it is still here, and after
   some seconds those are named that have not.
 
-The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot be reached, rank 0 is the one.
+The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot be reached, rank 0 is the one. So rank
+0, which may be the first to know, ends when the others have heard, too.
 """
 
 import json
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -121,10 +123,11 @@ class Peers:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         found: list[str | None] = []
         # The connection to a store whose machine is gone may hang for ever.
-        asking = threading.Thread(target=lambda: found.append(self._find_out()), name="peers-ask", daemon=True)
+        asking = threading.Thread(target=self._ask_store, args=(found,), name="peers-ask", daemon=True)
         asking.start()
+        ended = self._just_ended(found)
         asking.join(GRACE_S * 2)
-        lost = found[0] if found else self._without_store()
+        lost = found[0] if found else self._without_store(ended)
         if lost is None:
             lost = f"another rank was lost, and it is not known which ({_first_line(error)})"
         return PeerLostError(
@@ -132,34 +135,53 @@ class Peers:
             "the last checkpoint"
         )
 
-    def _find_out(self) -> str | None:
+    def _ask_store(self, found: list[str | None]) -> None:
+        """Add to `found` who was lost, or None if nobody knows; nothing if there is no store any more."""
         if self._kept_by_rank_zero and any(p.rank == 0 and is_alive(p.process) is False for p in self._neighbours):
-            return self._without_store()
-        try:
+            return
+        with suppress(RuntimeError):  # of torch.distributed
             self._store.set_timeout(timedelta(seconds=GRACE_S))
             self._store.set(f"here/{self.rank}", "1")
-            for _ in range(int(GRACE_S / 0.1)):
-                self._speak_for_the_dead(self._store)
-                if self._store.check(["words"]):
-                    return self._first_words()
-                if self._stop.wait(0.1):
-                    break
-            return self._roll_call()
-        except RuntimeError:  # of torch.distributed: there is no store any more
-            return self._without_store()
+            self._store.add("asking", 1)
+            found.append(self._find_out())
+            self._store.add("asking", -1)
+            self._wait_for_those_who_ask()
+
+    def _find_out(self) -> str | None:
+        for _ in range(int(GRACE_S / 0.1)):
+            self._speak_for_the_dead(self._store)
+            if self._store.check(["words"]):
+                return self._first_words()
+            if self._stop.wait(0.1):
+                break
+        return self._roll_call()
+
+    def _wait_for_those_who_ask(self) -> None:
+        """Of rank 0, whose store ends with it."""
+        deadline = time.monotonic() + GRACE_S / 2
+        while self._kept_by_rank_zero and self.rank == 0 and time.monotonic() < deadline:
+            if self._store.add("asking", 0) <= 0 or self._stop.wait(0.1):
+                return
 
     def _first_words(self) -> str | None:
         said = json.loads(self._store.get("words"))
         peer = Peer.model_validate(said["peer"])
         return f"{peer} failed first: {said['words']}{peer.see_log}" if said["words"] else _was_killed(peer)
 
-    def _without_store(self) -> str | None:
+    def _just_ended(self, found: list[str | None]) -> Peer | None:
+        """The rank of this machine that ended when the error was met, as far as the kernel says so within `_ENDING_S`.
+        One that ends later has itself only noticed. There is no need to know when the store has answered."""
         for _ in range(int(_ENDING_S / 0.1)):
             for peer in self._neighbours:
                 if is_alive(peer.process) is False:
-                    return _was_killed(peer)
-            if all(peer.rank != 0 for peer in self._neighbours) or self._stop.wait(0.1):
+                    return peer
+            if found or self._stop.wait(0.1):
                 break
+        return None
+
+    def _without_store(self, ended: Peer | None) -> str | None:
+        if ended is not None:
+            return _was_killed(ended)
         if self._kept_by_rank_zero and self.rank != 0:
             return f"{self._main} was lost: it cannot be reached any more"
         return None

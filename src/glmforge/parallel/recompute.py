@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+import glmforge.kernels.adapted_experts  # noqa: F401 - registers an operator named below
 from glmforge.model.transformer import GlmMoe
 
 T = TypeVar("T")
@@ -45,6 +46,7 @@ _DEAR = _CHOICE | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.torch_attn._varlen_attn.default,
     torch.ops.glmforge.sliced_mm.default,
+    torch.ops.glmforge.adapted_mm.default,
     torch.ops._c10d_functional.all_to_all_single.default,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,
     torch.ops._c10d_functional.all_reduce.default,

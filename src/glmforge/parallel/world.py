@@ -1,8 +1,9 @@
 """The processes of a run: who am I, where do I lie on each axis, with whom do I communicate along it.
 
 One process without a launcher is a world of size 1: the same code runs, and communication along an axis of size 1 is
-skipped. Under torchrun the process group lives on a store of its own per restart attempt: with torchrun's default store
-restarted workers read the stale addresses of the killed ones and hang (seen with gloo, torch 2.13).
+skipped. Several find each other as `glmforge.parallel.meeting` says. The process group lives on a store of its own per
+restart attempt: with torchrun's default store restarted workers read the stale addresses of the killed ones and hang
+(seen with gloo, torch 2.13).
 
 The ranks are seen in three ways (see `glmforge.config.layout`):
 
@@ -33,6 +34,7 @@ from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import Layout
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.parallel.groups import axis_groups, meshes_of
+from glmforge.parallel.meeting import Facts, open_store, reopen_store, roll_call
 from glmforge.parallel.peers import PeerLostError, Peers
 
 
@@ -111,10 +113,20 @@ def default_device() -> torch.device:
 
 
 @contextmanager
-def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
+def join_world(
+    layout: Layout, timeout_s: int, *, wait_s: int | None = None, facts: Facts = lambda: {}
+) -> Iterator[World]:
     """Join the processes that the launcher started; leave them at the end.
 
     A process group that exists already is used and left alone.
+
+    Args:
+        layout: of all processes.
+        timeout_s: of a collective, after which it fails.
+        wait_s: how long the processes wait for each other to come; None is `timeout_s`.
+        facts: what must agree on all nodes.
+
+    Raises `MeetingError` if they do not meet, or do not agree.
     """
     launch = LaunchEnvironment.read()
     size = launch.world_size
@@ -131,7 +143,10 @@ def join_world(layout: Layout, timeout_s: int) -> Iterator[World]:
     if dist.is_initialized():
         yield World.join(layout, device, timeout)
         return
-    peers, store = _connect(launch, timeout_s)
+    wait_s = timeout_s if wait_s is None else wait_s
+    store = open_store(launch, wait_s=wait_s, timeout_s=timeout_s)
+    roll_call(store, launch, facts, wait_s=wait_s)
+    peers = _introduced(store, launch, timeout_s)
     with _explained(peers):
         _init_process_group(store, launch, device, timeout)
         try:
@@ -158,39 +173,17 @@ def _explained(peers: Peers) -> Iterator[None]:
         peers.leave()
 
 
-def _connect(launch: LaunchEnvironment, timeout_s: int) -> tuple[Peers, dist.Store]:
-    """Introduce this rank in the job's store. Raises `PeerLostError` if there is none in time."""
-    rank, size = launch.rank, launch.world_size
-    address, port = launch.meeting_point()
-    # torchrun's agent already serves a store at this address; without it rank 0 serves one.
-    agent_serves = launch.agent_serves
-    prefix = f"glmforge/attempt-{launch.attempt}"
-
-    def client(*, serves: bool, num_clients: int | None) -> dist.Store:
-        timeout = timedelta(seconds=timeout_s)
-        store = dist.TCPStore(address, port, world_size=num_clients, is_master=serves, timeout=timeout)
-        return dist.PrefixStore(prefix, store)
-
-    def another_client() -> dist.Store:
-        return dist.PrefixStore("peers", client(serves=False, num_clients=None))
-
-    try:
-        store = client(serves=rank == 0 and not agent_serves, num_clients=size)
-        peers = Peers(
-            dist.PrefixStore("peers", store),
-            rank,
-            size,
-            reconnect=another_client,
-            kept_by_rank_zero=not agent_serves,
-        )
-        peers.introduce()
-    except dist.DistError as error:
-        raise PeerLostError(
-            f"the {size} ranks did not all reach {address}:{port} (MASTER_ADDR, MASTER_PORT): "
-            f"{str(error).splitlines()[0]}; start all of them within {timeout_s} s "
-            "(parallel.process_group_timeout_s), on a free port"
-        ) from error
-    return peers, store
+def _introduced(store: dist.Store, launch: LaunchEnvironment, timeout_s: int) -> Peers:
+    """This rank among the others, to which it has said who it is."""
+    peers = Peers(
+        dist.PrefixStore("peers", store),
+        launch.rank,
+        launch.world_size,
+        reconnect=lambda: dist.PrefixStore("peers", reopen_store(launch, timeout_s=timeout_s)),
+        kept_by_rank_zero=not launch.agent_serves,
+    )
+    peers.introduce()
+    return peers
 
 
 def _init_process_group(store: dist.Store, launch: LaunchEnvironment, device: torch.device, timeout: timedelta) -> None:

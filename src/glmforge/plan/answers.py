@@ -6,7 +6,7 @@ Terminal and page print these; scripts read `glmforge.plan.report.as_json`.
 from typing import NamedTuple
 
 from glmforge.config.layout import AXES, Layout
-from glmforge.observe.units import format_count, format_duration, format_seconds
+from glmforge.observe.units import format_count, format_duration, format_seconds, gigabytes
 from glmforge.plan.report import RESERVE, PlanReport
 from glmforge.plan.search.search import Fit
 from glmforge.plan.time.levers import StepLever
@@ -48,6 +48,33 @@ def layout_words(layout: Layout) -> str:
     axes = " x ".join(f"{axis} {layout.size(axis)}" for axis in AXES if layout.size(axis) > 1)
     experts = f"ep {layout.ep}" if layout.ep > 1 else ""
     return ", ".join(part for part in (axes, experts) if part) or "one rank"
+
+
+def node_rows(report: PlanReport) -> list[tuple[str, ...]]:
+    """Of each way for the weights to lie over the nodes, in the order of `NODE_COLUMNS`."""
+    memory = report.machine.accelerator.memory_bytes
+    return [
+        (
+            f"{one.words or 'as it is'} (planned)" if one.is_planned else f"{one.words}",
+            layout_words(one.layout),
+            gigabytes(one.bytes),
+            format_seconds(one.seconds),
+            ", ".join(f"{crossing.axis} {gigabytes(crossing.bytes)}" for crossing in one.crossings) or "nothing",
+            format_seconds(one.step.seconds),
+            f"{verdict(one.peak / memory)}: {gigabytes(one.peak)}",
+        )
+        for one in report.nodes
+    ]
+
+
+NODE_COLUMNS = ("weights", "layout", "carried", "on the link", "along", "a step", "fits")
+
+
+def nodes_title(report: PlanReport) -> str:
+    """What `node_rows` are of."""
+    network = report.machine.network
+    adapter = "the adapter of a node" if network.is_shared else "the adapter of a GPU"
+    return f"Between nodes: what {adapter} carries each way in a step, at {network.name}"
 
 
 def candidate_words(fit: Fit) -> str:

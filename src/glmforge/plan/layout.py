@@ -19,6 +19,10 @@ _MEANINGS = {
 }
 
 
+STEPS_FOR_EPOCHS = 1000
+"""How long a phase is planned to be whose length is said in epochs."""
+
+
 @dataclass(frozen=True)
 class StageContent:
     """Trunk layers [start, stop) of the model and whatever stands before and after them."""
@@ -101,6 +105,22 @@ def select_phase(config: RunConfig, name: str | None) -> RunConfig:
     if name is not None and name not in phases:
         raise ConfigError(f"--phase: no phase '{name}'; the configuration has {', '.join(phases)}")
     return config.model_copy(update={"phases": [phases[name] if name is not None else config.phases[0]]})
+
+
+def with_assumed_steps(config: RunConfig) -> tuple[RunConfig, list[str]]:
+    """The run with `STEPS_FOR_EPOCHS` steps in place of epochs, and a line for each phase that has them.
+
+    How long those are only the data tell, which a plan does not read.
+    """
+    lines = [
+        f"phase {phase.name}: how many steps {phase.epochs:g} epochs are, only the data tell; planned as "
+        f"{STEPS_FOR_EPOCHS:,} steps"
+        for phase in config.phases
+        if phase.epochs is not None
+    ]
+    assumed = {"epochs": None, "steps": STEPS_FOR_EPOCHS}
+    phases = [phase if phase.epochs is None else phase.model_copy(update=assumed) for phase in config.phases]
+    return config.model_copy(update={"phases": phases}), lines
 
 
 def phases_not_served(config: RunConfig, world_size: int, phase: str) -> list[str]:

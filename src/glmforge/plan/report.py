@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
+from glmforge.plan.across_nodes import AcrossNodes, across_nodes
 from glmforge.plan.cost.phase_time import predicted_phases
 from glmforge.plan.cost.run_cost import RunCost, cost_as_json, run_cost
 from glmforge.plan.cost.settings import CostSettings
@@ -43,6 +44,7 @@ class PlanReport:
         config: the run with the planned phase only.
         levers: single changes that would shorten a step, the best first.
         cost: of the whole run.
+        nodes: what crosses the links between nodes as it is planned and as it could be; empty on one node.
         warnings: what is allowed but makes no sense.
         search: the layouts among which this one was found.
     """
@@ -55,6 +57,7 @@ class PlanReport:
     levers: tuple[StepLever, ...]
     cost: RunCost
     memory: PlannedMemory
+    nodes: tuple[AcrossNodes, ...]
     warnings: tuple[str, ...]
     search: SearchResult | None = None
 
@@ -106,8 +109,9 @@ def make_report(
     if memory is None:
         more = "; --dry-run takes the trainer's own step" if stage.is_trained else ""
         memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
+    nodes = tuple(across_nodes(config, layout, machine, stage, imbalance=imbalance))
     warnings = tuple(layout_warnings(config, layout, machine))
-    return PlanReport(run, config, layout, stage, step, levers, cost, memory, warnings)
+    return PlanReport(run, config, layout, stage, step, levers, cost, memory, nodes, warnings)
 
 
 def as_json(report: PlanReport) -> dict[str, Any]:
@@ -139,6 +143,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
             "levers": [_lever_as_json(lever) for lever in report.levers],
             "links": [_link_as_json(link) for link in step.links],
         },
+        "between_nodes": [_nodes_as_json(one) for one in report.nodes],
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
         "cost": cost_as_json(report.cost),
@@ -171,6 +176,20 @@ def _link_as_json(link: LinkUse) -> dict[str, Any]:
         "sent_between_nodes_bytes": link.sent.outside,
         "into_node_bytes": link.into_node,
         "seconds": link.seconds,
+    }
+
+
+def _nodes_as_json(one: AcrossNodes) -> dict[str, Any]:
+    return {
+        "way": one.words,
+        "planned": one.is_planned,
+        "settings": one.settings,
+        "adapter_bytes": one.bytes,
+        "adapter_seconds": one.seconds,
+        "axes": {crossing.axis: crossing.bytes for crossing in one.crossings},
+        "step_seconds": one.step.seconds,
+        "peak_bytes": one.peak,
+        "fits": one.fits,
     }
 
 

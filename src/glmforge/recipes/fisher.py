@@ -51,7 +51,8 @@ def write_fisher(
     single, seq_len = _for_single_rows(config, launch.world_size), config.phases[0].seq_len
     layout = layout_at_hand(single, launch, default_device())
     rows = EvaluationBatches(tokens, seq_len, num_rows * seq_len, token_byte_lengths(tokenizer))
-    with join_world(layout, config.parallel.process_group_timeout_s) as world:
+    parallel = config.parallel
+    with join_world(layout, parallel.process_group_timeout_s, wait_s=parallel.join_timeout_s) as world:
         model = build_model(single, world)
         load_initial_weights(
             start, model.state_dict(), model.config, tokenizer.fingerprint, cache_dir=config.init_cache_dir

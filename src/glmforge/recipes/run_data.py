@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from glmforge.checkpoint.collective import broadcast
 from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.chat import ChatConfig
 from glmforge.config.data import DataConfig, SourceConfig
@@ -26,6 +27,7 @@ from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import ConfigError, DataError, GlmforgeError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World
+from glmforge.recipes.same_run import check_same_data
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,13 @@ def open_data(config: RunConfig, world: World) -> RunData:
     _pack_once(config, shards, world)
     config = with_counted_epochs(config, shards)
     held_out = [HeldOut(source.name, _open_shard(source.path, tokenizer)) for source in config.data.held_out]
+    check_same_data(
+        lambda: {
+            "data.tokenizer": tokenizer.fingerprint,
+            **{f"data.sources.{name}": shard.identity() for name, shard in shards.items()},
+            **{f"data.held_out.{each.name}": each.shard.identity() for each in held_out},
+        }
+    )
     if world.is_main:
         _tell_of_equal_shards(shards, held_out)
     return RunData(config, tokenizer, Curriculum(config, shards), held_out)
@@ -83,24 +92,28 @@ def _check_paths(data: DataConfig) -> None:
 
 
 def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
-    """The run with a token shard in the place of each file of conversations. One process encodes what is not kept."""
+    """The run with a token shard in the place of each file of conversations, which are encoded if that is not kept."""
     data = config.data
     files = [source for source in (*data.sources, *data.held_out) if source.is_conversations]
     if not files:
         return config
     settings = [_chat_settings(config, source) for source in files]
-    identities = torch.zeros(len(files), 16, dtype=torch.int64, device=world.device)
+    identities: list[bytes] = []
 
     def encode() -> None:
-        for number, (source, chat) in enumerate(zip(files, settings, strict=True)):
+        for source, chat in zip(files, settings, strict=True):
             identity = encoded_identity(source.path, tokenizer, chat)
             workers = max(1, data.num_workers)
             ensure_encoded(source.path, data.tokenizer, chat, identity, data.encoded_dir, workers)
-            identities[number] = torch.tensor(list(identity))
+            identities.append(identity)
 
-    _once(encode, world, here=world.is_main, what="encode conversations")
-    found = world.sum(identities).tolist()  # the other processes, who have not read the files, add zeros
-    prefixes = {id(s): encoded_prefix(s.path, bytes(i), data.encoded_dir) for s, i in zip(files, found, strict=True)}
+    _once_per_node(encode, world, what="encode conversations")
+    names = [
+        f"data.{key}.{s.name}" for key in ("sources", "held_out") for s in getattr(data, key) if s.is_conversations
+    ]
+    check_same_data(lambda: dict(zip(names, identities, strict=True)))
+    found = broadcast(identities, 0)  # the other processes have not read the files
+    prefixes = {id(s): encoded_prefix(s.path, i, data.encoded_dir) for s, i in zip(files, found, strict=True)}
     changed = {
         key: [s.model_copy(update={"path": prefixes[id(s)], "chat": None}) if id(s) in prefixes else s for s in sources]
         for key, sources in (("sources", data.sources), ("held_out", data.held_out))
@@ -118,17 +131,23 @@ def _chat_settings(config: RunConfig, source: SourceConfig) -> ChatConfig:
 
 
 def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World) -> None:
-    """One process makes the best-fit packings that some phase needs: of the run, or of each node beside its copies."""
-    data = config.data
-    beside_copies = data.cache_dir is not None and data.packing_dir is None
+    """Make the best-fit packings that some phase needs."""
+    packing_dir = config.data.packing_dir
 
     def pack() -> None:
         for phase in config.phases:
             for name in config.source_weights(phase) if phase.packing == "best_fit" else ():
-                ensure_packing(shards[name], phase.seq_len, data.packing_dir)
+                ensure_packing(shards[name], phase.seq_len, packing_dir)
 
-    here = LaunchEnvironment.read().is_first_of_node if beside_copies else world.is_main
-    _once(pack, world, here=here, what="pack the sources")
+    _once_per_node(pack, world, what="pack the sources")
+
+
+def _once_per_node(make: Callable[[], None], world: World, *, what: str) -> None:
+    """Call `make`, which makes what is not there, in the first process of each node: in rank 0 before all others, so
+    that nodes which share its directory find what it has made."""
+    first = LaunchEnvironment.read().is_first_of_node
+    _once(make, world, here=world.is_main, what=what)
+    _once(make, world, here=first and not world.is_main, what=what)
 
 
 def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> None:

@@ -5,6 +5,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -12,7 +13,7 @@ import torch
 
 from glmforge.adapt.begin import begin_adapters
 from glmforge.checkpoint.adapter.base import base_weights
-from glmforge.checkpoint.collective import run_on_rank_zero
+from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
@@ -39,6 +40,7 @@ from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_places import run_places
+from glmforge.recipes.same_run import what_must_agree
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
@@ -63,24 +65,25 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
     launch = LaunchEnvironment.read()
     layout = layout_at_hand(config, launch, default_device())
     check_fit(config, layout, launch, default_device(), force=force)
-    if config.init_from is not None and not RunDirectory(config.output_dir).config.exists():  # it has not begun yet
-        check_initial_weights(config.init_from, config.model)
     prepare_environment(config.output_dir)
     keep_large_blocks()
-    with (
-        join_world(layout, config.parallel.process_group_timeout_s) as world,
-        run_places(config, world),
-        explaining_out_of_memory(config, world) as watch,
-    ):
-        if world.is_main and world.device.type == "cpu":
-            warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
-        recipe = open_recipe(config, world)
-        for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
-            logger.info(line)
-        trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
-        watch.trainer = trainer
-        _take_up(trainer, checkpoints)
-        return trainer.fit()
+    facts = partial(what_must_agree, config)
+    with join_world(
+        layout, config.parallel.process_group_timeout_s, wait_s=config.parallel.join_timeout_s, facts=facts
+    ) as world:
+        begins = broadcast(not RunDirectory(config.output_dir).config.exists(), 0)  # another node may not see it
+        if begins and config.init_from is not None:
+            check_initial_weights(config.init_from, config.model)
+        with run_places(config, world), explaining_out_of_memory(config, world) as watch:
+            if world.is_main and world.device.type == "cpu":
+                warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
+            recipe = open_recipe(config, world)
+            for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
+                logger.info(line)
+            trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
+            watch.trainer = trainer
+            _take_up(trainer, checkpoints)
+            return trainer.fit()
 
 
 def open_recipe(config: RunConfig, world: World) -> Recipe:

@@ -14,13 +14,17 @@ from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count, format_duration, format_seconds
+from glmforge.plan.across_nodes import advice
 from glmforge.plan.answers import (
+    NODE_COLUMNS,
     Answer,
     answers,
     candidate_words,
     dollar_words,
     layout_words,
     machine_words,
+    node_rows,
+    nodes_title,
     saved_share,
     subject_words,
 )
@@ -135,6 +139,7 @@ def _summarize(report: PlanReport) -> Summary:
             *_pareto(report),
             _levers(report),
             _cost(report),
+            *_nodes(report),
             _traffic(report),
             _layout(report),
         ],
@@ -220,6 +225,18 @@ def _cost(report: PlanReport) -> Table:
 def _layout(report: PlanReport) -> Table:
     rows = [(axis, f"{size:,}", meaning) for axis, size, meaning in axis_rows(report.layout)]
     return make_table("Layout", ["axis", Column("ranks", number=True), Column("what they are")], rows)
+
+
+def _nodes(report: PlanReport) -> list[Table]:
+    if not report.nodes:
+        return []
+    better = advice(report.nodes)
+    note = f"{nodes_title(report)}, and the seconds of that alone on the link."
+    return [
+        make_table(
+            "Between nodes", list(NODE_COLUMNS), node_rows(report), note=note + (f" Take {better}." if better else "")
+        )
+    ]
 
 
 def _traffic(report: PlanReport) -> Table:

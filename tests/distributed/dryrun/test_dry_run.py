@@ -202,10 +202,19 @@ def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
                 assert composed[place].at_peak[purpose] == whole.at_peak[purpose]
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.full), 2])
-@pytest.mark.parametrize("reduce_gradients", ["every_micro_batch", "last_micro_batch"])
-def test_the_step_prolonged_is_the_whole_step(reduce_gradients: str, world_size: int) -> None:
-    parallel = {"micro_batch_size": 1, "reduce_gradients": reduce_gradients}
+@pytest.mark.parametrize(
+    ("world_size", "parallel"),
+    [
+        pytest.param(1, {}, marks=pytest.mark.full),
+        pytest.param(1, {"reduce_gradients": "last_micro_batch"}, marks=pytest.mark.full),
+        (2, {}),
+        (2, {"reduce_gradients": "last_micro_batch"}),
+        (2, {"dp_replicate": 2}),
+    ],
+    ids=str,
+)
+def test_the_step_prolonged_is_the_whole_step(world_size: int, parallel: dict[str, Any]) -> None:
+    parallel = parallel | {"micro_batch_size": 1}
     config = config_of(parallel, batch_size=5 * world_size)  # 5 micro-batches
     excerpt, whole = dry((config, world_size, 0, (), True), (config, world_size, 0, (), False))
     assert excerpt.steps[0].traffic == whole.steps[0].traffic

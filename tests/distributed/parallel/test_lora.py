@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 ALONE: list[tuple[int, dict[str, Any], str]] = [
     (2, {"dp_shard": 2}, "everywhere"),
-    (2, {"dp_replicate": 2}, "everywhere"),
+    (2, {"dp_replicate": 2, "micro_batch_size": 1}, "everywhere"),
     (2, {"tp": 2}, "everywhere"),
     (2, {"tp": 2, "sequence_parallel": False}, "everywhere"),
     (2, {"tp": 2}, "dora"),

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.config import dump_config, load_config
+from glmforge.config.load import load_model_config
+from glmforge.config.presets import preset_names
 from glmforge.config.tree import dump, parse, to_value
 from glmforge.errors import ConfigError
 
@@ -119,6 +122,25 @@ def test_a_model_changes_fields_or_starts_from_another_preset(
     assert (config.model.num_hidden_layers, config.model.hidden_size) == (layers, hidden)
 
 
+def test_a_run_has_model_and_tokenizer_of_the_weights_it_starts_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    air = load_model_config("glm45_air_106b")
+    write(tmp_path / "demo/config.json", json.dumps({"model_type": "glm4_moe"} | air.model_dump(exclude={"heads"})))
+    write(tmp_path / "old/config.yaml", RUN)
+    (tmp_path / "old/tokenizer").mkdir()
+    given = RUN.replace("model: tiny\n", "").replace("tokenizer: tok, ", "") + "init_from: demo\n"
+    config = load_config(given)  # the directory, not the preset of that name
+    assert (config.model, config.data.tokenizer) == (air, Path("demo"))
+    of_step = load_config(given, ["init_from=old@40"])
+    assert (of_step.model, of_step.data.tokenizer) == (load_model_config("tiny"), Path("old/tokenizer"))
+    named = load_config(given, ["model=tiny", "data.tokenizer=tok", "init_from=elsewhere"])
+    assert (named.model, named.data.tokenizer) == (load_model_config("tiny"), Path("tok"))
+    assert error_of(given, "init_from=none") == "override 'init_from=none': init_from: none: no such directory"
+    assert "init_from: old/tokenizer: holds neither config.json" in error_of(given, "init_from=old/tokenizer")
+
+
 def test_overrides_reach_everything() -> None:
     config = load_config(
         RUN,
@@ -227,7 +249,8 @@ def test_wrong_files(text: str, message: str) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: demo, demo_sft"
+    presets = ", ".join(preset_names("run"))
+    assert error_of(tmp_path / "none.yaml") == f"{tmp_path}/none.yaml: no such file. Run presets: {presets}"
     (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
     assert error_of(tmp_path / "latin.yaml") == f"{tmp_path}/latin.yaml: cannot be read: not UTF-8 text (byte 9)"
     missing = f"{tmp_path}/config.yaml: cannot be read: No such file or directory"

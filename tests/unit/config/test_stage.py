@@ -39,6 +39,12 @@ def test_what_a_phase_says_stands(run_yaml: str) -> None:
     assert (phase.router_bias_rate, phase.mtp_loss_weight) == (1e-4, 0.0)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_adapters_come_before_the_stage_and_what_a_phase_says_before_both(run_yaml: str, stage: str) -> None:
+    assert run_of(run_yaml, stage, "lora={}").phases[0].mtp_loss_weight == 0.0
+    assert run_of(run_yaml, stage, "lora={}", "phases.0.mtp_loss_weight=0.1").phases[0].mtp_loss_weight == 0.1
+
+
 def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> None:
     assert run_of(run_yaml, "midtrain", "phases.0.balance=sinkhorn").phases[0].balance == "sinkhorn"
 

@@ -160,9 +160,9 @@ def test_compiles_without_a_graph_break():
 
 def test_bfloat16_meets_few_shapes():
     counts_E = torch.tensor([33, 0, 1, 64, 40])
-    slices = list(kernels._slices(counts_E, torch.bfloat16))
+    slices = list(kernels.row_slices(counts_E, torch.bfloat16))
     assert slices == [(0, 0, 33, 64), (2, 33, 34, 65), (3, 34, 98, 98), (4, 98, 138, 138)]
-    assert [stop - end for _, _, end, stop in kernels._slices(counts_E, torch.float32)] == [0, 0, 0, 0]
+    assert [stop - end for _, _, end, stop in kernels.row_slices(counts_E, torch.float32)] == [0, 0, 0, 0]
 
 
 def test_unknown_implementation_is_an_error():

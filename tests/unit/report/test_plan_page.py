@@ -61,6 +61,7 @@ def test_the_page_needs_nothing_else_and_holds_no_markup_of_the_config(tmp_path:
     assert not re.search(r'(src|href)="|url\(|@import|fetch\(', page)
     assert page.count("<script") == page.count("</script>") == 2
     assert "<b>" not in page.split("<h1>")[1].split("<h2>")[0]
+    assert "shards over all nodes (planned)" in page
 
 
 def test_bars_are_of_the_devices_memory_unless_more_is_needed() -> None:

@@ -19,12 +19,13 @@ def other_run(words: str) -> "RunConfig":
     """The run that --compare names: a file or a preset, and settings to change in it behind its name."""
     from glmforge.config import load_config
     from glmforge.errors import ConfigError
+    from glmforge.plan.layout import with_assumed_steps
 
     try:
         name, *overrides = shlex.split(words)
     except ValueError as error:
         raise ConfigError(f"--compare: {words!r} is no configuration: {error}, or nothing in it") from None
-    return load_config(name, overrides)
+    return with_assumed_steps(load_config(name, overrides))[0]
 
 
 def show_comparison(

@@ -26,6 +26,7 @@ _SHOWN = 10
 
 def search(
     config: "RunConfig",
+    written: "RunConfig",
     world_size: int,
     machine: "Machine",
     *,
@@ -38,7 +39,10 @@ def search(
     price: str | None,
     as_json: bool,
 ) -> None:
-    """Search, confirm by a dry run, print, and write the winner, and a page of it if `page` names one."""
+    """Search, confirm by a dry run, print, and write the winner, and a page of it if `page` names one.
+
+    `written` is the run as its files say, which the winner's file goes on from.
+    """
     from glmforge.dryrun.search import confirm
     from glmforge.plan.search.fewest import fewest_devices
     from glmforge.plan.search.search import search_layouts
@@ -67,7 +71,7 @@ def search(
         progress(line)
     notes = [*_notes(result, confirmed, planned), *others]
     num_nodes = -(-world_size // machine.ranks_per_node)
-    write_winner(confirmed.candidate, config, source, overrides, path, notes, num_nodes=num_nodes)
+    write_winner(confirmed.candidate, written, source, overrides, path, notes, num_nodes=num_nodes)
     progress(f"written to {path}")
     if page is not None:
         from glmforge.report.plan_page import write_plan

@@ -96,6 +96,7 @@ def show_report(report: "PlanReport", console: Console, *, page: Path | None, as
         if not report.stage.is_trained:
             print_models(report.stage, stage_summary(report), console)
         _print_parts(report, console)
+        _print_nodes(report, console)
         _print_levers(report, console)
     if page is not None:
         from glmforge.report.plan_page import write_plan
@@ -131,6 +132,21 @@ def _print_parts(report: "PlanReport", console: Console) -> None:
         share = seconds / step.seconds
         rows.add_row(name, format_seconds(seconds), f"{share:.1%}", "█" * round(_BAR * share), step.provenance[name])
     print_table("A step of the slowest rank", rows, console)
+
+
+def _print_nodes(report: "PlanReport", console: Console) -> None:
+    from glmforge.plan.across_nodes import advice
+    from glmforge.plan.answers import NODE_COLUMNS, node_rows, nodes_title
+
+    if not report.nodes:
+        return
+    rows = table(*NODE_COLUMNS, in_words=("weights", "along", "fits"))
+    for row in node_rows(report):
+        rows.add_row(*row)
+    print_table(nodes_title(report), rows, console)
+    if (better := advice(report.nodes)) is not None:
+        console.print(f"Take {better}", highlight=False, soft_wrap=True)
+        console.print()
 
 
 def _print_levers(report: "PlanReport", console: Console) -> None:

@@ -1,5 +1,7 @@
 """Tables as the views of `glmforge plan` print them."""
 
+from collections.abc import Collection
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -22,12 +24,12 @@ _IN_WORDS = (
 )
 
 
-def table(*columns: str) -> Table:
-    """Words to the left, numbers to the right."""
+def table(*columns: str, in_words: Collection[str] = ()) -> Table:
+    """Words to the left, numbers to the right. `in_words` are columns of words besides the usual ones."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in columns:
-        in_words = name in _IN_WORDS
-        table.add_column(name, justify="left" if in_words else "right", no_wrap=not in_words, overflow="fold")
+        words = name in _IN_WORDS or name in in_words
+        table.add_column(name, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     return table
 
 

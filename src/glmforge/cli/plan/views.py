@@ -32,12 +32,14 @@ class Question:
     """The options, and what they name.
 
     Attributes:
-        whole: the run with all its phases.
+        written: the run as its files say.
+        whole: the run with all its phases, which have a number of steps.
         config: the run as of the phase that is planned.
         machine: None without --gpu.
     """
 
     options: PlanOptions
+    written: "RunConfig"
     whole: "RunConfig"
     config: "RunConfig"
     machine: "Machine | None"
@@ -64,15 +66,18 @@ class Question:
 def read_question(given: PlanOptions) -> Question:
     """Look up what the options name. Raises `ConfigError` for what is not known or does not go together."""
     from glmforge.config import load_config
-    from glmforge.plan.layout import select_phase
+    from glmforge.plan.layout import select_phase, with_assumed_steps
 
     needs_machine: dict[str, object] = {"--page": given.page, "--compare": given.compare, "--rollout": given.rollout}
     needs_machine |= {"--serve": given.serve, "--search": given.search, "--cost": given.cost}
     machine = chosen_machine(given.gpu, given.network, given.nodes_of, given.calibrate, needs_machine)
-    whole = load_config(given.config, given.overrides or [])
-    stage = read_stage(given.stage, given.lora, given.policy_models, whole)
-    _check_together(given, stage, whole)
-    return Question(given, whole, select_phase(whole, given.phase), machine, stage)
+    written = load_config(given.config, given.overrides or [])
+    stage = read_stage(given.stage, given.lora, given.policy_models, written)
+    _check_together(given, stage, written)
+    whole, assumed = with_assumed_steps(written)
+    for line in assumed:
+        Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    return Question(given, written, whole, select_phase(whole, given.phase), machine, stage)
 
 
 def _check_together(given: PlanOptions, stage: "TrainingStage", config: "RunConfig") -> None:
@@ -178,6 +183,7 @@ def _search(machine: "Machine", asked: Question) -> None:
     given = asked.options
     search(
         asked.whole,
+        asked.written,
         asked.world_size,
         machine,
         phase=given.phase,

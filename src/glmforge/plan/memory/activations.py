@@ -4,7 +4,8 @@ Plain implementations are taken, which keep more than fused ones. Where a forwar
 tensors are those that `glmforge.parallel.recompute` says. Attention is FlashAttention's, which keeps queries, keys,
 values, its result and one number per query and head; in fp32 a CPU's, which keeps the probabilities of short documents.
 
-What a stage freezes is taken to keep as much as what it trains, although some inputs of frozen maps need not be kept.
+A frozen map keeps no inputs: only the gradient of its weight would need them. So a run with adapters keeps those of the
+maps that have one; of what `optim.rules` freeze all are counted.
 The router is balanced, so that the experts of a rank get as many rows as its tokens make.
 """
 
@@ -35,6 +36,8 @@ class Kept(NamedTuple):
     full: bool = False
 
 
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
 _SELECTIVE_ALONE = (False, True)
 """Results that are kept because they are dear, although no backward pass reads them."""
 
@@ -59,7 +62,8 @@ class LayerActivations:
 
     `rows`: sequences of the micro-batch; `seq_len`: their tokens, all cp ranks together; `itemsize`: of the compute
     type; `balance_loss`: whether the routers' scores are asked for; `role`: which model of the stage it is;
-    `trains_head`: whether the weight of its head has a gradient.
+    `trains_head`: whether the weight of its head has a gradient; `readers`: the maps and norms of layers, by their
+    names there, that need their inputs for gradients of their own or their adapters', None being all.
     """
 
     model: ModelConfig
@@ -71,6 +75,7 @@ class LayerActivations:
     balance_loss: bool
     role: Role = MODEL
     trains_head: bool = True
+    readers: frozenset[str] | None = None
 
     @cached_property
     def dense(self) -> Passes:
@@ -128,6 +133,15 @@ class LayerActivations:
         tokens = self.share.normed
         return (FP32 + self.itemsize) * tokens * self.model.hidden_size + FP32 * tokens
 
+    def _kept_for(self, size: int, *names: str) -> int:
+        """`size`, if one of those that read the tensor needs it for a gradient of its own, or its adapter's."""
+        return size if self.readers is None or not self.readers.isdisjoint(names) else 0
+
+    def _kept_by_norm(self, name: str) -> int:
+        """As `_norm_bytes`; the normed input is for the gradient of the norm's weight."""
+        normed = self.itemsize * self.share.normed * self.model.hidden_size
+        return self._norm_bytes - normed + self._kept_for(normed, name)
+
     @property
     def _q(self) -> int:
         return self.model.num_attention_heads * self.model.head_dim // self.share.tp
@@ -163,11 +177,13 @@ class LayerActivations:
         model, share, c = self.model, self.share, self.itemsize
         t, q, kv = share.tokens, self._q, self._kv
         yield Kept(self.hidden_bytes, none=not self._is_narrow, selective=True, full=True)  # the layer's input
-        yield Kept(2 * self._norm_bytes)
-        yield Kept(c * t * model.hidden_size)  # gathered over tp, or the norm's result
+        yield Kept(self._kept_by_norm("input_layernorm") + self._kept_by_norm("post_attention_layernorm"))
+        # Gathered over tp, or the norm's result.
+        yield Kept(self._kept_for(c * t * model.hidden_size, *_QKV))
         if model.use_qk_norm:
             heads = (model.num_attention_heads + model.num_key_value_heads) // share.tp
-            yield Kept((FP32 * self._is_narrow + c) * t * (q + kv) + FP32 * t * heads)
+            yield Kept(FP32 * self._is_narrow * t * (q + kv) + FP32 * t * heads)
+            yield Kept(self._kept_for(c * t * (q + kv), "self_attn.q_norm", "self_attn.k_norm"))
         yield Kept(c * t * (q + 2 * kv), selective=True)
         yield Kept(c * t * q + FP32 * t * model.num_attention_heads // share.tp, selective=True)
         if share.cp > 1 and self.parallel.context_method == "ulysses":
@@ -188,39 +204,41 @@ class LayerActivations:
         return FP32 * heads * seen + FP32 * self.share.tokens * self._q
 
     def _mlp(self) -> Iterator[Kept]:
-        share = self.share
-        yield Kept(self.itemsize * share.tokens * self.model.hidden_size)
-        yield from self._swiglu(share.tokens, self.model.intermediate_size // share.tp)
+        yield from self._swiglu(self.share.tokens, self.model.intermediate_size // self.share.tp, "mlp")
 
     def _moe(self) -> Iterator[Kept]:
         model, share, c = self.model, self.share, self.itemsize
         own, rows = share.own, share.own * model.num_experts_per_tok
         scores = FP32 * own * model.n_routed_experts
-        yield Kept(self._is_narrow * FP32 * own * model.hidden_size)  # what the router reads
+        yield Kept(self._kept_for(self._is_narrow * FP32 * own * model.hidden_size, "mlp.gate"))
         yield Kept(scores, selective=self.balance_loss, full=self.balance_loss)
         yield Kept(scores, *_SELECTIVE_ALONE)
         yield Kept(self.balance_loss * FP32 * own * self.rows, selective=True, full=True)
         yield Kept((4 * FP32 + INT64) * rows)  # weights on their way to their sum 1, and their numbers
         yield Kept((FP32 + INT64) * rows, none=False, selective=True, full=True)  # the choice
-        yield Kept(c * share.tokens * model.hidden_size)  # what the shared expert reads
         yield Kept(INT64 * rows * (3 if share.ep > 1 else 1))
-        yield Kept(self._row_bytes)
+        yield Kept(self._kept_for(self._row_bytes, "mlp.experts.gate_up_proj"))
         yield Kept(c * rows * 2 * model.moe_intermediate_size, selective=True)
-        yield Kept(c * rows * 2 * model.moe_intermediate_size)
+        yield Kept(c * rows * model.moe_intermediate_size)
+        yield Kept(self._kept_for(c * rows * model.moe_intermediate_size, "mlp.experts.down_proj"))
         yield Kept(self._row_bytes, selective=True)
         if share.ep > 1:
             yield Kept(2 * self._row_bytes, *_SELECTIVE_ALONE)
-        yield from self._swiglu(share.tokens, model.n_shared_experts * model.moe_intermediate_size // share.tp)
+        width = model.n_shared_experts * model.moe_intermediate_size // share.tp
+        yield from self._swiglu(share.tokens, width, "mlp.shared_experts")
 
     def _mtp(self) -> Iterator[Kept]:
         yield Kept(3 * self._norm_bytes + 2 * self.hidden_bytes)
         yield Kept(self.hidden_bytes, *_SELECTIVE_ALONE)
         yield Kept(self.hidden_bytes, none=False, selective=True, full=True)  # the second input
 
-    def _swiglu(self, tokens: int, width: int) -> Iterator[Kept]:
+    def _swiglu(self, tokens: int, width: int, place: str) -> Iterator[Kept]:
         size = self.itemsize * tokens * width
+        inputs = self.itemsize * tokens * self.model.hidden_size
+        yield Kept(self._kept_for(inputs, f"{place}.gate_proj", f"{place}.up_proj"))
         yield Kept(2 * size, selective=True)
-        yield Kept(2 * size)
+        yield Kept(size)
+        yield Kept(self._kept_for(size, f"{place}.down_proj"))
         yield Kept(self.itemsize * tokens * self.model.hidden_size, *_SELECTIVE_ALONE)
         if self.share.tp > 1:
             yield Kept(self.hidden_bytes, *_SELECTIVE_ALONE)

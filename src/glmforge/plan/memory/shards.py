@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from glmforge.config.adapters import adapted_maps, is_adapter
 from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import held_in_bf16, parameter_groups
@@ -18,6 +19,7 @@ from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.regularization import EWC_BYTES
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of
+from glmforge.plan.stages.gradients import part_of
 from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32
 
@@ -111,12 +113,14 @@ class Weights:
     """The parameters of a run by layer: layers with equal parameters are of one kind.
 
     `kinds` are the weights of each kind, `kind_of_layer` the kind of each layer, MTP layers last; `first` and `last`
-    are the weights before the layers, and those after them. What has been added up for one layout is remembered for the
-    others that cut alike.
+    are the weights before the layers, and those after them. `readers` are the maps and norms of layers that have a
+    gradient of their own, or an adapter, by their names there; None: all. What has been added up for one layout is
+    remembered for the others that cut alike.
     """
 
     def __init__(self, config: RunConfig, role: Role = MODEL) -> None:
         table = role.parameters(config.model)
+        self.readers = _readers(table, config.model, role)
         changed = ParameterTable(row for row in table.values() if role.trains(row))
         groups = {row.name: group for group in parameter_groups(changed, config.optim) for row in group.parameters}
         more = 0 if config.regularization.ewc is None else EWC_BYTES
@@ -172,6 +176,14 @@ class Weights:
         layers = [*range(content.start, content.stop), *range(trunk, last)]
         kinds = Counter(self.kind_of_layer[layer] for layer in layers)
         return tuple(sorted(kinds.items())), content.has_embedding, content.has_head
+
+
+def _readers(table: ParameterTable, model: ModelConfig, role: Role) -> frozenset[str] | None:
+    if role.lora is None:
+        return None
+    names = [row.name for row in table.values() if role.trains(row) and not is_adapter(row)]
+    names += [one.row.name for one in adapted_maps(model, role.lora)]
+    return frozenset(part_of(name, model).name for name in names)
 
 
 @dataclass(frozen=True)

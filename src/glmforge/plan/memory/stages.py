@@ -74,6 +74,7 @@ class StageParts:
             phase.aux_loss_weight > 0,
             role,
             role.trains_all and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
+            weights.readers,
         )
         self.sharding = Sharding(model, layout, self.itemsize)
         self.shards, self.first, self.last = weights.shards(self.sharding)

@@ -84,7 +84,8 @@ class Situation:
 @dataclass(frozen=True)
 class PieceTime:
     """Seconds of one micro-batch. Beside the passes, FSDP gathers the piece's weights for each, and reduces its
-    gradients: `gather` and `gather_again` are of a forward and of a backward pass, `reduce` of one reduction."""
+    gradients: `gather` and `gather_again` are of a forward and of a backward pass, `reduce` of one reduction within a
+    copy of the model, `replicate` of the one between copies."""
 
     forward: Parts
     input: Parts
@@ -92,6 +93,7 @@ class PieceTime:
     gather: float
     gather_again: float
     reduce: float
+    replicate: float
 
     def passes(self, kind: str) -> Parts:
         """The parts of a kind of pass of `glmforge.plan.time.schedules`."""
@@ -298,8 +300,9 @@ def _sent_share(situation: Situation) -> float:
     return places * (1 - (1 - 1 / places) ** choices) / choices
 
 
-def _weights(piece: Piece, situation: Situation) -> tuple[float, float, float]:
-    """Seconds of gathering a piece's weights for a forward and for a backward pass, and of reducing gradients once."""
+def _weights(piece: Piece, situation: Situation) -> tuple[float, float, float, float]:
+    """Seconds of gathering a piece's weights for a forward and for a backward pass, and of reducing gradients once,
+    within a copy of the model and between copies."""
     config, layout, machine = situation.config, situation.layout, situation.machine
     forward, backward, reduced = Counter[str](), Counter[str](), Counter[str]()
     for role in situation.stage.roles:
@@ -315,13 +318,16 @@ def _weights(piece: Piece, situation: Situation) -> tuple[float, float, float]:
         for axis, size in reduced_bytes(config, layout, rows, 1, role):
             reduced[axis] += size
 
-    def seconds(sizes: Counter[str], of_fsdp: CollectiveKind) -> float:
-        kinds = {axis: "all_reduce" if axis == "dp_replicate" else of_fsdp for axis in sizes}
-        return sum(
-            collective_seconds(kinds[axis], size, situation.group(axis), machine) for axis, size in sizes.items()
-        )
+    def seconds(sizes: Counter[str], kind: CollectiveKind) -> float:
+        return sum(collective_seconds(kind, size, situation.group(axis), machine) for axis, size in sizes.items())
 
-    found = seconds(forward, "all_gather"), seconds(backward, "all_gather"), seconds(reduced, "reduce_scatter")
+    between = Counter({"dp_replicate": reduced.pop("dp_replicate", 0)})
+    found = (
+        seconds(forward, "all_gather"),
+        seconds(backward, "all_gather"),
+        seconds(reduced, "reduce_scatter"),
+        seconds(between, "all_reduce"),
+    )
     if not config.parallel.cpu_offload:
         return found
     # A shard comes from the host before it is gathered, and its gradient goes there, both in fp32.
@@ -330,7 +336,7 @@ def _weights(piece: Piece, situation: Situation) -> tuple[float, float, float]:
     )
     copy = float(FP32 * shards) / machine.host_link
     gathered_again = config.parallel.reshards_after_forward and piece.is_layer
-    return found[0] + copy, found[1] + copy * gathered_again, found[2] + copy
+    return found[0] + copy, found[1] + copy * gathered_again, found[2] + copy, found[3]
 
 
 @dataclass(frozen=True)

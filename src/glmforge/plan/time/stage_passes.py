@@ -99,37 +99,38 @@ def _fsdp_waits(pieces: list[PieceTime], situation: Situation, micro_batches: in
     start = pieces[0].gather
     if pp > 1:
         times = micro_batches if regathers else 0
-        end = sum(piece.reduce for piece in pieces)
+        end = sum(piece.reduce + piece.replicate for piece in pieces)
         return _Waits(
             times * gathers_forward, times * gathers_backward, start + (gathers_forward if not times else 0.0), end
         )
-    every = parallel.reduce_gradients == "every_micro_batch"
-    reductions = micro_batches if every else 1
-    with_reduction = _visible_backward(pieces, regathers=regathers)
-    without = gathers_backward if regathers else 0.0
+    reduced = [piece.reduce for piece in pieces]
+    in_last = [piece.reduce + piece.replicate for piece in pieces]
+    before = reduced if parallel.reduce_gradients == "every_micro_batch" else [0.0] * len(pieces)
     return _Waits(
         (micro_batches if regathers else 1) * gathers_forward,
-        reductions * with_reduction + (micro_batches - reductions) * without,
+        (micro_batches - 1) * _visible_backward(pieces, before, regathers=regathers)
+        + _visible_backward(pieces, in_last, regathers=regathers),
         start,
-        pieces[0].reduce,
+        in_last[0],
     )
 
 
 def _visible_gathers(pieces: list[PieceTime]) -> tuple[float, float]:
     """Of a forward and of a backward pass: what of each gather the piece computed before it does not hide."""
     forward = sum(_visible(piece.gather, before.forward) for before, piece in pairwise(pieces))
-    return forward, _visible_backward(pieces, regathers=True, reduces=False)
+    return forward, _visible_backward(pieces, [0.0] * len(pieces), regathers=True)
 
 
-def _visible_backward(pieces: list[PieceTime], *, regathers: bool, reduces: bool = True) -> float:
-    """While a piece computes its gradients, the one before it is gathered and the one after it reduced."""
+def _visible_backward(pieces: list[PieceTime], reductions: list[float], *, regathers: bool) -> float:
+    """While a piece computes its gradients, the one before it is gathered and the one after it reduced, which takes
+    its `reductions`."""
     visible = 0.0
     for index, piece in enumerate(pieces):
         traffic = 0.0
         if regathers and index > 0:
             traffic += pieces[index - 1].gather_again
-        if reduces and index + 1 < len(pieces):
-            traffic += pieces[index + 1].reduce
+        if index + 1 < len(pieces):
+            traffic += reductions[index + 1]
         visible += _visible(traffic, piece.passes("backward"))
     return visible
 

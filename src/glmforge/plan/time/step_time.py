@@ -16,7 +16,7 @@ from glmforge.config.pipeline import stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.counts.flops import train_flops_per_token
-from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds
+from glmforge.plan.machine.collectives import Group, LinkBytes, collective_seconds, link_bytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
@@ -27,6 +27,7 @@ from glmforge.plan.time.schedules import Order, pipeline_orders
 from glmforge.plan.time.shared_cores import parts_on_cores
 from glmforge.plan.time.simulate import Span, simulate, spans
 from glmforge.plan.time.stage_passes import RankTime, rank_time
+from glmforge.plan.time.update import exchange_group
 from glmforge.plan.work.operations import BF16
 from glmforge.plan.work.step import micro_batch_share
 from glmforge.plan.work.traffic import ranks_per_node, step_traffic
@@ -37,7 +38,7 @@ _COMPUTED = ("compute", "recompute", "imbalance", "update", "host")
 
 
 class LinkUse(NamedTuple):
-    """What a rank sends along an axis in a step, and over which links.
+    """What a rank sends along an axis, or for Muon's "exchange", in a step, and over which links.
 
     Attributes:
         bytes: of its collectives, the larger of input and output of each.
@@ -113,7 +114,8 @@ class StepTime:
 
     def links_at(self, pp_rank: int) -> list[LinkUse]:
         """What a rank of any pipeline place sends, axis by axis."""
-        return _links(*self._run, self.layout, self.machine, pp_rank)
+        exchanged = self._ranks[pp_rank].update.exchanged
+        return _links(*self._run, self.layout, self.machine, pp_rank, exchanged)
 
     @cached_property
     def timeline(self) -> list[Span]:
@@ -278,15 +280,23 @@ def _message_seconds(situation: Situation) -> float:
     return collective_seconds("send", size, situation.group("pp"), situation.machine)
 
 
-def _links(config: RunConfig, stage: TrainingStage, layout: Layout, machine: Machine, pp_rank: int) -> list[LinkUse]:
-    found = []
+def _links(
+    config: RunConfig, stage: TrainingStage, layout: Layout, machine: Machine, pp_rank: int, exchanged: float
+) -> list[LinkUse]:
+    """`exchanged` are bytes that the rank sends for Muon."""
+    sent: list[tuple[str, CollectiveKind, Group, float]] = []
     for traffic in step_traffic(config, layout, pp_rank, stage):
         near = ranks_per_node(layout, traffic.axis, machine.ranks_per_node)
-        here = traffic._replace(ranks_per_node=near)
-        num_bytes = here.bytes / (2 if here.kind == "send" else 1)
-        seconds = collective_seconds(here.kind, num_bytes, here.group, machine)
-        into_node = here.sent.outside * min(machine.ranks_per_node, layout.world_size)
-        found.append(LinkUse(here.axis, here.kind, here.group, here.bytes, here.sent, into_node, seconds))
+        sent.append((traffic.axis, traffic.kind, Group(traffic.num_ranks, near), traffic.bytes))
+    if exchanged:
+        sent.append(("exchange", "all_to_all", exchange_group(layout, machine), exchanged))
+    found = []
+    for axis, kind, group, num_bytes in sent:
+        one_way = num_bytes / (2 if kind == "send" else 1)  # half of a pipeline's messages are received
+        over = link_bytes(kind, one_way, group)
+        seconds = collective_seconds(kind, one_way, group, machine)
+        into_node = over.outside * min(machine.ranks_per_node, layout.world_size)
+        found.append(LinkUse(axis, kind, group, num_bytes, over, into_node, seconds))
     return found
 
 

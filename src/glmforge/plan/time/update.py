@@ -24,7 +24,7 @@ from glmforge.plan.work.update_operations import shard_elements, update_operatio
 
 
 class UpdateTime(NamedTuple):
-    """Of a step, in seconds.
+    """Of a step, in seconds but for `exchanged`.
 
     Attributes:
         casts: making weights bf16 for forward passes.
@@ -32,6 +32,7 @@ class UpdateTime(NamedTuple):
         update: the optimizer's arithmetic.
         exchange: bringing the parts of matrices together and their updates back (Muon).
         snapshot: copying what a checkpoint holds into the host's memory, once.
+        exchanged: bytes that a rank sends for the exchange.
     """
 
     casts: float = 0.0
@@ -39,6 +40,7 @@ class UpdateTime(NamedTuple):
     update: float = 0.0
     exchange: float = 0.0
     snapshot: float = 0.0
+    exchanged: float = 0.0
 
     def plus(self, other: "UpdateTime", times: int) -> "UpdateTime":
         """This and `other` so many times."""
@@ -114,15 +116,13 @@ def _update(key: _UpdateKey) -> UpdateTime:
             update += forward * ceilings(accelerator).bandwidth / key.machine.host_bandwidth
         else:
             update += forward + backward
-    exchange, snapshot = _moved_seconds(key)
-    return UpdateTime(casts, accumulation, update, exchange, snapshot)
+    return UpdateTime(casts, accumulation, update, *_moved(key))
 
 
-def _moved_seconds(key: _UpdateKey) -> tuple[float, float]:
-    """(exchange, snapshot). A matrix whose parts or copies lie on several ranks goes to its owner in bf16, one copy of
-    it, and its update comes back to all. Weights and optimizer states are saved, each shard once."""
+def _moved(key: _UpdateKey) -> tuple[float, float, float]:
+    """(exchange, snapshot, exchanged). A matrix whose parts or copies lie on several ranks goes to its owner in bf16,
+    one copy of it, and its update comes back to all. Weights and optimizer states are saved, each shard once."""
     layout, machine = key.layout, key.machine
-    stage = Group(layout.stage_ranks, min(machine.ranks_per_node, layout.stage_ranks))
     sent = saved = 0.0
     for group in parameter_groups(ParameterTable(key.rows), key.config.optim):
         for row in group.parameters:
@@ -131,4 +131,10 @@ def _moved_seconds(key: _UpdateKey) -> tuple[float, float]:
             is_local = layout.dp_replicate * (layout.efsdp if row.expert else layout.fsdp * layout.tp) == 1
             if group.optimizer.name == "muon" and not group.is_frozen and not is_local:
                 sent += BF16 * shard * (1 + 1 / layout.dp_replicate)
-    return collective_seconds("all_to_all", sent, stage, machine), saved / machine.host_link
+    exchange = collective_seconds("all_to_all", sent, exchange_group(layout, machine), machine)
+    return exchange, saved / machine.host_link, sent
+
+
+def exchange_group(layout: Layout, machine: Machine) -> Group:
+    """The ranks among which Muon brings matrices together: all that hold the same layers."""
+    return Group(layout.stage_ranks, min(machine.ranks_per_node, layout.stage_ranks))

@@ -87,4 +87,4 @@ def weight_messages(config: RunConfig, layout: Layout, stage: StageContent) -> I
         yield Message(axis, "all_gather", (FP32 if is_router else BF16) * elements, gathers * again)
         yield Message(axis, "reduce_scatter", FP32 * elements, reductions)
         shards = FP32 * sum(shard_elements(row, layout) for row in rows)
-        yield Message("dp_replicate", "all_reduce", int(shards), reductions)
+        yield Message("dp_replicate", "all_reduce", int(shards), 1)

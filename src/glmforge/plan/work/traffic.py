@@ -166,8 +166,8 @@ def gathered_bytes(
     """
     backward = int(role.is_trained and config.parallel.reshards_after_forward)
     for row in rows:
-        # A router that is trained multiplies in fp32; what is frozen is kept in bf16 and sent as it is.
-        size = FP32 if role.trains(row) and "mlp.gate." in row.name else BF16
+        # Routers multiply in fp32, and FSDP casts what it gathers before it sends it.
+        size = FP32 if "mlp.gate." in row.name else BF16
         gathers = role.forwards + role.is_trained + backward * (row.layer is not None)
         yield shard_axis(row, layout), size * used_elements(row, layout) * gathers
 
@@ -175,12 +175,15 @@ def gathered_bytes(
 def reduced_bytes(
     config: RunConfig, layout: Layout, rows: Iterable[Parameter], micro_batches: int, role: Role = MODEL
 ) -> Iterator[tuple[str, int]]:
-    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role or a rule freezes has none."""
+    """FSDP's reductions of the gradients of `rows` in a step, in fp32; what a role or a rule freezes has none.
+
+    Copies of the model sum their shards once, after the last micro-batch.
+    """
     times = micro_batches if config.parallel.reduce_gradients == "every_micro_batch" and layout.pp == 1 else 1
     for row in rows:
         if role.trains(row) and not is_frozen(row.name, config.optim):
             yield shard_axis(row, layout), FP32 * used_elements(row, layout) * times
-            yield "dp_replicate", int(FP32 * shard_elements(row, layout)) * times
+            yield "dp_replicate", int(FP32 * shard_elements(row, layout))
 
 
 def shard_axis(row: Parameter, layout: Layout) -> str:

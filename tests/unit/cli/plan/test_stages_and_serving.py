@@ -57,6 +57,19 @@ def test_with_a_gpu_a_stage_is_planned_whole(air: str) -> None:
     assert "31,653,888" in text
 
 
+def test_with_several_nodes_a_plan_says_what_crosses_between_them(air: str) -> None:
+    machine = ("--gpus", "16", "--gpu", "H200 SXM", "--network", "tcp25")
+    arguments = (air, "optim.matrix_optimizer=adamw", *machine, "--lora", "rank=16")
+    copies, shards = plan_json(*arguments)["between_nodes"]
+    assert (copies["way"], copies["planned"], shards["planned"]) == ("a copy on each node", False, True)
+    assert copies["settings"] == "parallel.dp_replicate=2 parallel.dp_shard=8"
+    assert copies["axes"] == {"dp_replicate": copies["adapter_bytes"]}
+    text = plan(*arguments)
+    assert "the adapter of a node carries each way in a step, at tcp25" in text
+    assert "shards over all nodes (planned)" in text
+    assert "Take a copy on each node: parallel.dp_replicate=2 parallel.dp_shard=8" in text
+
+
 def test_a_configuration_says_its_stage_and_what_it_freezes(air: str) -> None:
     """Experts are most of Air's weights, but a token visits few of them."""
     frozen = "optim.rules=[{match: '*experts*', lr_scale: 0}]"

@@ -21,12 +21,16 @@ parallel: {micro_batch_size: 1, recompute: full}
 LORA = find_stage("lora", LoraConfig(rank=16))
 
 
-def test_lora_has_a_copy_on_each_node_of_a_slow_network() -> None:
-    config = load_config(RUN, ["phases.0.batch_size=8", "phases.0.seq_len=1024"])
-    found = search_layouts(config, 8, find_machine("H200 SXM", "tcp30", 4), stage=LORA)
+@pytest.mark.parametrize(
+    ("gpus", "ranks_per_node", "overrides"),
+    [(8, 4, ["phases.0.batch_size=8", "phases.0.seq_len=1024"]), (16, 8, ["phases.0.batch_size=32"])],
+)
+def test_lora_has_a_copy_on_each_node_of_a_slow_network(gpus: int, ranks_per_node: int, overrides: list[str]) -> None:
+    config = load_config(RUN, overrides)
+    found = search_layouts(config, gpus, find_machine("H200 SXM", "tcp25", ranks_per_node), stage=LORA)
     best = found.ranked[0]
     assert best.layout.dp_replicate == 2
-    assert best.layout.dp_shard * best.layout.cp * best.layout.tp == 4
+    assert best.layout.dp_shard * best.layout.cp * best.layout.tp == ranks_per_node
     assert {link.axis for link in best.time.links if link.into_node} == {"dp_replicate"}
 
 

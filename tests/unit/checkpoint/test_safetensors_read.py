@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from glmforge.checkpoint.convert import safetensors_read
+from glmforge.checkpoint.format import safetensors_read
 from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.safetensors_header import read_header
 from glmforge.checkpoint.format.safetensors_read import TensorFile, cut
