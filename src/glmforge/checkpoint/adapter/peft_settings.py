@@ -61,7 +61,7 @@ def read_settings(directory: Path) -> PeftSettings:
     if (
         config.get("peft_type") != "LORA"
         or not (type(rank) is int and 0 < rank <= MAX_RANK)
-        or not (type(alpha) in (int, float) and 0 < alpha < math.inf)
+        or not (isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < math.inf)
         or not (type(rslora) is type(dora) is bool)
         or not all(isinstance(pattern, dict) for pattern in patterns.values())
     ):
