@@ -75,7 +75,14 @@ def test_killed_again_and_again(
     check_lineage(killed)
     restarts = {launch.first_step - 1 for launch in killed.launches if launch.first_step > 1}
     whole = Chaos(tiny_data, tmp_path / "whole", num_steps, local=False, sections=sections)
-    run_ranks(train_undisturbed, world_size, whole.config, restarts if mode == "lite" else (), init_group=False)
+    run_ranks(
+        train_undisturbed,
+        world_size,
+        whole.config,
+        restarts if mode == "lite" else (),
+        init_group=False,
+        timeout_s=1200,
+    )
     assert survivor_losses(killed) == survivor_losses(whole)
     kept = [len(list(root.iterdir())) for root in killed.roots()]
     assert max(kept) <= CHECKPOINT["keep_last"] + CHECKPOINT["keep_ephemeral"] + 2  # newer than what all have heard of
