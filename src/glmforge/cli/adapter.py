@@ -36,6 +36,8 @@ def show(path: _Adapter) -> None:
     lora, base = description.lora, description.base
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
     for name, value in (
         ("checkpoint", str(checkpoint)),
         ("step", f"{description.step:,}"),
@@ -43,7 +45,8 @@ def show(path: _Adapter) -> None:
         ("rank, alpha", f"{lora.rank}, {lora.scaled_alpha:g}{', rsLoRA' if lora.rslora else ''}"),
         ("targets", ", ".join(lora.targets)),
         ("DoRA", "yes" if lora.dora else "no"),
-        ("base", f"{base.source}, fingerprint {base.fingerprint[:16]}"),
+        ("base", base.source),
+        ("its fingerprint", base.fingerprint[:16]),
         ("shards", f"{description.num_shards} (ranks {', '.join(str(s.rank) for s in description.shards)})"),
     ):
         facts.add_row(name, value)
