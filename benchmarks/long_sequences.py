@@ -1,7 +1,8 @@
 """Real training steps of long sequences on this machine: the most memory of each rank, against the dry run of the same.
 
-    python benchmarks/long_sequences.py             # 20 minutes on two idle cores
+    python benchmarks/long_sequences.py             # 5 minutes on two idle cores, 10 on busy ones
     python benchmarks/long_sequences.py --quick     # the shorter sequences; writes nothing
+    python benchmarks/long_sequences.py --adapters  # 15 minutes, 13 GB: the case of adapters alone
 
 The length is real and the model small: one dense and one MoE layer of width 128, two query heads of 32 that share keys
 and values, 2,048 entries of vocabulary. A row is one document, so every token attends to all before it. Layers are
@@ -93,14 +94,20 @@ CASES = (
     Case("16,384 tokens on one rank", 16384, 1, is_quick=True),
     Case("16,384 tokens on two", 16384, 2, is_quick=True),
     Case("131,072 tokens on two", 131072, 2, is_quick=False),
-    Case("adapters, 16,384 tokens, Air's heads and experts, on four", 16384, 4, is_quick=False, sections=LORA),
 )
+ADAPTERS = Case("adapters, 16,384 tokens, Air's heads and experts, on four", 16384, 4, is_quick=False, sections=LORA)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="to try it: the shorter sequences")
+    parser.add_argument("--adapters", action="store_true", help="the case of adapters alone")
     options = parser.parse_args()
+    if options.adapters:
+        row = compare(ADAPTERS)
+        print(json.dumps(row), flush=True)
+        write_result("long_adapters", row, code=(*CODE, "src/glmforge/adapt"))
+        return
     rows = []
     for case in CASES:
         if case.is_quick or not options.quick:

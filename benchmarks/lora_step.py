@@ -39,13 +39,16 @@ from typing import Any, NamedTuple
 
 import torch
 from record import write_result
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from train_step import CONFIG, torch_dtype, transformers_model
 from turns import Worker, paired_ratio, serve, take_turns
 
 from glmforge.adapt.lora import adapters_of
-from glmforge.adapt.peft import begin_from, save_peft, to_peft
 from glmforge.backend.native import NativeBackend
+from glmforge.checkpoint.adapter.from_peft import read_peft
+from glmforge.checkpoint.adapter.peft_config import peft_config
+from glmforge.checkpoint.adapter.to_peft import peft_tensors
 from glmforge.config.model import ModelConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import IGNORED_LABEL, Batch
@@ -243,7 +246,11 @@ def write_weights(case: Case, folder: Path) -> None:
         if ".lora_" in name:
             nn.init.normal_(tensor, std=0.02)
     assert config.lora is not None
-    save_peft(to_peft(state, config.model, config.lora, "base"), folder / "adapter")
+    tensors = {name: tensor.make() for name, tensor in peft_tensors(state, config.model, config.lora).items()}
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text(json.dumps(peft_config(config.model, config.lora, "base")))
 
 
 def summarize(case: Case, workers: dict[str, Worker], memory: dict[str, Any]) -> dict[str, Any]:
@@ -326,13 +333,12 @@ def our_step(variant: Ours, case: Case, folder: Path) -> tuple[Step, Callable[[]
     """A step of the trainer, and the tensors that stay."""
     config = case.run(lora=variant.lora, compiled=variant.compiled)
     backend = NativeBackend.build(config, World.single("cpu"), extend=adapters_of(config))
-    base = torch.load(folder / "base.pt", mmap=True)
+    weights = torch.load(folder / "base.pt", mmap=True)
+    if config.lora is not None:
+        weights |= dict(read_peft(folder / "adapter", config.model, config.lora))
     with torch.no_grad():
         for name, tensor in backend.model.state_dict().items():
-            if ".lora_" not in name:
-                tensor.copy_(base[name])
-    if config.lora is not None:
-        begin_from(folder / "adapter", backend.model, config.lora)
+            tensor.copy_(weights[name])
     trainer = Trainer(config, backend)
     phase = Phase("main", NextTokenObjective(config.phases[0], num_mtp_layers=0))
     backend.model.train()

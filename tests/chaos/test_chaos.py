@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from helpers.chaos import (
-    BLOWS,
     Chaos,
     Strike,
     check_lineage,
@@ -19,7 +18,8 @@ from helpers.tiny_data import TinyData
 
 pytestmark = pytest.mark.chaos
 
-KINDS = [*BLOWS, "one", "all", "all", "term", "usr1", "saving", "saving", "copying", "copying", "one", "damaged"]
+KINDS = ["one", "all", "term", "term_one", "usr1", "saving", "copying", "disk_full", "damaged"]
+KINDS += ["one", "all", "all", "term", "usr1", "saving", "saving", "copying", "copying", "one", "damaged"]
 
 
 def strikes(seed: int, kinds: list[str]) -> list[Strike]:

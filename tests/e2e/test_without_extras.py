@@ -68,7 +68,7 @@ REFUSES = {
     "control": "the run has ended",
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
-    "adapter convert": "holds neither config.json",
+    "adapter convert": "is no Hugging Face directory",
 }
 """Commands that need what no short test has, and how they say so when all that they import is there."""
 

@@ -9,23 +9,33 @@ same changes of the number of ranks, for the losses to be bit-equal to.
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from glmforge.checkpoint.format.manifest import find_problems
+from glmforge.checkpoint.format.store import list_checkpoints, step_of
+from glmforge.checkpoint.node_local.parts_of_ranks import (
+    Part,
+    find_part_problems,
+    local_root,
+    read_parts,
+    whole_saves,
+)
 from glmforge.config import RunConfig, dump_config
 from glmforge.data.stream.plan import planned_batches
 from glmforge.observe.record_files import read_jsonl
 from helpers.job import Job, read_steps, start_job
 from helpers.tiny_data import TinyData
 
-RANKS_PER_NODE = 2
+NUM_NODES = 2
 PREEMPTED = 75
 
 PHASES: list[dict[str, Any]] = [
@@ -37,6 +47,14 @@ PHASES: list[dict[str, Any]] = [
     | {"router_bias_rate": 0.0},
 ]
 NUM_STEPS = 60
+
+CHECKPOINT = {
+    "every_steps": 4,
+    "ephemeral_every_steps": 2,
+    "keep_last": 2,
+    "keep_ephemeral": 2,
+    "max_failed_saves": 1000,
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,7 @@ class Chaos:
     """A run in `directory` and the launches it took.
 
     `local` says whether checkpoints go to nodes' own disks first; `small_disk` is a directory of its own file system
-    to fill up, None where there is none.
+    to fill up, None where there is none. `sections` are those of the configuration that differ from `run_config`.
     """
 
     data: TinyData
@@ -75,11 +93,13 @@ class Chaos:
     num_steps: int = NUM_STEPS
     local: bool = True
     small_disk: Path | None = None
+    ranks_per_node: int = 2
+    sections: dict[str, Any] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
 
     @property
     def config(self) -> RunConfig:
-        return run_config(self.data, self.directory / "run", self.num_steps)
+        return run_config(self.data, self.directory / "run", self.num_steps, **self.sections)
 
     def run(self, strikes: Sequence[Strike], last_world_size: int = 4, max_quiet_launches: int = 3) -> None:
         """Strike in turn, then let the run finish."""
@@ -115,17 +135,22 @@ class Chaos:
 
     def checkpoints(self) -> list[Path]:
         """Directories of checkpoints on shared storage and all nodes, newest last."""
-        roots = [self.directory / "run" / "checkpoints", *self.local_dirs()]
-        return sorted((path for root in roots for path in root.rglob("step-*") if path.is_dir()), key=lambda p: p.name)
+        found = (path for root in self.roots() for path in list_checkpoints(root))
+        return sorted(found, key=lambda path: path.name)
+
+    def roots(self) -> list[Path]:
+        """Where checkpoints are: on shared storage and on each node."""
+        shared = self.config.output_dir / "checkpoints"
+        return [shared, *(local_root(node, self.config.name) for node in self.local_dirs())]
 
     def local_dirs(self) -> list[Path]:
-        return [self._local_dir(node) for node in range(4 // RANKS_PER_NODE)] if self.local else []
+        return [self._local_dir(node) for node in range(NUM_NODES)] if self.local else []
 
     def _local_dir(self, node: int) -> Path:
         return (self.small_disk or self.directory) / f"node{node}"
 
     def _overrides(self, rank: int) -> list[str]:
-        return [f"checkpoint.local_dir={self._local_dir(rank // RANKS_PER_NODE)}"] if self.local else []
+        return [f"checkpoint.local_dir={self._local_dir(rank // self.ranks_per_node)}"] if self.local else []
 
     def _note_launch(self, job: Job, strike: Strike, codes: list[int], struck_at: float | None) -> None:
         notes = [read_steps(path) for path in job.steps]
@@ -171,24 +196,18 @@ class Chaos:
         }
 
 
-def run_config(data: TinyData, output_dir: Path, num_steps: int = NUM_STEPS) -> RunConfig:
-    """Three phases of equal length, dense checkpoints, two sources of which one is code."""
+def run_config(data: TinyData, output_dir: Path, num_steps: int = NUM_STEPS, **sections: Any) -> RunConfig:
+    """Three phases of equal length, dense checkpoints, two sources of which one is code; `sections` in their place."""
     phases = [phase | {"steps": num_steps // len(PHASES)} for phase in PHASES]
     text, code = {"name": "text", "path": str(data.train)}, {"name": "code", "path": str(data.held_out), "code": True}
-    return data.run_config(
-        output_dir,
-        phases=phases,
-        data={"tokenizer": str(data.tokenizer), "sources": [text | {"weight": 3.0}, code]},
-        checkpoint={
-            "every_steps": 4,
-            "ephemeral_every_steps": 2,
-            "keep_last": 2,
-            "keep_ephemeral": 2,
-            "max_failed_saves": 1000,
-        },
-        parallel={"process_group_timeout_s": 60},
-        fault_tolerance={"hang_timeout_s": 45},
-    )
+    settings: dict[str, Any] = {
+        "phases": phases,
+        "data": {"tokenizer": str(data.tokenizer), "sources": [text | {"weight": 3.0}, code]},
+        "checkpoint": CHECKPOINT,
+        "parallel": {"process_group_timeout_s": 60},
+        "fault_tolerance": {"hang_timeout_s": 45},
+    }
+    return data.run_config(output_dir, **(settings | sections))
 
 
 # What can happen to a job; each gives the moment of the blow.
@@ -221,9 +240,25 @@ def warn(chaos: Chaos, job: Job) -> float:
 
 def kill_while_saving(chaos: Chaos, job: Job) -> float:
     """When some directory that is being written is to be seen."""
-    roots = [chaos.directory / "run" / "checkpoints", *chaos.local_dirs()]
+    roots = chaos.roots()
     job.wait_until(lambda: any(_is_being_written(root) for root in roots))
     return kill_all(chaos, job)
+
+
+def kill_at_file(chaos: Chaos, job: Job) -> float:
+    """When a step that was not there has some number of files, hidden ones too: one rank or all."""
+    roots = chaos.roots()
+    there, num_files = _steps_under(roots), random.randrange(8)
+    job.wait_until(lambda: any(len(_names(path)) >= num_files for path in _steps_under(roots) - there))
+    return random.choice([kill_one, kill_all])(chaos, job)
+
+
+def lose_node(chaos: Chaos, job: Job) -> float:
+    """All are killed, and a node comes back with an empty disk."""
+    at = kill_all(chaos, job)
+    job.wait()
+    shutil.rmtree(random.choice(chaos.local_dirs()))
+    return at
 
 
 def kill_while_copying(chaos: Chaos, job: Job) -> float:
@@ -272,6 +307,8 @@ BLOWS: dict[str, Callable[[Chaos, Job], float]] = {
     "usr1": warn,
     "saving": kill_while_saving,
     "copying": kill_while_copying,
+    "file": kill_at_file,
+    "node": lose_node,
     "disk_full": fill_disk,
     "damaged": damage_newest,
 }
@@ -316,8 +353,30 @@ def _is_being_written(root: Path) -> bool:
     return any(".partial" in path.name for path in root.rglob(".*")) if root.exists() else False
 
 
+def _steps_under(roots: Sequence[Path]) -> set[Path]:
+    return {path for root in roots if root.exists() for path in root.rglob("*step-*")}
+
+
+def _names(directory: Path) -> list[str]:
+    with suppress(FileNotFoundError):  # it has its last name by now
+        return [path.name for path in directory.iterdir()]
+    return []
+
+
 def _count_events(path: Path, name: str) -> int:
     return sum(record["event"] == name for record in read_jsonl(path)) if path.exists() else 0
+
+
+def whole_steps(chaos: Chaos) -> list[int]:
+    """Steps of which a whole checkpoint is on shared storage or the nodes' disks, newest first. No rank works."""
+    shared, *nodes = chaos.roots()
+    found = {step_of(path) for path in list_checkpoints(shared) if not find_problems(path, checksums=True)}
+    parts: dict[int, list[Part]] = {}
+    for root in nodes:
+        for path in list_checkpoints(root):
+            good = [part for part in read_parts(path)[0] if not find_part_problems(path, part, checksums=True)]
+            parts.setdefault(step_of(path), []).extend(good)
+    return sorted(found | {step for step, of_step in parts.items() if whole_saves(of_step)}, reverse=True)
 
 
 # What must be true of the run that survived.

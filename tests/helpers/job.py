@@ -66,7 +66,7 @@ class Job:
         """What rank 0 has noted so far."""
         return read_steps(self.steps[0])
 
-    def wait_until(self, reached: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    def wait_until(self, reached: Callable[[], bool], timeout_s: float = 240.0) -> bool:
         """Poll until `reached()`; False if the job ended before."""
         deadline = time.monotonic() + timeout_s
         while not reached():
@@ -76,7 +76,7 @@ class Job:
             time.sleep(0.002)  # looks at files that other processes write; the outcome does not depend on it
         return True
 
-    def wait(self, timeout_s: float = 120.0) -> list[int]:
+    def wait(self, timeout_s: float = 1200.0) -> list[int]:
         """Exit codes of all ranks (negative: the signal that killed it), after the job has ended."""
         deadline = time.monotonic() + timeout_s
         running = {process.sentinel: process for process in self.ranks}

@@ -4,6 +4,7 @@ By the table's initial values an adapter adds nothing at first. DoRA's magnitude
 lengths of the rows of the weights that were loaded.
 """
 
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from glmforge.adapt.lora import MAGNITUDE
 from glmforge.checkpoint.adapter.base import check_base
-from glmforge.checkpoint.adapter.from_peft import is_peft, read_peft
+from glmforge.checkpoint.adapter.find import find_adapter
+from glmforge.checkpoint.adapter.from_peft import read_peft
+from glmforge.checkpoint.adapter.peft_settings import is_peft
 from glmforge.checkpoint.collective import run_each, run_on_rank_zero
-from glmforge.checkpoint.find import find_checkpoint
-from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights, read_adapter
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights
 from glmforge.checkpoint.load import load_checkpoint
 from glmforge.config.adapters import table_with
 from glmforge.config.lora import LoraConfig
@@ -39,7 +41,7 @@ def begin_adapters(model: ParallelModel, lora: LoraConfig, base: BaseWeights | N
     if run_on_rank_zero(lambda: is_peft(source)):
         run_each(lambda: _read_peft_into(source, tensors, model, lora))
     else:
-        path = run_on_rank_zero(lambda: _find(source, lora, base))
+        path = run_on_rank_zero(lambda: _find(source, lora, base, trained))
         stored = {PARAMETER_PREFIX + name: tensor for name, tensor in tensors.items()}
         load_checkpoint(path, stored, prefix=PARAMETER_PREFIX)
 
@@ -73,11 +75,10 @@ def _read_peft_into(directory: Path, tensors: dict[str, Tensor], model: Parallel
             here.copy_(tensor[tuple(slice(o, o + n) for o, n in zip(offsets, here.shape, strict=True))])
 
 
-def _find(source: Path, lora: LoraConfig, base: BaseWeights | None) -> Path:
-    """The checkpoint of adapters that `source` means, which must be of `base` and of these settings."""
+def _find(source: Path, lora: LoraConfig, base: BaseWeights | None, trained: Set[str]) -> Path:
+    """The checkpoint of adapters that `source` means, which must be of `base`, of these settings and parameters."""
     try:
-        path = find_checkpoint(source)
-        description = read_adapter(path)
+        path, description = find_adapter(source)
         if base is not None:
             check_base(path, description.base, base)
     except CheckpointError as error:
@@ -89,4 +90,11 @@ def _find(source: Path, lora: LoraConfig, base: BaseWeights | None) -> Path:
             raise CheckpointError(
                 f"lora.init_from: {path} has {name} {there}, the run {here}; set lora.{name} to {there}"
             )
+    stored = {name for name in description.tensors if name.startswith(PARAMETER_PREFIX)}
+    if stored != {PARAMETER_PREFIX + name for name in trained}:
+        targets, whole = (", ".join(names) for names in (description.lora.targets, description.lora.modules_to_save))
+        raise CheckpointError(
+            f"lora.init_from: {path} trains other parameters: set lora.targets to [{targets}] and modules_to_save to "
+            f"[{whole}]"
+        )
     return path

@@ -169,8 +169,12 @@ def _find_problems_of(candidate: _Candidate, local_root: Path | None) -> list[st
 
 def _only_begun(root: Path, candidates: list[_Candidate]) -> bool:
     """Whether the run has never had a whole checkpoint: these are what it was writing when it died."""
-    begun = all(candidate.local is not None and candidate.local.is_incomplete for candidate in candidates)
-    return begun and run_on_rank_zero(lambda: not was_ever_whole(root))
+    found = [candidate.local for candidate in candidates]
+    if not all(local is not None and local.is_incomplete for local in found):
+        return False
+    # Ranks that save without a word between them say "saved" of their own part.
+    alone = any(part.sufficient for local in found if local is not None for part in local.parts)
+    return run_on_rank_zero(lambda: not was_ever_whole(root, by_events=not alone))
 
 
 def _remove_begun(root: Path, local_root: Path) -> None:

@@ -29,14 +29,15 @@ def show(path: _Adapter) -> None:
 
         glmforge adapter show runs/lora
     """
-    from glmforge.checkpoint.find import find_checkpoint
-    from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, read_adapter
+    from glmforge.checkpoint.adapter.find import find_adapter
+    from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX
 
-    checkpoint = find_checkpoint(path)
-    description = read_adapter(checkpoint)
+    checkpoint, description = find_adapter(path)
     lora, base = description.lora, description.base
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
     for name, value in (
         ("checkpoint", str(checkpoint)),
         ("step", f"{description.step:,}"),
@@ -44,7 +45,8 @@ def show(path: _Adapter) -> None:
         ("rank, alpha", f"{lora.rank}, {lora.scaled_alpha:g}{', rsLoRA' if lora.rslora else ''}"),
         ("targets", ", ".join(lora.targets)),
         ("DoRA", "yes" if lora.dora else "no"),
-        ("base", f"{base.source}, fingerprint {base.fingerprint[:16]}"),
+        ("base", base.source),
+        ("its fingerprint", base.fingerprint[:16]),
         ("shards", f"{description.num_shards} (ranks {', '.join(str(s.rank) for s in description.shards)})"),
     ):
         facts.add_row(name, value)
@@ -106,15 +108,16 @@ def merge(
 
         glmforge adapter merge runs/lora GLM-4.5-Air-tuned --full
     """
+    from glmforge.checkpoint.adapter.find import find_adapter
     from glmforge.checkpoint.adapter.merge import merge as merge_weights
     from glmforge.checkpoint.adapter.to_peft import export_peft
-    from glmforge.checkpoint.find import find_checkpoint
 
-    checkpoint = find_checkpoint(adapter)
+    checkpoint, _ = find_adapter(adapter)
     if not full:
         if other_base:
             raise typer.BadParameter("is for --full", param_hint="--other-base")
-        export_peft(checkpoint, out, base=base)
+        with interruptible("nothing was written"):
+            export_peft(checkpoint, out, base=base)
         typer.echo(f"{out}: the adapter of {checkpoint}, for peft.PeftModel.from_pretrained")
         return
     with interruptible("nothing was written"), progress_bar() as progress:
@@ -145,7 +148,9 @@ def convert(
     """
     from glmforge.checkpoint.adapter.from_peft import import_peft
 
-    typer.echo(f"{import_peft(source, out, base=base)}: the adapter of {source}, weights only")
+    with interruptible("nothing was written"):
+        written = import_peft(source, out, base=base)
+    typer.echo(f"{written}: the adapter of {source}, weights only")
 
 
 def _table_of(shapes: dict[str, list[int]]) -> tuple[Table, int, int]:

@@ -10,7 +10,7 @@ from torch.distributed import distributed_c10d
 from glmforge.checkpoint import latest_checkpoint, list_checkpoints, load_latest, load_rng_state, verify_checkpoint
 from glmforge.checkpoint.adapter.saver import AdapterSaver
 from glmforge.checkpoint.format.sharded_adapter import read_description
-from glmforge.checkpoint.format.store import step_of
+from glmforge.checkpoint.format.store import note_whole, step_of
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 from helpers.adapters import assert_holds, blank, laid_out, make_info, whole_tensors
@@ -129,6 +129,56 @@ def test_parts_of_nodes_that_hold_half_each_come_together(tmp_path):
     expected = [(2, "checkpoints/step-00000002", rng_of(r, 2).tolist()) for r in range(4)]
     assert run_ranks(resume_locally, 4, tmp_path, "fsdp") == expected
     assert run_ranks(load, 1, tmp_path, "plain") == [(2, None)]
+
+
+def save_alone(root: Path, step: int) -> None:
+    """Rank 0 writes to its node's disk, the other one does not come to it."""
+    saver = make_saver(root, "fsdp", local_dir=str(root / f"disk-{dist.get_rank()}"))
+    tensors = laid_out(whole_tensors(step), "fsdp")
+    if dist.get_rank() == 0:
+        saver.save(step, tensors, make_meta(step), rng_state=rng_of(0, step))
+        saver.wait()
+    dist.barrier()
+
+
+def resume_alone(root: Path) -> int | str | None:
+    local_root = root / f"disk-{dist.get_rank()}" / "test"
+    try:
+        found = load_latest(root / "checkpoints", blank(laid_out(whole_tensors(0), "fsdp")), local_root=local_root)
+    except CheckpointError as error:
+        return str(error)
+    return None if found is None else found[1].step
+
+
+def test_what_was_never_whole_is_no_reason_not_to_begin(tmp_path):
+    """A rank says "saved" when its part is; only later do all know that the others' are too."""
+    run_ranks(save_alone, 2, tmp_path, 1)
+    (tmp_path / "events.jsonl").write_text('{"event": "saved", "step": 1}\n')
+    assert run_ranks(resume_alone, 2, tmp_path) == [None, None]
+    run_ranks(save_alone, 2, tmp_path, 1)
+    note_whole(tmp_path / "checkpoints")
+    assert all("no checkpoint there is whole" in said for said in run_ranks(resume_alone, 2, tmp_path))
+
+
+def save_everywhere(root: Path, *steps: int) -> None:
+    saver = make_saver(root, "fsdp", local_dir=str(root / f"disk-{dist.get_rank()}"), keep_ephemeral=1)
+    save(saver, "fsdp", *steps, durable=False)
+    dist.barrier()
+
+
+def test_starts_leave_nothing_behind_that_grows(tmp_path):
+    """A resume puts a checkpoint together on shared storage; a start that dies leaves a part, and what it deleted."""
+    for step in (1, 3, 5):
+        run_ranks(save_everywhere, 2, tmp_path, step)
+        assert run_ranks(resume_alone, 2, tmp_path) == [step, step]
+        run_ranks(save_alone, 2, tmp_path, step + 1)
+        for disk in ("disk-0", "disk-1"):
+            (tmp_path / disk / "test" / f".step-{step:08d}.deleted-elsewhere-1").mkdir()
+    run_ranks(save_everywhere, 2, tmp_path, 7)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*step*")) == ["step-00000003", "step-00000005"]
+    for disk in ("disk-0", "disk-1"):
+        assert [step_of(path) for path in list_checkpoints(tmp_path / disk / "test") if step_of(path) in (2, 4)] == []
+        assert not list((tmp_path / disk / "test").glob(".*"))
 
 
 def lose_a_save(root: Path, layout: str) -> list[list[int]]:

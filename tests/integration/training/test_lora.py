@@ -200,6 +200,9 @@ def test_a_run_begins_with_an_adapter(
     other = run_of(tiny_data, tmp_path / "other", base, lora=LORA | {"rank": 2, "init_from": str(adapter)})
     with pytest.raises(CheckpointError, match=r"has rank 8( and alpha 16)?, the run 2"):
         train(other)
+    other = run_of(tiny_data, tmp_path / "other", base, lora=LORA | {"targets": ["q_proj"], "init_from": str(adapter)})
+    with pytest.raises(CheckpointError, match=r"trains other parameters: set lora.targets to|rank_pattern is|no such"):
+        train(other)
 
 
 def test_adapters_are_not_lost_on_the_way(tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path) -> None:

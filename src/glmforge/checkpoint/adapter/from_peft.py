@@ -5,34 +5,37 @@ by name. The files come from outside: their headers are checked before a tensor 
 one.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from glmforge.checkpoint.adapter.base import base_weights
+from glmforge.checkpoint.adapter.layout import agree
 from glmforge.checkpoint.adapter.peft_config import (
     PAIR,
     WEIGHTS_FILE,
     packed_maps,
     packed_name,
-    peft_config,
     peft_name,
     saved_whole,
     shortest,
 )
-from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.checkpoint.adapter.peft_settings import PeftSettings, check_patterns, read_settings
 from glmforge.checkpoint.adapter.to_peft import blocks
-from glmforge.checkpoint.adapter.write import AdapterInfo
+from glmforge.checkpoint.adapter.write import AdapterInfo, write_rank
 from glmforge.checkpoint.convert import hf_model_config
+from glmforge.checkpoint.format.manifest import write_manifest
 from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.format.safetensors_header import read_header
 from glmforge.checkpoint.format.safetensors_read import TensorFile
-from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE, PARAMETER_PREFIX, PEFT_PREFIX
-from glmforge.checkpoint.format.store import checkpoint_path
+from glmforge.checkpoint.format.sharded_adapter import (
+    PARAMETER_PREFIX,
+    PEFT_PREFIX,
+    is_sharded_adapter,
+)
+from glmforge.checkpoint.format.store import checkpoint_path, new_directory
 from glmforge.config.adapters import (
     PACKED,
     LinearMap,
@@ -42,22 +45,13 @@ from glmforge.config.adapters import (
     linear_maps,
     table_with,
 )
-from glmforge.config.checkpoint import CheckpointConfig
-from glmforge.config.lora import MAX_RANK, LoraConfig
+from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape
 from glmforge.errors import CheckpointError
-from glmforge.files import read_json, shown
+from glmforge.files import shown
 
-
-class PeftSettings(NamedTuple):
-    """What `adapter_config.json` says of an adapter's arithmetic."""
-
-    rank: int
-    alpha: float
-    rslora: bool
-    dora: bool
-    rank_pattern: Mapping[str, Any]
+_PICKLED_FILE = "adapter_model.bin"
 
 
 class PeftTensors(Mapping[str, Tensor]):
@@ -68,6 +62,11 @@ class PeftTensors(Mapping[str, Tensor]):
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / WEIGHTS_FILE
+        if not self.path.exists() and (directory / _PICKLED_FILE).exists():
+            raise CheckpointError(
+                f"{directory}: has {_PICKLED_FILE} only, and loading a pickle may run what is in it: save the adapter "
+                "as safetensors"
+            )
         self._stored = read_header(self.path)
         for name in self._stored:
             if not name.startswith(PEFT_PREFIX):
@@ -76,7 +75,10 @@ class PeftTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
-        return self._file.read(stored, [slice(0, size) for size in stored.shape])
+        tensor = self._file.read(stored, [slice(0, size) for size in stored.shape])
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{self.path}: {shown(name)} holds values that are not finite")
+        return tensor
 
     def shape(self, name: str) -> Shape:
         """Shape of a tensor, without reading it."""
@@ -87,11 +89,6 @@ class PeftTensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._stored)
-
-
-def is_peft(directory: Path) -> bool:
-    """Whether PEFT has written an adapter there."""
-    return (directory / WEIGHTS_FILE).is_file()
 
 
 def read_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, Tensor]]:
@@ -109,6 +106,7 @@ def read_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> Iterator
             f"{directory}: has rank {settings.rank} and alpha {settings.alpha:g}, the run {lora.rank} and "
             f"{lora.scaled_alpha:g}; set lora.rank and lora.alpha to the adapter's"
         )
+    check_patterns(directory, settings, model, lora)
     return from_peft(PeftTensors(directory), model, lora)
 
 
@@ -138,8 +136,10 @@ def import_peft(directory: Path, root: Path, *, base: Path) -> Path:
 
     `base` is the Hugging Face directory that it belongs to. Raises `CheckpointError`.
     """
-    if checkpoint_path(root, 0).exists():
-        raise CheckpointError(f"{checkpoint_path(root, 0)}: exists; choose another directory")
+    if is_sharded_adapter(directory):
+        raise CheckpointError(f"{directory}: is a checkpoint of adapters already")
+    if not (base / "config.json").is_file():
+        raise CheckpointError(f"{base}: is no Hugging Face directory; give the base that the adapter belongs to")
     model = hf_model_config(base)
     lora = lora_of(directory, model)
     tensors = {PARAMETER_PREFIX + name: tensor.float() for name, tensor in read_peft(directory, model, lora)}
@@ -153,8 +153,10 @@ def import_peft(directory: Path, root: Path, *, base: Path) -> Path:
         data_fingerprint={},
         tokenizer_fingerprint="",
     )
-    saver = AdapterSaver(root, CheckpointConfig(), tensors, info, run_name=directory.name)
-    saver.save(0, tensors, meta, durable=True)
+    plan = agree(tensors, ("here",))
+    with new_directory(checkpoint_path(root, 0)) as written:
+        part = write_rank(written, plan, tensors, meta, info, save=plan.session, verify=True)
+        write_manifest(written, part.files)
     return checkpoint_path(root, 0)
 
 
@@ -178,32 +180,10 @@ def lora_of(directory: Path, model: ModelConfig) -> LoraConfig:
         modules_to_save=tuple(whole),
     )
     try:
-        pattern = peft_config(model, lora, None)["rank_pattern"]
+        check_patterns(directory, settings, model, lora)
     except WrongTargetError as error:
         raise CheckpointError(f"{tensors.path}: {error}") from error
-    if settings.rank_pattern and dict(settings.rank_pattern) != pattern:
-        raise CheckpointError(
-            f"{directory / CONFIG_FILE}: rank_pattern gives modules ranks of their own, and one rank is for all here"
-        )
     return lora
-
-
-def read_settings(directory: Path) -> PeftSettings:
-    """Of a LoRA adapter's `adapter_config.json`. Raises `CheckpointError` for other adapters, and what is not one."""
-    file = directory / CONFIG_FILE
-    config = read_json(file, dict, error=CheckpointError)
-    rank, alpha, patterns = config.get("r"), config.get("lora_alpha"), config.get("rank_pattern") or {}
-    if (
-        config.get("peft_type") != "LORA"
-        or not (isinstance(rank, int) and 0 < rank <= MAX_RANK)
-        or not (isinstance(alpha, int | float) and 0 < alpha < math.inf)
-        or not isinstance(patterns, dict)
-    ):
-        raise CheckpointError(f"{file}: is not of a LoRA adapter (peft_type, r, lora_alpha)")
-    if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise CheckpointError(f"{file}: biases are trained as well, which adapters here do not have")
-    rslora, dora = config.get("use_rslora", False) is True, config.get("use_dora", False) is True
-    return PeftSettings(rank, float(alpha), rslora, dora, patterns)
 
 
 def _is_adapted(one: LinearMap, tensors: Mapping[str, Tensor]) -> bool:
@@ -235,7 +215,9 @@ def _check_names(adapter: Mapping[str, Tensor], wanted: Sequence[str], *, strict
     # What modules_to_save hold besides is the wrapped weight itself.
     left = sorted(name for name in set(adapter) - set(wanted) if ".base_layer." not in name or ".lora_" in name)
     if strict and left:
-        raise CheckpointError(f"{left[0]}: the run has no such adapter; add it to lora.targets or modules_to_save")
+        raise CheckpointError(
+            f"{shown(left[0])}: the run has no such adapter; add it to lora.targets or modules_to_save"
+        )
 
 
 def _checked(name: str, tensor: Tensor, shape: Shape, *, strict: bool) -> Tensor:

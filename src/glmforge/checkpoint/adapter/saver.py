@@ -22,8 +22,8 @@ is never published. If more than `max_failed_saves` in a row have failed on a ra
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from glmforge.checkpoint.adapter.layout import agree
 from glmforge.checkpoint.adapter.write import AdapterInfo, save_rank
 from glmforge.checkpoint.collective import run_each, run_on_rank_zero
 from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX
-from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint
+from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint, note_whole, remove_leftovers
 from glmforge.checkpoint.node_local.local import place_of, survey
 from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.node_local.pending import (
@@ -101,10 +101,9 @@ class AdapterSaver(BackgroundSaver):
         self._failed: set[int] = set()
         self._published = False
         if self.local_root is None:
-            run_on_rank_zero(lambda: clear_up(root))
+            run_on_rank_zero(lambda: _clear_up_all(root))
         else:
-            earlier = [found for found in survey(self.local_root) if not found.is_incomplete]
-            self._local = [_Local(-_HEARD_AFTER, found.step, found.ephemeral) for found in reversed(earlier)]
+            self._local = self._found_locally(self.local_root)
 
     def failed_elsewhere(self) -> None:
         """Some rank has said that its last save failed: neither this save nor the one before counts as good."""
@@ -130,18 +129,35 @@ class AdapterSaver(BackgroundSaver):
         return checkpoint_path(root, step), self.plan.num_bytes
 
     def delete_old(self) -> None:
-        try:
+        with _or_warned():
             if self.local_root is not None:
                 self._delete_local(self.local_root)
             elif self._published:
                 clear_up(self.root, before=f"{self.plan.session}-{self._number:08d}")
-                config = self.config
-                for _ in delete_old_checkpoints(
-                    self.root, config.keep_last, config.keep_every_steps, config.keep_ephemeral
-                ):
-                    pass
-        except OSError as error:
-            logger.warning("old checkpoints were not deleted: %s", describe_os_error(error))
+                self._delete_shared()
+
+    def _delete_shared(self) -> None:
+        config = self.config
+        for _ in delete_old_checkpoints(self.root, config.keep_last, config.keep_every_steps, config.keep_ephemeral):
+            pass
+
+    def _found_locally(self, root: Path) -> list[_Local]:
+        """What earlier starts have left whole, oldest first. What is older than the newest and not whole is deleted,
+        and what was put together on shared storage, to go on from, need not all stay there."""
+        found = survey(root)
+        whole = [one for one in reversed(found) if not one.is_incomplete]
+        with _or_warned():
+            remove_leftovers(checkpoint_path(root, 0))
+            for one in found:
+                if one.is_incomplete and whole and one.step < whole[-1].step:
+                    with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
+                        delete_checkpoint(checkpoint_path(root, one.step))
+                        logger.warning("deleted %s: %s", checkpoint_path(root, one.step), one.describe())
+            if self.plan.rank == 0:
+                self._delete_shared()
+                if whole:
+                    note_whole(self.root)
+        return [_Local(-_HEARD_AFTER, one.step, one.ephemeral) for one in whole]
 
     def _delete_local(self, root: Path) -> None:
         config = self.config
@@ -149,6 +165,8 @@ class AdapterSaver(BackgroundSaver):
         good = [one for one in heard if one.number not in self._failed]
         if not good:
             return
+        if self.plan.rank == 0:
+            note_whole(self.root)
         doomed = [one for one in heard if one not in good and one.step < good[-1].step]
         doomed += [one for one in good if one.ephemeral][: -config.keep_ephemeral]
         lasting, every = [one for one in good if not one.ephemeral], config.keep_every_steps
@@ -162,6 +180,20 @@ class AdapterSaver(BackgroundSaver):
         if self.info.mode == "full":
             return with_rng_state(tensors, rng_state)
         return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER_PREFIX)}
+
+
+def _clear_up_all(root: Path) -> None:
+    """At the start of a run: nobody writes there or deletes."""
+    clear_up(root)
+    remove_leftovers(checkpoint_path(root, 0))
+
+
+@contextmanager
+def _or_warned() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logger.warning("old checkpoints were not deleted: %s", describe_os_error(error))
 
 
 def _publish(root: Path, step: int, save: str) -> bool:

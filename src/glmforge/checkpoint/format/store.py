@@ -138,15 +138,15 @@ def note_whole(root: Path) -> None:
         fsync_directory(root)
 
 
-def was_ever_whole(root: Path) -> bool:
+def was_ever_whole(root: Path, *, by_events: bool = True) -> bool:
     """Whether the run ever had a whole checkpoint, as far as is known where all nodes see it.
 
-    What earlier versions saved is told by the run's events.
+    What earlier versions saved is told by the run's events; those of a run with adapters are of one rank.
     """
     if (root / _EVER_WHOLE).exists():
         return True
     events = RunDirectory(root.parent).events
-    return events.exists() and any(event.get("event") == "saved" for event in read_jsonl(events))
+    return by_events and events.exists() and any(event.get("event") == "saved" for event in read_jsonl(events))
 
 
 def warn_broken(path: Path, problems: list[str]) -> None:

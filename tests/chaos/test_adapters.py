@@ -1,0 +1,131 @@
+"""A run with adapters is killed at twenty moments, on either kind of storage: what each mode promises is what is left.
+
+Moments are random: after some steps, or when a checkpoint that is being written has some number of files. What dies is
+one rank, all of them, or a node with its disk. In mode full the losses are those of a run that nobody touched, to the
+bit, and so are the adapters and moments in the end. In mode lite they are those of a run that is never stopped and
+whose moments are set to zero where the other had to begin anew: weights, position and data are not lost.
+"""
+
+import random
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+import torch
+
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.node_local.consolidate import consolidate
+from glmforge.cluster.hosts import Transfers
+from glmforge.config import RunConfig
+from glmforge.deploy.export import export_run
+from glmforge.recipes.train import train
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+from helpers.chaos import CHECKPOINT, NUM_NODES, Chaos, Strike, check_lineage, report, survivor_losses, whole_steps
+from helpers.distributed import run_ranks
+from helpers.node_disks import Node
+from helpers.tiny_data import TinyData
+
+MOMENTS = [("one", "all", "file", "file"), ("one", "all", "file", "file", "node")]
+"""What is drawn from, on shared storage and on nodes' disks."""
+
+
+@pytest.fixture(scope="module")
+def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("base")
+    phases = [{"name": "main", "steps": 2, "seq_len": 32, "batch_size": 4}]
+    train(tiny_data.run_config(directory / "run", phases=phases))
+    export_run(directory / "run", directory / "hf", dtype="bf16")
+    return directory / "hf"
+
+
+@pytest.mark.parametrize(
+    ("mode", "local", "num_kills", "world_size"),
+    [
+        ("full", True, 2, 2),
+        ("lite", False, 2, 2),
+        *(
+            pytest.param(mode, local, 20, 4, marks=pytest.mark.chaos)
+            for mode in ("full", "lite")
+            for local in (False, True)
+        ),
+    ],
+)
+def test_killed_again_and_again(
+    tiny_data: TinyData, base: Path, tmp_path: Path, mode: str, local: bool, num_kills: int, world_size: int
+) -> None:
+    num_steps = 15 if num_kills == 2 else 90
+    sections = {
+        "init_from": str(base),
+        "lora": {"rank": 8, "targets": ["all-linear"]},
+        "precision": {"compute": "bf16"},
+        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 300},
+        "fault_tolerance": {"hang_timeout_s": 200},  # patient with a busy machine
+        "checkpoint": CHECKPOINT | {"mode": mode},
+    }
+    for name in ("killed", "whole"):
+        (tmp_path / name).mkdir()
+    killed = Chaos(tiny_data, tmp_path / "killed", num_steps, local, None, world_size // NUM_NODES, sections)
+    random.seed(f"{mode} {local}")
+    for _ in range(num_kills):
+        kill(killed, Strike(random.choice(MOMENTS[local]), random.randrange(6), world_size))
+    killed.run([], world_size)
+    print(report(killed))
+    check_lineage(killed)
+    restarts = {launch.first_step - 1 for launch in killed.launches if launch.first_step > 1}
+    whole = Chaos(tiny_data, tmp_path / "whole", num_steps, local=False, sections=sections)
+    run_ranks(
+        train_undisturbed,
+        world_size,
+        whole.config,
+        restarts if mode == "lite" else (),
+        init_group=False,
+        timeout_s=1200,
+    )
+    assert survivor_losses(killed) == survivor_losses(whole)
+    kept = [len(list(root.iterdir())) for root in killed.roots()]
+    assert max(kept) <= CHECKPOINT["keep_last"] + CHECKPOINT["keep_ephemeral"] + 2  # newer than what all have heard of
+    states, expected = (StoredTensors(last_checkpoint(chaos)) for chaos in (killed, whole))
+    names = {name for name in expected if not name.startswith("rng.")}  # which are not every node's
+    assert names <= set(states)
+    assert all(torch.equal(states[name], expected[name]) for name in names)
+    assert any(name.startswith("optim.") for name in names) == (mode == "full")
+
+
+def kill(chaos: Chaos, strike: Strike) -> None:
+    """One launch that is killed: it has begun at the newest checkpoint there was, and has left one that is as new."""
+    before = whole_steps(chaos)
+    assert chaos.strike(strike) != 0, "the run was done before it was killed"
+    after, began = whole_steps(chaos), chaos.launches[-1].first_step
+    # What all ranks had written and none had published is not among `before`.
+    assert not began or began > max(before, default=0)
+    assert after or not before
+    assert strike.kind == "node" or max(after, default=0) >= max(before, default=0)
+
+
+def train_undisturbed(config: RunConfig, forget: Collection[int]) -> None:
+    """Train in one go; after the steps of `forget` the moments are zero, as they are at first."""
+    train(config, [Forget(forget)])
+
+
+class Forget(Hook):
+    name = "forget"
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self.steps = steps
+
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        if trainer.state.step in self.steps:
+            for name, tensor in trainer.backend.state_tensors().items():
+                if not name.startswith("model."):
+                    tensor.detach().zero_()
+
+
+def last_checkpoint(chaos: Chaos) -> Path:
+    """Collected from the nodes' disks if it lies there."""
+    run, transfers = chaos.config.output_dir, Transfers()
+    if chaos.local:
+        nodes = [Node(transfers, disk) for disk in chaos.local_dirs()]
+        assert consolidate(run / "checkpoints", Path(chaos.config.name), nodes, transfers) is not None
+    return find_checkpoint(run)
