@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def compare(case: Case) -> dict[str, Any]:
-    """A step of the case on real ranks, and what dry runs say of them: of each, because attention on the CPU keeps other
+    """A step of the case on real ranks, and what dry runs say of each, because attention on the CPU keeps other
     results for the first chunks of a row than for those in the middle."""
     config = long_run(case.seq_len, case)
     predicted = max(dry_run(config, case.ranks, rank=rank).peak for rank in range(case.ranks))
