@@ -27,9 +27,8 @@ from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 from glmforge.recipes.train import train
-from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Trainer
 from helpers.distributed import run_ranks
+from helpers.stopping import StopAfter
 from helpers.tiny_data import TinyData
 
 PHASE = {"name": "main", "steps": 6, "seq_len": 32, "batch_size": 4}
@@ -54,19 +53,6 @@ def run_of(data: TinyData, directory: Path, base: Path, **sections: Any) -> RunC
         "checkpoint": {"every_steps": 3, "background": False},
     }
     return data.run_config(directory, init_from=str(base), **(settings | sections))
-
-
-class StopAt(Hook):
-    """Ends the run after a step, as if it had been told to give way."""
-
-    name = "stop at"
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        if trainer.state.step == self.step:
-            trainer.vote("stop")
 
 
 def losses(run: Path) -> list[float]:
@@ -102,7 +88,7 @@ def test_adapters_are_trained_and_nothing_else(tiny_data: TinyData, base: Path, 
 def test_a_run_goes_on_to_the_bit(tiny_data: TinyData, base: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
     whole, parts = (run_of(tiny_data, tmp_path / name, base, lora=LORA | lora) for name in ("whole", "parts"))
     train(whole)
-    train(parts, hooks=[StopAt(4)])
+    train(parts, hooks=[StopAfter(4)])
     train(parts)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert len(losses(tmp_path / "whole")) == 6
@@ -114,7 +100,7 @@ def test_lite_loses_the_moments_and_nothing_else(tiny_data: TinyData, base: Path
         for mode in ("full", "lite")
     )
     train(whole)
-    train(parts, hooks=[StopAt(3)])  # heard of in step 4
+    train(parts, hooks=[StopAfter(3)])  # heard of in step 4
     stopped = StoredTensors(find_checkpoint(tmp_path / "lite"))
     assert all(name.startswith("model.") for name in stopped)
     train(parts)
@@ -130,7 +116,7 @@ def test_a_run_goes_on_from_the_nodes_disk(tiny_data: TinyData, base: Path, tmp_
         run_of(tiny_data, tmp_path / name, base, name=name, checkpoint=settings) for name in ("whole", "parts")
     )
     train(whole)
-    train(parts, hooks=[StopAt(4)])
+    train(parts, hooks=[StopAfter(4)])
     assert not list((tmp_path / "parts/checkpoints").glob("step-*"))
     train(parts)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
@@ -150,7 +136,7 @@ def test_a_run_goes_on_on_another_layout(tiny_data: TinyData, base: Path, tmp_pa
     whole = run_of(tiny_data, tmp_path / "whole", base, **sections)
     train(whole)
     parts = run_of(tiny_data, tmp_path / "parts", base, **sections)
-    train(parts, hooks=[StopAt(3)])
+    train(parts, hooks=[StopAfter(3)])
     parallel = {"dp_shard": 2, "ep": 2}
     run_ranks(train, 2, run_of(tiny_data, tmp_path / "parts", base, parallel=parallel, **sections), init_group=False)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)

@@ -29,9 +29,8 @@ from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 from glmforge.recipes.train import train
-from glmforge.training.step import StepResult
-from glmforge.training.trainer import Hook, Trainer
 from helpers.models import tiny_config
+from helpers.stopping import StopAfter
 from helpers.tiny_data import VOCAB_SIZE, TinyData
 
 pytest.importorskip("torchao")
@@ -70,19 +69,6 @@ def run_of(data: TinyData, directory: Path, base: Path, frozen: str = "nf4", **s
     return data.run_config(directory, init_from=str(base), **(settings | sections))
 
 
-class StopAt(Hook):
-    """Ends the run after a step, as if it had been told to give way."""
-
-    name = "stop at"
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        if trainer.state.step == self.step:
-            trainer.vote("stop")
-
-
 def losses(run: Path) -> list[float]:
     return [record["loss"] for record in read_jsonl(run / "metrics.jsonl")]
 
@@ -113,7 +99,7 @@ def test_codes_are_those_of_the_weights_that_are_read(tiny_data: TinyData, base:
 def test_it_trains_as_beside_bf16_and_goes_on_to_the_bit(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
     whole, parts = (run_of(tiny_data, tmp_path / name, base) for name in ("whole", "parts"))
     train(whole)
-    train(parts, hooks=[StopAt(4)])
+    train(parts, hooks=[StopAfter(4)])
     train(parts)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     train(run_of(tiny_data, tmp_path / "bf16", base, "bf16"))

@@ -33,7 +33,14 @@ from glmforge.checkpoint.adapter.layout import agree
 from glmforge.checkpoint.adapter.write import AdapterInfo, save_rank
 from glmforge.checkpoint.collective import run_each, run_on_rank_zero
 from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX
-from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint, note_whole, remove_leftovers
+from glmforge.checkpoint.format.store import (
+    checkpoint_path,
+    delete_checkpoint,
+    list_checkpoints,
+    note_whole,
+    remove_leftovers,
+    step_of,
+)
 from glmforge.checkpoint.node_local.local import place_of, survey
 from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.node_local.pending import (
@@ -142,14 +149,15 @@ class AdapterSaver(BackgroundSaver):
             pass
 
     def _found_locally(self, root: Path) -> list[_Local]:
-        """What earlier starts have left whole, oldest first. What is older than the newest and not whole is deleted,
-        and what was put together on shared storage, to go on from, need not all stay there."""
+        """What earlier starts have left whole, oldest first. Deleted is what is not whole and not newer than the
+        newest, here or on shared storage, and there what was put together to go on from and need not stay."""
         found = survey(root)
         whole = [one for one in reversed(found) if not one.is_incomplete]
+        newest = max([one.step for one in whole] + [step_of(path) for path in list_checkpoints(self.root)], default=-1)
         with _or_warned():
             remove_leftovers(checkpoint_path(root, 0))
             for one in found:
-                if one.is_incomplete and whole and one.step < whole[-1].step:
+                if one.is_incomplete and one.step <= newest:
                     with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
                         delete_checkpoint(checkpoint_path(root, one.step))
                         logger.warning("deleted %s: %s", checkpoint_path(root, one.step), one.describe())
