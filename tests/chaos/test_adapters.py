@@ -63,8 +63,8 @@ def test_killed_again_and_again(
         "init_from": str(base),
         "lora": {"rank": 8, "targets": ["all-linear"]},
         "precision": {"compute": "bf16"},
-        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 300},
-        "fault_tolerance": {"hang_timeout_s": 200},  # patient with a busy machine
+        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 1200},
+        "fault_tolerance": {"hang_timeout_s": None},  # on a busy machine a step was seen to take 230 s
         "checkpoint": CHECKPOINT | {"mode": mode},
     }
     for name in ("killed", "whole"):
