@@ -1,0 +1,8 @@
+"""`glmforge cluster`: nodes checked and set up, and a cluster to develop on."""
+
+import typer
+
+from glmforge.cli.cluster import dev
+
+app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
+app.add_typer(dev.app, name="dev")
