@@ -225,5 +225,5 @@ def _tell(cluster: "DevCluster", options: UpOptions) -> None:
     if cluster.state.ssh:
         typer.echo(f"{' '.join(cluster.ssh_command)} {first}")
     typer.echo(f"glmforge cluster dev shell{which}")
-    for line in lost(cluster.state):
+    for line in lost(cluster.places, cluster.state):
         typer.echo(line, err=True)

@@ -18,13 +18,13 @@ from typing import Self
 
 from glmforge.cluster.dev import network
 from glmforge.cluster.dev.bring_up import BringUp, end_everything
-from glmforge.cluster.dev.host_processes import daemon_environment, end_host, ended_file, entering
+from glmforge.cluster.dev.host_processes import daemon_environment, end_host, ended_file, entering, wait_until
 from glmforge.cluster.dev.modes import choose_mode, plain_ssh_refusal
 from glmforge.cluster.dev.options import HEAD, DevOptions, check_rate
 from glmforge.cluster.dev.packages import CLOCK, ensure, needed
 from glmforge.cluster.dev.places import Places
 from glmforge.cluster.dev.slurm import run_slurm
-from glmforge.cluster.dev.sshd import server_config, server_config_file, session_environment
+from glmforge.cluster.dev.sshd import LISTENING, server_config, server_config_file, session_environment
 from glmforge.cluster.dev.state import ClusterState, HostRecord, read_state
 from glmforge.cluster.process import ProcessIdentity
 from glmforge.errors import HostError
@@ -33,6 +33,7 @@ from glmforge.files import shown
 Say = Callable[[str], None]
 
 _RUN_LIMIT_S = 120.0
+_RESTART_LIMIT_S = 30.0
 _HAVE_BEEN = {"cut": "is cut", "failed": "has failed"}
 
 
@@ -69,9 +70,9 @@ class DevCluster:
             try:
                 bring_up.everything()
                 cluster.state.write(places)
-            except BaseException:
+            except BaseException as error:
                 end_everything(places, cluster.state)
-                places.remove()
+                places.remove(keep_logs=isinstance(error, HostError))  # it points at them
                 raise
             return cluster
 
@@ -240,8 +241,11 @@ class DevCluster:
         with self._changing(node) as record:
             record.clock_offset_s = offset_s
             server_config_file(self.places, node).write_text(server_config(self.places, self.state, node))
-        if record.state != "failed":
-            self.run(node, "sh", "-c", "kill -HUP $(cat /run/sshd.pid)")
+            if record.state != "failed":
+                log = self.places.log(node, "sshd")
+                before = log.stat().st_size
+                self.run(node, "sh", "-c", "kill -HUP $(cat /run/sshd.pid)")
+                wait_until(lambda: LISTENING in log.read_bytes()[before:], _RESTART_LIMIT_S, f"{node}: no ssh server")
 
     def ended_daemons(self, host: str) -> list[str]:
         """`DAEMON STATUS` of those that are no more although their host is up."""

@@ -4,6 +4,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from glmforge.cluster.dev.accounting import database_command
 from glmforge.cluster.dev.host_processes import daemon_environment
 from glmforge.cluster.dev.options import HEAD
 from glmforge.cluster.dev.packages import find
@@ -50,7 +51,7 @@ def _head_daemons(places: Places, state: ClusterState) -> dict[str, list[str]]:
         daemons["slurmctld"] = [_path("slurmctld"), "-D", "-f", str(places.slurm_conf)]
     if state.options.accounting:
         daemons["slurmdbd"] = [_path("slurmdbd"), "-D"]
-        daemons["mariadbd"] = [_path("mariadbd"), f"--defaults-file={places / 'accounting/my.cnf'}"]
+        daemons["mariadbd"] = database_command(places)
     return daemons
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from glmforge.cluster.dev.host_processes import NAMESPACES
 from glmforge.cluster.dev.options import DevOptions, Mode
 from glmforge.cluster.dev.packages import find
-from glmforge.cluster.dev.places import Places
+from glmforge.cluster.dev.places import Places, login_shell
 from glmforge.cluster.dev.state import ClusterState
 from glmforge.errors import ConfigError, HostError
 
 _LOST = (
     "all nodes share this machine's name, address, /dev/shm and disk",
     "links cannot be cut or limited, and no node has a clock of its own",
-    "GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES",
 )
+_NO_DEVICES = "GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES"
 
 
 def choose_mode(places: Places, options: DevOptions) -> tuple[Mode, str]:
@@ -34,18 +34,25 @@ def choose_mode(places: Places, options: DevOptions) -> tuple[Mode, str]:
     return "plain", refusal
 
 
-def lost(state: ClusterState) -> list[str]:
+def lost(places: Places, state: ClusterState) -> list[str]:
     """What a plain cluster lacks, in lines for its user; nothing if it is none."""
     if state.mode == "namespaces":
         return []
-    lines = [f"this is a plain cluster ({state.why_plain}):", *(f"  {line}" for line in _LOST)]
-    return lines if state.ssh else [*lines, f"  there are no ssh servers: {plain_ssh_refusal()}"]
+    lines = list(_LOST)
+    if state.options.gpus and not (places.gpus / "nvidia0").is_char_device():
+        lines.append(_NO_DEVICES)
+    if not state.ssh:
+        lines.append(f"there are no ssh servers: {plain_ssh_refusal()}")
+    return [f"this is a plain cluster ({state.why_plain}):", *(f"  {line}" for line in lines)]
 
 
 def plain_ssh_refusal() -> str | None:
     """Why a plain cluster has no ssh servers; None if it has."""
     if find("sshd") is None or find("ssh-keygen") is None:
         return "openssh-server is not installed"
+    shell = login_shell()
+    if Path(shell).name in ("nologin", "false"):
+        return f"your login shell is {shell}"
     if os.geteuid() == 0 and not Path("/run/sshd").is_dir():
         return "there is no /run/sshd, which sshd needs when root starts it"
     return None

@@ -11,7 +11,7 @@ _NETWORK = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsente
 _SSH = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 _SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 # The server without what starts it when the machine starts.
-_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb-install-db": "mariadb-server-core"}
+_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}
 CLOCK = {"faketime": "faketime"}
 
 _INSTALL_LIMIT_S = 1200

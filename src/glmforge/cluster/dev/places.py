@@ -16,6 +16,7 @@ from glmforge.files import shown
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")
+_FOLDERS = ("glmforge", "dev")
 _MARK = ".glmforge-dev-cluster"
 _LONGEST = 85
 """Bytes of a directory: the kernel takes 107 of a socket's path."""
@@ -29,7 +30,7 @@ def default_directory(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"cluster name {shown(name)!r}: write lower-case letters, digits and dashes, at most 31")
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "glmforge" / "dev" / name
+    return Path(cache, *_FOLDERS, name)
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class Places:
         """Nobody else changes this cluster within the block. Raises `HostError` if somebody does just now."""
         path = self.directory.with_name(f".{self.directory.name}.lock")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             while True:
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with suppress(FileNotFoundError):
@@ -151,6 +152,10 @@ class Places:
         finally:
             path.unlink(missing_ok=True)
             os.close(descriptor)
+            if path.parent.parts[-2:] == _FOLDERS:
+                with suppress(OSError):  # other clusters' are there
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
 
 
 def free_ports(count: int) -> list[int]:
@@ -168,6 +173,14 @@ def user_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def login_shell() -> str:
+    """With which ssh would run commands."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_shell or "/bin/sh"
+    except KeyError:
+        return "/bin/false"  # there is no such account
 
 
 def _unusable(path: Path, error: OSError) -> GlmforgeError:

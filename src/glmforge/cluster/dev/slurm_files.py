@@ -126,6 +126,7 @@ def _accounting(places: Places, head: HostRecord, options: DevOptions) -> str:
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": head.address,
         "AccountingStoragePort": head.ports.get("slurmdbd", 6819),
+        "AccountingStoragePass": places.munge_socket,  # which munge, in spite of its name
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 2,
     }

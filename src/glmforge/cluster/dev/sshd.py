@@ -47,6 +47,9 @@ _CLIENT_OF_ALL = """Host *
 """
 
 
+LISTENING = b"Server listening on"
+"""What the log says as soon as connections are taken."""
+
 FAKETIME = "/usr/$LIB/faketime/libfaketime.so.1"
 """As the dynamic loader reads it: $LIB is the directory of the machine's architecture."""
 
