@@ -2,12 +2,8 @@
 
 import typer
 
-from glmforge.cli.cluster import check
+from glmforge.cli.cluster import check, dev
 
 app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
 app.command("check")(check.check)
-
-
-@app.callback()
-def _group() -> None:
-    """Check, tune and set up nodes; a development cluster on this machine."""
+app.add_typer(dev.app, name="dev")
