@@ -16,7 +16,7 @@ import torch
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.node_local.consolidate import consolidate
-from glmforge.cluster.hosts import Transfers
+from glmforge.cluster.hosts.transfer import Transfers
 from glmforge.config import RunConfig
 from glmforge.deploy.export import export_run
 from glmforge.recipes.train import train

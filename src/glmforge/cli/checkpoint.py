@@ -110,8 +110,9 @@ def consolidate(
     """
     from glmforge.checkpoint.node_local.consolidate import consolidate as collect
     from glmforge.checkpoint.node_local.parts_of_ranks import local_root
-    from glmforge.cluster.hostfile import parse_hosts, read_hostfile
-    from glmforge.cluster.hosts import Transfers, make_host
+    from glmforge.cluster.hosts.hostfile import parse_hosts, read_hostfile
+    from glmforge.cluster.hosts.ssh import Ssh
+    from glmforge.cluster.hosts.transfer import Transfers, make_host
     from glmforge.observe.run import RunDirectory
     from glmforge.observe.units import format_bytes, format_duration
 
@@ -119,13 +120,13 @@ def consolidate(
         raise typer.BadParameter("give --hostfile or --hosts, not both")
     names = read_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts is not None else ["localhost"]
     name, local_dir = _name_and_local_dir(run_dir, local_dir)
-    transfers = Transfers()
+    transfers, how = Transfers(), Ssh.of_command(ssh)
     with interruptible("what has arrived whole is kept, run it again"), progress_bar(binary=True) as progress:
         tasks = {name: progress.add_task(name, total=None) for name in names}
         done = collect(
             RunDirectory(run_dir).checkpoints,
             local_root(local_dir, name).absolute(),
-            [make_host(name, transfers, ssh) for name in names],
+            [make_host(name, transfers, how) for name in names],
             transfers,
             step=step,
             keep_local=keep_local,

@@ -38,7 +38,7 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
     whole_saves,
 )
 from glmforge.cluster.durable import write_durably
-from glmforge.cluster.hosts import Host, Transfers
+from glmforge.cluster.hosts.transfer import Host, Transfers
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
