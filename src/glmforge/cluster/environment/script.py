@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Literal, get_args
 
 from glmforge.cluster.environment.table import VARIABLES
-from glmforge.cluster.environment.variable import FOUND, NETWORKS, Network, Variable, parse_version
+from glmforge.cluster.environment.variable import FOUND, NETWORKS, RDMA, Network, Variable, parse_version
 from glmforge.errors import ConfigError
 
 Form = Literal["bash", "slurm", "json"]
@@ -27,6 +27,7 @@ _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 """Linux has names of up to 15 characters; others than these occur nowhere, but mean something to a shell."""
 _FUNCTION = re.compile(r"^(_glmforge_\w+)\(\) \{", re.MULTILINE)
 """Each begins a paragraph of `finders.sh`, after its comment."""
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(:[1-9][0-9]?)?")
 _CALLED = re.compile(r"_glmforge_\w+")
 
 _WORDS: dict[Choice, str] = {
@@ -75,11 +76,13 @@ class Wanted:
     Attributes:
         network: "auto" looks on each node.
         interfaces: names of network interfaces, instead of those that are looked for.
+        devices: RDMA devices or ports of them (mlx5_0:1), instead of those that are looked for.
         nccl: the oldest version of NCCL that it is to work with.
     """
 
     network: Choice = "auto"
     interfaces: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     nccl: str = NCCL
 
     def __post_init__(self) -> None:
@@ -91,6 +94,11 @@ class Wanted:
                     f"interface {name!r} is no name of a network interface: letters, digits, '_', '.' and '-', at most "
                     "15; see 'ip link'"
                 )
+        for name in self.devices:
+            if not _DEVICE.fullmatch(name):
+                raise ConfigError(f"RDMA device {name!r} is no name of one: as in mlx5_0 or mlx5_0:1; see 'ibstat -l'")
+        if self.devices and self.network not in RDMA:
+            raise ConfigError(f"network {self.network!r} uses no named RDMA devices: infiniband or roce, or no devices")
         if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", self.nccl) or parse_version(self.nccl) < (2, 18):
             raise ConfigError(f"NCCL {self.nccl!r} is no version from 2.18 on: for example {NCCL}")
 
@@ -99,6 +107,7 @@ class Wanted:
         """The command line that writes this script."""
         words = ["glmforge cluster env --network", self.network]
         words += ["--interface", ",".join(self.interfaces)] if self.interfaces else []
+        words += ["--device", ",".join(self.devices)] if self.devices else []
         words += ["--nccl", self.nccl] if self.nccl != NCCL else []
         return " ".join(words)
 
@@ -125,6 +134,7 @@ def as_dict(wanted: Wanted) -> dict[str, object]:
     return {
         "network": wanted.network,
         "interfaces": list(wanted.interfaces),
+        "devices": list(wanted.devices),
         "variables": [_row_dict(row) for row in rows if row.is_for_nccl(parse_version(wanted.nccl))],
     }
 
@@ -165,6 +175,9 @@ def _found_first(wanted: Wanted, form: Form) -> Iterator[str]:
         yield "_glmforge_interface=$(_glmforge_find_interface)\n"
     if any(row.found == "cache" for row in wanted.rows()):
         yield "_glmforge_cache=$(_glmforge_make_cache)\n"
+    if wanted.devices:
+        yield f"_glmforge_ports={','.join(name if ':' in name else f'{name}:1' for name in wanted.devices)}\n"
+        return
     match wanted.network:
         case "infiniband":
             yield _ports("InfiniBand")

@@ -1,0 +1,13 @@
+"""`glmforge cluster`: nodes checked and set up, and a cluster to develop on."""
+
+import typer
+
+from glmforge.cli.cluster import env
+
+app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
+app.command("env")(env.env)
+
+
+@app.callback()
+def _group() -> None:
+    """Check, tune and set up nodes; a development cluster on this machine."""
