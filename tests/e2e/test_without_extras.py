@@ -62,6 +62,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter gather": ("{run}", None),
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
+    "cluster check": ("--local --only limits", None),
     "cluster env": ("--network tcp", None),
 }
 ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
