@@ -70,6 +70,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev cut": ("node1 --directory {out}/dev", None),
     "cluster dev heal": ("node1 --directory {out}/dev", None),
     "cluster dev down": ("--directory {out}/dev", None),
+    "cluster env": ("--network tcp", None),
 }
 ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
 REFUSES = {
