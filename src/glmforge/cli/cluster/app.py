@@ -2,13 +2,10 @@
 
 import typer
 
-from glmforge.cli.cluster import check, setup
+from glmforge.cli.cluster import check, dev, env, setup
 
 app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
-
-
-@app.callback()
-def _group() -> None:
-    """Check, tune and set up nodes; a development cluster on this machine."""
+app.command("env")(env.env)
+app.add_typer(dev.app, name="dev")

@@ -109,7 +109,8 @@ def setup(
     with waits as show:
         work = Setup(wanted, options, lambda what, done, total: show(done, f"{what}: {done} of {total}"))
         if dry_run:
-            plan, problems, tests = work.plan(Journal(wanted.out)), [], None
+            plan, tests = work.plan(Journal(wanted.out)), None
+            problems: list[Problem] = []
         else:
             with Journal.opened(wanted.out) as journal:
                 plan, problems, tests = work.run(journal)

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH116, PTH118, PTH119, PTH120, PTH123, PTH208
 """Make directories, files and lines, tell what was there before, and take them back: runs on any machine.
 
 Its source is sent to nodes and run by their Python (3.7 or newer, standard library only); on this machine it is

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH
+# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208
 """What a machine has: programs, GPUs, networks, disks. Runs on any machine, like `changes`, and changes nothing."""
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ def _infiniband() -> list[dict[str, str]]:
         {
             "device": device,
             "port": port,
-            "state": _text("/sys/class/infiniband/%s/ports/%s/state" % (device, port)),
-            "link": _text("/sys/class/infiniband/%s/ports/%s/link_layer" % (device, port)),
-            "rate": _text("/sys/class/infiniband/%s/ports/%s/rate" % (device, port)),
+            "state": _text(f"/sys/class/infiniband/{device}/ports/{port}/state"),
+            "link": _text(f"/sys/class/infiniband/{device}/ports/{port}/link_layer"),
+            "rate": _text(f"/sys/class/infiniband/{device}/ports/{port}/rate"),
         }
         for device in sorted(_list("/sys/class/infiniband"))
-        for port in sorted(_list("/sys/class/infiniband/%s/ports" % device))
+        for port in sorted(_list(f"/sys/class/infiniband/{device}/ports"))
     ]
 
 

@@ -32,5 +32,5 @@ def _try(act: Any, entry: list[Any], refusal: Any) -> str:
     except refusal as error:
         return str(error)
     except OSError as error:
-        return "%s: %s" % (change["path"], error.strerror or error)
+        return f"{change['path']}: {error.strerror or error}"
     return ""

@@ -1,5 +1,7 @@
 """Steps 4, 5, 7 and 8: the hostfile, keys and host keys, launch scripts and the job script."""
 
+from glmforge.cluster.environment.script import Wanted as EnvironmentWanted
+from glmforge.cluster.environment.script import as_script
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.setup.change import HERE, Change
 from glmforge.cluster.setup.plan import Context, Problem, Step, problems_by_text
@@ -58,8 +60,16 @@ def ssh(context: Context) -> Step:
 
 
 def launch_script(context: Context) -> Step:
+    """With the environment of a job, which it finds out on each node: see `glmforge cluster env`."""
     step = Step("Launch script")
     wanted = context.wanted
+    interfaces = (wanted.cluster.interface,) if wanted.cluster.interface else ()
+    environment = EnvironmentWanted(
+        network=wanted.cluster.network or "auto",
+        interfaces=interfaces,
+        devices=tuple(wanted.cluster.infiniband) if wanted.cluster.network in ("infiniband", "roce") else (),
+    )
+    step.wanted.append(Change(HERE, "file", str(wanted.out / "env.sh"), 0o644, as_script(environment)))
     text = render(f"launch_{wanted.kind}.sh", wanted=wanted)
     step.wanted.append(Change(HERE, "file", str(wanted.out / "launch.sh"), 0o755, text))
     on_node = render("on_node.sh", wanted=wanted)
