@@ -58,9 +58,15 @@ class Journal:
                     f"{shown(directory / NAME)}: another setup of this cluster is running; wait for it"
                 ) from None
             journal = cls(directory)
+            journal._cut_unfinished_line()
             if not journal.entries and not journal.made_directories:
+                journal.made_directories = missing
                 journal._write({"directories": [str(path) for path in missing]})
-            yield journal
+            try:
+                yield journal
+            finally:
+                if not journal.entries and journal.file.exists():
+                    journal.remove()
         finally:
             os.close(descriptor)
 
@@ -78,12 +84,13 @@ class Journal:
 
     def intend(self, planned: Sequence[Planned]) -> list[Entry]:
         """Write down what is about to be changed."""
-        entries = []
+        entries: list[Entry] = []
         for each in planned:
             record = each.change.record(with_text=False)
             entries.append(Entry(len(self.entries), each.change.host, record, dict(each.before)))
             self.entries.append(entries[-1])
-        self._write(*(vars(entry) for entry in entries))
+        if entries:
+            self._write(*(vars(entry) for entry in entries))
         return entries
 
     def settle(self, what: str, entries: Iterable[Entry]) -> None:
@@ -121,9 +128,12 @@ class Journal:
                 self._take(record)
             except (KeyError, TypeError, ValueError):
                 raise HostError(f"{source}: is not of a setup's journal; restore the file") from None
-        if lines[-1]:
+
+    def _cut_unfinished_line(self) -> None:
+        content = self.file.read_bytes()
+        if content and not content.endswith(b"\n"):
             with self.file.open("r+b") as stream:
-                stream.truncate(self.file.stat().st_size - len(lines[-1].encode()))
+                stream.truncate(content.rfind(b"\n") + 1)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         if "directories" in record:

@@ -36,12 +36,13 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where ssh looks for a machine, and under which name it looks for its key there: `lookup`."""
+    """Where ssh looks for a machine, and under which name it looks for its key: `lookup`, by an alias or as usual."""
 
     host: str
     address: str
     port: int
     lookup: str
+    alias: str = ""
     files: tuple[str, ...] = ()
 
 
@@ -147,9 +148,10 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> dict[str, Place]:
         if not _ADDRESS.fullmatch(address) or not port.isdecimal():
             return None
         alias = settings.get("hostkeyalias", "")
-        lookup = alias if alias not in ("", "none") else address if port == "22" else f"[{address}]:{port}"
+        alias = alias if _ADDRESS.fullmatch(alias) and alias != "none" else ""
+        lookup = alias or (address if port == "22" else f"[{address}]:{port}")
         files = settings.get("userknownhostsfile", "").split() + settings.get("globalknownhostsfile", "").split()
-        return Place(host, address, int(port), lookup.lower(), tuple(files))
+        return Place(host, address, int(port), lookup.lower(), alias, tuple(files))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return {place.host: place for place in pool.map(find, hosts) if place is not None}

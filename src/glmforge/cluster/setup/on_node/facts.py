@@ -32,7 +32,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "programs": [name for name in _PROGRAMS if _which(name)],
         "gpus": find_gpus(),
         "interfaces": _interfaces(),
-        "route": _default_interface(),
+        "route": _default_interface() or _only_interface(),
         "infiniband": _infiniband(),
         "home": _path(_home(), mounts),
         "home_is_open": any(_others_may_write(_home() + path) for path in ("", "/.ssh", "/.ssh/authorized_keys")),
@@ -121,13 +121,19 @@ def _interfaces() -> dict[str, dict[str, Any]]:
 
 
 def _default_interface() -> str | None:
-    """Of the default route with the lowest metric."""
+    """Of the default route with the lowest metric; None without one."""
     routes = []
     for line in _text("/proc/net/route").splitlines()[1:]:
         fields = line.split()
         if len(fields) > 6 and fields[1] == "00000000":
             routes.append((int(fields[6]), fields[0]))
     return min(routes)[1] if routes else None
+
+
+def _only_interface() -> str | None:
+    """Where nodes have no way out: what is up besides the loopback, if that is one."""
+    up = [name for name, found in _interfaces().items() if name != "lo" and found["state"] == "up"]
+    return up[0] if len(up) == 1 else None
 
 
 def _infiniband() -> list[dict[str, str]]:

@@ -69,7 +69,7 @@ def launch_script(context: Context) -> Step:
         interfaces=interfaces,
         devices=tuple(wanted.cluster.infiniband) if wanted.cluster.network in ("infiniband", "roce") else (),
     )
-    step.wanted.append(Change(HERE, "file", str(wanted.out / "env.sh"), 0o644, as_script(environment)))
+    step.wanted.append(Change(HERE, "file", str(wanted.out / "env.sh"), 0o755, as_script(environment)))
     text = render(f"launch_{wanted.kind}.sh", wanted=wanted)
     step.wanted.append(Change(HERE, "file", str(wanted.out / "launch.sh"), 0o755, text))
     on_node = render("on_node.sh", wanted=wanted)
