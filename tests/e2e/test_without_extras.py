@@ -62,6 +62,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter gather": ("{run}", None),
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
+    "cluster bench": ("--max-bytes 1M", None),
 }
 ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
 REFUSES = {
@@ -69,6 +70,7 @@ REFUSES = {
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
+    "cluster bench": "one rank has nobody to communicate with",
 }
 """Commands that need what no short test has, and how they say so when all that they import is there."""
 

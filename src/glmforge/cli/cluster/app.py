@@ -2,10 +2,11 @@
 
 import typer
 
-from glmforge.cli.cluster import check
+from glmforge.cli.cluster import bench, check
 
 app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
 app.command("check")(check.check)
+app.command("bench")(bench.bench)
 
 
 @app.callback()
