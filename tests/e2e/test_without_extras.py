@@ -62,6 +62,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter gather": ("{run}", None),
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
+    "cluster bench": ("--max-bytes 1M", None),
     "cluster check": ("--local --only limits", None),
     "cluster dev up": ("--nodes 0 --directory {out}/dev", None),
     "cluster dev status": ("--directory {out}/dev", None),
@@ -78,6 +79,7 @@ REFUSES = {
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
+    "cluster bench": "one rank has nobody to communicate with",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
     **dict.fromkeys(
