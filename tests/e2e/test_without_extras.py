@@ -73,7 +73,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev down": ("--directory {out}/dev", None),
     "cluster env": ("--network tcp", None),
 }
-ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
+ELSEWHERE = {
+    "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
+    "health": "its status is the machine's; `tests/integration/cluster/test_health.py` runs it",
+}
 REFUSES = {
     "control": "the run has ended",
     "adapter show": "is of a run without adapters",
