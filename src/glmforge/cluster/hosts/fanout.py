@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import IO
 
@@ -52,6 +52,7 @@ class Answer:
         status: the command's exit status; None if it has none (never started, ended by the time limit).
         stdout: at most `MAX_OUTPUT` bytes of it.
         reason, mend: in words, for whatever is not done; empty otherwise.
+        asked_at: when its command was started, in seconds since 1970 by our clock; 0 if it was not.
     """
 
     host: str
@@ -62,6 +63,7 @@ class Answer:
     seconds: float = 0.0
     reason: str = ""
     mend: str = ""
+    asked_at: float = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -136,7 +138,7 @@ class Fanout:
     def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes) -> Answer:
         here = host in LOCAL
         command = ["sh", "-c", script] if here else self.ssh.to_shell(host, script)
-        started = time.monotonic()
+        asked_at, started = time.time(), time.monotonic()
         try:
             with self._lock:
                 if self._stopped.is_set():
@@ -160,7 +162,8 @@ class Fanout:
                 self._running.discard(child)
         status = child.wait() if _has_ended(child, _END_S) else None
         seconds = time.monotonic() - started
-        return _judge(host, status if in_time else None, out, err, seconds, timeout_s, through_ssh=not here)
+        judged = _judge(host, status if in_time else None, out, err, seconds, timeout_s, through_ssh=not here)
+        return replace(judged, asked_at=asked_at)
 
 
 def _judge(
