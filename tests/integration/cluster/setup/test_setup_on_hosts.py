@@ -266,3 +266,25 @@ def test_wrong_paths_on_nodes_are_named(hosts: Hosts) -> None:
     assert f"node1: {path} is a file; give --nvme-path the directory where the disk is mounted" in said
     assert f"node2: {path} is not there; mount the disk, or correct --nvme-path" in said
     assert f"node[3-8]: make directory {path}/glmforge" in said
+
+
+def test_the_launcher_starts_every_node_through_the_clusters_own_key(hosts: Hosts) -> None:
+    python = hosts.here / "python"  # tells how it was called, where it is not setup's
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *torch.distributed.run*) ;; *) exec python3 "$@" ;; esac\n'
+        f'printf "%s\\n" "$MASTER_ADDR" "$PWD" "$@" >{hosts.dev.local_path}/called\n'
+    )
+    python.chmod(0o755)
+    (hosts.here / "cluster.yaml").write_text(f"hostfile: hosts.txt\npython: {python}\n")
+    options = hosts.options()
+    options[options.index("--hostfile") : options.index("--hostfile") + 2] = [str(hosts.here / "cluster.yaml")]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, (result.output, result.exception)
+    command = ["bash", str(hosts.here / "cluster/launch.sh"), "train", "a b", "$(reboot)", "it's"]
+    done = subprocess.run(command, cwd=hosts.here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for number, node in enumerate(hosts.dev.nodes):
+        lines = (hosts.dev.disk(node) / "called").read_text().splitlines()
+        assert lines[:2] == ["node1", str(hosts.here)]
+        assert lines[lines.index("--node-rank") + 1] == str(number)
+        assert lines[-6:] == ["-m", "glmforge", "train", "a b", "$(reboot)", "it's"]
