@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "home": {**GOOD_PATH},
     "home_is_open": False,
     "memlock": -1,
+    "addresses": {"a": ["10.0.0.1"]},
 }
 
 
@@ -89,6 +90,7 @@ def test_good_nodes_have_no_problem() -> None:
             {"interfaces": {"eth0": GOOD["interfaces"]["eth0"] | {"state": "down"}}},
             "b: its interface eth0 is down; ip link set eth0 up",
         ),
+        (network, {"addresses": {"a": []}}, "b: does not know the master, a; add it to DNS or /etc/hosts there"),
         (network, {"memlock": 65536}, "b: may not pin memory without limit; set memlock to unlimited"),
         (ssh, {"home_is_open": True}, "b: its ~/.ssh/authorized_keys is one that sshd refuses"),
     ],
