@@ -72,6 +72,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev heal": ("node1 --directory {out}/dev", None),
     "cluster dev down": ("--directory {out}/dev", None),
     "cluster env": ("--network tcp", None),
+    "cluster setup": ("--type mpi --hosts localhost --nodes 2 --dry-run", None),
 }
 ELSEWHERE = {
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
@@ -83,6 +84,7 @@ REFUSES = {
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
     "cluster bench": "one rank has nobody to communicate with",
+    "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
     **dict.fromkeys(
