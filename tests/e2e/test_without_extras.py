@@ -63,6 +63,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
     "cluster bench": ("--max-bytes 1M", None),
+    "cluster init": ("--hosts localhost --out {out}/cluster.yaml", None),
+    "cluster setup": ("--type manual --hosts localhost --dry-run --offline --out {out}/cluster", None),
     "cluster check": ("--local --only limits", None),
     "cluster dev up": ("--nodes 0 --directory {out}/dev", None),
     "cluster dev status": ("--directory {out}/dev", None),

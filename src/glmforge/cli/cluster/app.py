@@ -2,9 +2,10 @@
 
 import typer
 
-from glmforge.cli.cluster import bench, check, dev, env, setup
+from glmforge.cli.cluster import bench, check, dev, env, init, setup
 
 app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
+app.command("init")(init.init)
 app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("env")(env.env)

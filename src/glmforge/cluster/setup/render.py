@@ -1,15 +1,18 @@
 """Scripts and configurations from templates, in which nothing stands unquoted.
 
 A value reaches a script only through a filter that makes it safe there: `word` (one word for a shell), `note` (a
-comment), `number`, `name` (checked by a pattern). What comes through none of them is an error, not a hole.
+comment), `scalar` (YAML), `number`, `name` (checked by a pattern). What comes through none of them is an
+error, not a hole.
 """
 
+import math
 import re
 import shlex
 from functools import cache
 from typing import Any
 
 import jinja2
+import yaml
 
 from glmforge.errors import HostError
 from glmforge.files import escaped, shown
@@ -51,6 +54,12 @@ def quoted(value: object) -> str:
     return _Safe(f'"{text}"')
 
 
+def scalar(value: object) -> str:
+    """A value of YAML, with quotation marks where it needs them."""
+    text = yaml.safe_dump(value if value is None else str(value), width=math.inf, allow_unicode=True)
+    return _Safe(text.removesuffix("\n").removesuffix("\n..."))
+
+
 def number(value: int) -> str:
     return _Safe(int(value))
 
@@ -67,9 +76,18 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("glmforge", "cluster/setup/templates"),
         undefined=jinja2.StrictUndefined,
         finalize=_only_safe,
+        comment_start_string="{##",  # "{#" is bash's: ${#array[@]}
+        comment_end_string="##}",
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"word": word, "name": name, "note": note, "quoted": quoted, "number": number}
+    environment.filters |= {
+        "word": word,
+        "name": name,
+        "note": note,
+        "quoted": quoted,
+        "number": number,
+        "scalar": scalar,
+    }
     return environment

@@ -62,7 +62,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 def hosts(cluster: DevCluster, tmp_path: Path) -> Iterator[Hosts]:
     """The hosts as they come from the factory, also after a test that failed."""
     config = tmp_path / "ssh_config"
-    config.write_text((cluster.directory / "ssh/config").read_text())
+    # Every test makes some hundred connections; this key exchange takes a sixth of the default one's time.
+    config.write_text("KexAlgorithms curve25519-sha256\n" + (cluster.directory / "ssh/config").read_text())
     (tmp_path / "hosts.txt").write_text("node[1-8] slots=1\n")
     yield Hosts(cluster, tmp_path, config)
     for node in cluster.nodes:
@@ -132,16 +133,15 @@ def test_a_line_that_came_later_survives_undo(hosts: Hosts) -> None:
         stream.write("ssh-ed25519 CCCC later\n")
     said = hosts.setup("--undo", status=1)
     assert file.read_text() == "ssh-ed25519 CCCC later\n"
-    assert [line for line in said.splitlines() if "error" in line] == [
-        "  error: node4: ~/.ssh is not empty: it holds authorized_keys; move that away, then undo again"
-    ]
+    (error,) = [line for line in said.splitlines() if "error" in line]
+    assert error.startswith("  error: node4: ")
+    assert error.endswith("/.ssh is not empty: it holds authorized_keys; move that away, then undo again")
 
 
 def test_an_unreachable_host_is_named_and_the_rest_is_done(hosts: Hosts) -> None:
     before = hosts.snapshot()
     hosts.dev.cut("node3")
     try:
-        hosts.ssh_config.write_text("ConnectTimeout 2\n" + hosts.ssh_config.read_text())
         said = hosts.setup("--ssh", f"ssh -o ConnectTimeout=3 -F {hosts.ssh_config}", status=1)
     finally:
         hosts.dev.heal("node3")
@@ -154,7 +154,7 @@ def test_an_unreachable_host_is_named_and_the_rest_is_done(hosts: Hosts) -> None
     assert "node4" not in rest
     assert "nothing to change" in hosts.setup().splitlines()[-1]
 
-    hosts.dev.fail("node5")
+    hosts.dev.cut("node5")
     try:
         said = hosts.setup("--undo", "--ssh", f"ssh -o ConnectTimeout=3 -F {hosts.ssh_config}", status=1)
         assert "node5" in said
@@ -174,7 +174,8 @@ def test_a_changed_host_key_is_refused_and_named(hosts: Hosts) -> None:
     text = hosts.ssh_config.read_text()
     hosts.ssh_config.write_text(text.replace(f"{hosts.dev.directory}/ssh/known_hosts", str(known)))
     said = hosts.setup(status=1)
-    assert "node5: its host key is not the one that is known" in said
+    errors = [line for line in said.splitlines() if "error:" in line]
+    assert "node5: its host key is not the one that is known" in said, errors
     assert not (hosts.dev.home("node5") / ".ssh").exists()
     assert (hosts.dev.home("node6") / ".ssh/authorized_keys").exists()
     mended = hosts.setup("--ssh", f"ssh -F {hosts.dev.directory}/ssh/config")
