@@ -21,8 +21,10 @@ from glmforge.cli.cluster.machines import (
 
 if TYPE_CHECKING:
     from glmforge.cluster.checks.examine import Findings
+    from glmforge.cluster.checks.outcome import Status
 
 _COLOURS = {"pass": "green", "warning": "yellow", "fail": "red", "skipped": "dim"}
+_MARGIN = 36
 
 
 class LevelName(StrEnum):
@@ -97,18 +99,27 @@ def _print(findings: "Findings") -> None:
     from glmforge.cluster.checks.report import grouped, name_hosts, summary
 
     console = Console(soft_wrap=True, highlight=False)
+    nothing_found: dict[str, list[str]] = {}
     for name, of_hosts in findings.outcomes.items():
         groups = grouped(of_hosts)
         for outcome, hosts in groups.items():
             if outcome.status is Status.PASS and len(groups) > 1:
                 continue  # told in the summary
-            colour = _COLOURS[outcome.status.value]
             where = "" if len(hosts) == len(findings.hosts) else f"{name_hosts(hosts)}: "
+            if outcome.status is Status.SKIPPED and not outcome.mend:
+                nothing_found.setdefault(where + outcome.value, []).append(name)
+                continue
             limit = f" ({outcome.threshold})" if outcome.threshold else ""
-            console.print(f"[{colour}]{outcome.status.value:8}[/] {name:24} {escape(where + outcome.value + limit)}")
+            _print_line(console, outcome.status, name, where + outcome.value + limit)
             if outcome.mend:
-                console.print(f"{'':33} -> {escape(outcome.mend)}")
+                console.print(f"{'':{_MARGIN}}-> {escape(outcome.mend)}")
+    for reason, names in nothing_found.items():
+        console.print(f"[{_COLOURS['skipped']}]skipped [/] {escape(reason)}: {', '.join(names)}")
     console.print(summary(findings))
+
+
+def _print_line(console: Console, status: "Status", name: str, text: str) -> None:
+    console.print(f"[{_COLOURS[status.value]}]{status.value:8}[/] {name:26} {escape(text)}")
 
 
 def _list() -> None:
