@@ -96,23 +96,24 @@ def check(
 
 def _print(findings: "Findings") -> None:
     from glmforge.cluster.checks.outcome import Status
-    from glmforge.cluster.checks.report import grouped, name_hosts, summary
+    from glmforge.cluster.checks.report import grouped, summary
+    from glmforge.cluster.hosts.fold import fold_hosts
 
     console = Console(soft_wrap=True, highlight=False)
     nothing_found: dict[str, list[str]] = {}
     for name, of_hosts in findings.outcomes.items():
         groups = grouped(of_hosts)
-        for outcome, hosts in groups.items():
-            if outcome.status is Status.PASS and len(groups) > 1:
+        for group in groups:
+            if group.status is Status.PASS and len(groups) > 1:
                 continue  # told in the summary
-            where = "" if len(hosts) == len(findings.hosts) else f"{name_hosts(hosts)}: "
-            if outcome.status is Status.SKIPPED and not outcome.mend:
-                nothing_found.setdefault(where + outcome.value, []).append(name)
+            where = "" if len(group.hosts) == len(findings.hosts) else f"{fold_hosts(group.hosts)}: "
+            if group.status is Status.SKIPPED and not group.mend:
+                nothing_found.setdefault(where + group.value, []).append(name)
                 continue
-            limit = f" ({outcome.threshold})" if outcome.threshold else ""
-            _print_line(console, outcome.status, name, where + outcome.value + limit)
-            if outcome.mend:
-                console.print(f"{'':{_MARGIN}}-> {escape(outcome.mend)}")
+            limit = f" ({group.threshold})" if group.threshold else ""
+            _print_line(console, group.status, name, where + group.value + limit)
+            if group.mend:
+                console.print(f"{'':{_MARGIN}}-> {escape(group.mend)}")
     for reason, names in nothing_found.items():
         console.print(f"[{_COLOURS['skipped']}]skipped [/] {escape(reason)}: {', '.join(names)}")
     console.print(summary(findings))
