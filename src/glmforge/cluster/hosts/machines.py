@@ -19,15 +19,15 @@ def load_cluster(file: Path | None) -> ClusterConfig:
     if file is None:
         return ClusterConfig()
     cluster = load_settings(ClusterConfig, file)
-    if cluster.hosts.hostfile is not None and not cluster.hostfile.is_absolute():  # beside the file that names it
-        return cluster.model_copy(update={"hostfile": file.parent / cluster.hosts.hostfile})
+    if cluster.hostfile is not None and not cluster.hostfile.is_absolute():  # beside the file that names it
+        return cluster.model_copy(update={"hostfile": file.parent / cluster.hostfile})
     return cluster
 
 
 def machines_of(cluster: ClusterConfig) -> list[HostLine]:
     """The cluster's machines; this one alone if it names none. Raises `HostError`."""
-    if cluster.hosts.hostfile is not None:
-        return read_host_lines(cluster.hosts.hostfile)
+    if cluster.hostfile is not None:
+        return read_host_lines(cluster.hostfile)
     if cluster.nodes is not None:
         names = expand_hosts(cluster.nodes, "nodes")
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None) if _repeats(names) else None
