@@ -10,8 +10,8 @@ import pytest
 
 from helpers.corpus import texts_of
 from helpers.corpus_runs import finished_tasks, published, run_to_its_end, run_until_killed
+from helpers.dev_cluster import slurm_cluster
 from helpers.examples import make_raw_corpus, pipeline_on
-from helpers.slurm import slurm_cluster
 
 pytestmark = pytest.mark.chaos
 

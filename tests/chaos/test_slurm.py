@@ -14,8 +14,8 @@ import pytest
 from glmforge.config import dump_config
 from glmforge.observe.record_files import read_jsonl
 from helpers.chaos import run_config
+from helpers.dev_cluster import NUM_NODES, Cluster, slurm_cluster
 from helpers.job import start_job
-from helpers.slurm import NUM_NODES, Cluster, slurm_cluster
 from helpers.tiny_data import TinyData
 
 pytestmark = pytest.mark.chaos

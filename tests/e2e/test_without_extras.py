@@ -62,6 +62,15 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter gather": ("{run}", None),
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
+    "cluster check": ("--local --only limits", None),
+    "cluster dev up": ("--nodes 0 --directory {out}/dev", None),
+    "cluster dev status": ("--directory {out}/dev", None),
+    "cluster dev shell": ("--directory {out}/dev", None),
+    "cluster dev fail": ("node1 --directory {out}/dev", None),
+    "cluster dev cut": ("node1 --directory {out}/dev", None),
+    "cluster dev heal": ("node1 --directory {out}/dev", None),
+    "cluster dev down": ("--directory {out}/dev", None),
+    "cluster env": ("--network tcp", None),
 }
 ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
 REFUSES = {
@@ -69,6 +78,12 @@ REFUSES = {
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
+    "cluster dev up": "nodes 0: set it to 1 to",
+    "cluster dev down": "no development cluster is there",
+    **dict.fromkeys(
+        ("cluster dev status", "cluster dev shell", "cluster dev fail", "cluster dev cut", "cluster dev heal"),
+        "no development cluster is up there",
+    ),
 }
 """Commands that need what no short test has, and how they say so when all that they import is there."""
 

@@ -28,6 +28,7 @@ from glmforge.cli import (
     report,
     train,
 )
+from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
@@ -55,6 +56,7 @@ app.command("report")(report.report)
 app.command("control")(control.control)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")

@@ -35,16 +35,18 @@ class ProcessIdentity(BaseModel):
 
 def this_process() -> ProcessIdentity:
     """The identity of the calling process."""
-    pid = os.getpid()
+    return identify(os.getpid()).model_copy(update={"job": _job()})
+
+
+def identify(pid: int) -> ProcessIdentity:
+    """The identity of the process of this machine that has this id now."""
     state_and_start = _state_and_start(pid)
-    job = os.environ.get("SLURM_JOB_ID")
     return ProcessIdentity(
         host=socket.gethostname(),
         boot=_boot(),
         namespace=_namespace(),
         pid=pid,
         began=state_and_start[1] if state_and_start else 0,
-        job=f"Slurm job {job}" if job else "",
     )
 
 
@@ -65,6 +67,11 @@ def is_suspended(process: ProcessIdentity) -> bool:
     """Whether it is a process of this machine that was stopped and can be continued."""
     found = _state_and_start(process.pid) if is_alive(process) else None
     return found is not None and found[0] in _SUSPENDED_STATES
+
+
+def _job() -> str:
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"Slurm job {job}" if job else ""
 
 
 def _is_of_this_machine(process: ProcessIdentity) -> bool:

@@ -90,11 +90,11 @@ def test_pieces_come_over_ssh(tmp_path: Path, ready, tool: str, monkeypatch: pyt
         )
     if tool == "tar":
         monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
-    done = collect(tmp_path, ssh, local_root)
+    done = collect(tmp_path / "run", ssh, local_root)
     assert used == [tool] * 2
     assert done.fetched_bytes >= done.num_bytes * 0.9  # but for meta.json, which is written anew, and the manifest
     assert done.removed_from == NODES
-    assert_published(tmp_path, disks)
+    assert_published(tmp_path / "run", disks)
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar"])
@@ -104,8 +104,8 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
     ssh, local_root, disks = ready
     if tool == "tar":
         monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
-    staging = tmp_path / ".consolidate"
-    staging.mkdir()
+    staging = tmp_path / "run" / ".consolidate"
+    staging.mkdir(parents=True)
     files = sorted(file for name in NODES for file in (disks / name / LOCAL / f"step-{STEP:08d}").glob("__*"))
     contents = [file.read_bytes() for file in files]
     (staging / files[0].name).write_bytes(contents[0][: len(contents[0]) // 2])
@@ -113,9 +113,9 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
     (staging / files[2].name).write_bytes(contents[2] + b"more")
     (staging / files[3].name).write_bytes(contents[3])
     (staging / "__9_0.distcp").write_bytes(b"of another save")
-    done = collect(tmp_path, ssh, local_root)
+    done = collect(tmp_path / "run", ssh, local_root)
     assert done.fetched_bytes <= done.num_bytes - len(contents[3])
-    assert_published(tmp_path, disks)
+    assert_published(tmp_path / "run", disks)
 
 
 def die_in_transfer(patch: Callable[[Any, str, Any], None]) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """Which machines a cluster has, and how to ask them: from `cluster.yaml`, a hostfile, a list or Slurm."""
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from glmforge.cluster.hosts.fanout import Fanout
-from glmforge.cluster.hosts.hostfile import HostLine, expand_hosts, read_host_lines
+from glmforge.cluster.hosts.hostfile import HostLine, expand_hosts, parse_hosts, read_host_lines
 from glmforge.cluster.hosts.ssh import Ssh, last_line
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.load import load_settings
-from glmforge.errors import ConfigError, HostError
+from glmforge.errors import HostError
 
 _SLURM_LIMIT_S = 30
 
@@ -29,10 +28,7 @@ def machines_of(cluster: ClusterConfig) -> list[HostLine]:
     if cluster.hostfile is not None:
         return read_host_lines(cluster.hostfile)
     if cluster.nodes is not None:
-        names = expand_hosts(cluster.nodes, "nodes")
-        twice = next((name for at, name in enumerate(names) if name in names[:at]), None) if _repeats(names) else None
-        if twice is not None:
-            raise ConfigError(f"nodes: {twice} is named twice; name each host once")
+        names = parse_hosts(",".join(cluster.nodes), "nodes")
         return [HostLine(name, cluster.gpus_per_node or None) for name in names]
     if cluster.slurm is not None:
         return [HostLine(name, cluster.gpus_per_node or None) for name in slurm_nodes(cluster.slurm.partition)]
@@ -42,12 +38,13 @@ def machines_of(cluster: ClusterConfig) -> list[HostLine]:
 def slurm_nodes(partition: str | None) -> list[str]:
     """The nodes of a Slurm partition, drained ones included; of the default one for None. Raises `HostError`."""
     listed = _slurm("sinfo", "--noheader", "--Node", "--format=%N %P")
-    rows = [line.split() for line in listed.splitlines() if line.split()]
-    partitions = {row[1].rstrip("*") for row in rows if len(row) == 2}
+    rows = [words for words in map(str.split, listed.splitlines()) if len(words) == 2]
+    partitions = {name.rstrip("*") for _, name in rows}
     if partition is not None and partition not in partitions:
         raise HostError(f"Slurm has no partition '{partition}'; there are: {', '.join(sorted(partitions)) or 'none'}")
-    wanted = [row[0] for row in rows if len(row) == 2 and (row[1].rstrip("*") == partition or
-              (partition is None and row[1].endswith("*")))]  # fmt: skip
+    wanted = [
+        node for node, name in rows if (name.endswith("*") if partition is None else name.rstrip("*") == partition)
+    ]
     return expand_hosts(dict.fromkeys(wanted), "sinfo")
 
 
@@ -67,10 +64,6 @@ def ssh_of(cluster: ClusterConfig) -> Ssh:
 def fanout_of(cluster: ClusterConfig) -> Fanout:
     """What asks the cluster's machines."""
     return Fanout(ssh_of(cluster), at_once=cluster.ssh.at_once)
-
-
-def _repeats(names: Sequence[str]) -> bool:
-    return len(set(names)) < len(names)
 
 
 def _slurm(*command: str) -> str:

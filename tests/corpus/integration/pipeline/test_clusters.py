@@ -14,7 +14,7 @@ from glmforge_corpus.pipeline.pipeline import Pipeline
 from glmforge_corpus.pipeline.run import run_pipeline
 from glmforge_corpus.pipeline.settings import ExecutorSettings
 from helpers.corpus import Deadly, Numbers, Shout
-from helpers.slurm import slurm_cluster
+from helpers.dev_cluster import slurm_cluster
 
 TESTS = Path(__file__).parents[3]
 EXECUTORS = {

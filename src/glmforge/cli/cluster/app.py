@@ -1,0 +1,10 @@
+"""`glmforge cluster`: nodes checked and set up, and a cluster to develop on."""
+
+import typer
+
+from glmforge.cli.cluster import check, dev, env
+
+app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
+app.command("check")(check.check)
+app.command("env")(env.env)
+app.add_typer(dev.app, name="dev")

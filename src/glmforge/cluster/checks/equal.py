@@ -1,0 +1,33 @@
+"""What must be the same on all nodes: those that differ from most are the ones to mend."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from glmforge.cluster.checks.outcome import Outcome, failed, passed
+
+
+def compare_values(values: Mapping[str, str], what: str, mend: str, expected: str | None = None) -> dict[str, Outcome]:
+    """Outcomes by host of values that should be equal: to `expected`, or to what most hosts have.
+
+    Without a majority (two values, equally often) every host fails, since nobody knows which is right.
+
+    Args:
+        what: is compared, as in "torch".
+        mend: for a host that differs; {expected} stands for what it should have.
+    """
+    if not values:
+        return {}
+    counts = Counter(values.values()).most_common()
+    if expected is None and len(counts) > 1 and counts[0][1] == counts[1][1]:
+        found = ", ".join(f"{value} on {count}" for value, count in counts)
+        return {
+            host: failed(value, f"{what} equal on all nodes ({found})", mend.format(expected="the same everywhere"))
+            for host, value in values.items()
+        }
+    right = counts[0][0] if expected is None else expected
+    return {
+        host: passed(value, f"{what} equal on all nodes")
+        if value == right
+        else failed(value, f"{what} {right}, as on the others", mend.format(expected=right))
+        for host, value in values.items()
+    }
