@@ -24,8 +24,10 @@ from glmforge.errors import HostError
 
 PACKAGE = "glmforge.cluster.storage.node"
 TRANSFER = ("wire", "units", "peer", "transfer")
+COPIES = (*TRANSFER, "copies")
+CLEAN = ("wire", "traces", "leftovers", "clean")
 
-_BOOT = (
+BOOT = (
     "import sys,json,types;i=sys.stdin.buffer;p=i.read(int(i.readline()))\n"
     "for n,t in json.loads(p):\n"
     " m=types.ModuleType(n);sys.modules[n]=m;exec(compile(t,n,'exec'),m.__dict__)\n"
@@ -53,7 +55,7 @@ def program(modules: Sequence[str]) -> bytes:
 
 def command_for(host: str, ssh: Ssh, python: str) -> list[str]:
     """The command line that starts a program of ours on `host`."""
-    words = [sys.executable if host in LOCAL else python, "-I", "-c", _BOOT]
+    words = [sys.executable if host in LOCAL else python, "-I", "-c", BOOT]
     return words if host in LOCAL else ssh.to(host, *words)
 
 

@@ -44,6 +44,7 @@ class StagedNode:
     note: str = ""
     had_bytes: int = 0
     came_bytes: int = 0
+    relayed: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -133,6 +134,7 @@ class Staging:
         self._to_check: dict[str, list[Unit]] = {host: [] for host in hosts}
         self._to_come = len(hosts)
         self._lost: set[str] = set()
+        self._givers: dict[str, Connection] = {}
         self._fatal: HostError | None = None
         self._stopped = False
         threads = [threading.Thread(target=self._serve_node, args=(host,), daemon=True) for host in hosts]
@@ -169,12 +171,15 @@ class Staging:
                 origins = {f.directory: str(f.original.parent) for f in self.files}
                 connection.ask({"do": "finish", "origins": origins})
             node.problem = ""
+            if node.relayed:
+                node.note = f"got files through this machine; {node.note or 'nodes are not to reach each other'}"
         except SourceError as error:
             self._fatal = error
             self._stop()
         except HostError as error:
             node.problem = str(error)
         finally:
+            self._leave_giver(host)
             with self._changed:
                 if node.problem:
                     self._lost.add(host)
@@ -252,8 +257,8 @@ class Staging:
                 elif isinstance(step, Publish):
                     self._named[node.host].add(step.file)
                 elif isinstance(step, Task) and "peer_failed" in answer:
-                    if self._swarm.failed(node.host):
-                        node.note = f"got its files through this machine ({step.giver}: {answer['peer_failed']})"
+                    self._swarm.failed(node.host)
+                    node.note = node.note or f"did not reach {step.giver}: {answer['peer_failed']}"
                 elif isinstance(step, Task):
                     self._swarm.done(node.host, answer["digest"])
                     self._count(step, node)
@@ -310,7 +315,9 @@ class Staging:
         digest = hashlib.sha256()
         try:
             # What another node gives must be here before it is announced: a unit cannot be taken back half-way.
-            pieces = self._read(task) if task.way is Way.SOURCE else iter([b"".join(self._relayed(task))])
+            pieces = (
+                self._read(task) if task.way is Way.SOURCE else iter([b"".join(self._relayed(task, connection.host))])
+            )
         except HostError as error:
             return {"peer_failed": str(error)}
         connection.tell({"do": "put", "file": at, "unit": unit})
@@ -340,18 +347,26 @@ class Staging:
         except OSError as error:
             raise SourceError(f"{file.original}: cannot be read ({error.strerror}); make it readable") from None
 
-    def _relayed(self, task: Task) -> Iterator[bytes]:
-        """A unit from a node that has it, to this machine."""
+    def _relayed(self, task: Task, taker: str) -> Iterator[bytes]:
+        """A unit from a node that has it, to this machine; the connection is kept for the next one."""
         file, (_, unit), length = self.files[task.unit[0]], task.unit, self._length(task.unit)
-        giver = Connection(task.giver, self.ssh, self.python)
+        giver = self._givers.get(taker)
         try:
-            giver.start({"mode": "serve", "root": str(self.root)})
+            if giver is None or giver.host != task.giver:
+                self._leave_giver(taker)
+                giver = self._givers[taker] = Connection(task.giver, self.ssh, self.python, TRANSFER)
+                giver.start({"mode": "serve", "root": str(self.root)})
             asked = {"directory": file.directory, "name": file.name, "offset": unit * self.unit_bytes, "length": length}
             answer = giver.ask(asked)
             if "error" in answer:
                 raise NodeRefused(last_line(str(answer["error"])))
             yield from giver.read(length)
-        finally:
+        except HostError:
+            self._leave_giver(taker)
+            raise
+
+    def _leave_giver(self, taker: str) -> None:
+        if (giver := self._givers.pop(taker, None)) is not None:
             giver.kill()
             giver.close()
 
@@ -373,6 +388,7 @@ class Staging:
             self._staged.peer_bytes += length
         elif task.way is Way.RELAY:
             self._staged.relayed_bytes += length
+            node.relayed = True
 
     def _num_units(self, file: SourceFile) -> int:
         return -(-file.size // self.unit_bytes)

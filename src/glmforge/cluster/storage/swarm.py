@@ -66,8 +66,10 @@ class Swarm:
         self._lacking: dict[str, dict[Unit, None]] = {}
         self._lacking_of: dict[str, Counter[int]] = {}
         self._giving: dict[str, int] = {}
-        self._failures: dict[str, set[str]] = {}  # node -> those from which it got nothing
+        self._failures: dict[str, set[str]] = {}  # node -> those that it did not reach
+        self._unrelayed: dict[str, set[str]] = {}  # node -> those from which this machine got nothing for it
         self._taking: dict[str, Task] = {}
+        self._last: dict[str, str] = {}
         self._from_source: set[Unit] = set()
         self._unread = dict.fromkeys(units)
         self._random = random.Random(seed)
@@ -81,7 +83,7 @@ class Swarm:
         agreed = {unit: digests.pop() for unit, digests in said.items() if len(digests) == 1}
         self.digests.update(agreed)
         for node, have in claims.items():
-            self._giving[node], self._failures[node] = 0, set()
+            self._giving[node], self._failures[node], self._unrelayed[node] = 0, set(), set()
             lacking = [unit for unit in self.units if unit not in have or unit not in agreed]
             self._random.shuffle(lacking)
             self._lacking[node] = dict.fromkeys(lacking)
@@ -103,6 +105,7 @@ class Swarm:
                 self._from_source.add(task.unit)
             else:
                 self._giving[task.giver] += 1
+                self._last[node] = task.giver
         return task
 
     def done(self, node: str, digest: str) -> None:
@@ -115,17 +118,15 @@ class Swarm:
         self._holders[unit].add(node)
         self._unread.pop(unit, None)
 
-    def failed(self, node: str) -> bool:
-        """The node has not got it from its giver, and does not ask that one again; True if it asks no node any more."""
+    def failed(self, node: str) -> None:
+        """The node has not got it from its giver, and does not ask that one again."""
         task = self._end(node)
-        if task.way is not Way.SOURCE:
+        if task.way is Way.RELAY:
+            self._unrelayed[node].add(task.giver)
+        elif task.way is Way.PEER:
             self._failures[node].add(task.giver)
-        others = self._giving.keys() - self.private - {node}
-        if task.way is Way.PEER and (len(self._failures[node]) >= _MAX_FAILURES or others <= self._failures[node]):
-            self.alone.add(node)
-            self._failures[node] = set()  # this machine may reach them
-            return True
-        return False
+            if len(self._failures[node]) >= _MAX_FAILURES:
+                self.alone.add(node)
 
     def has_damaged(self, node: str, units: Sequence[Unit]) -> None:
         """What the node had is not what it should be: it must get it anew."""
@@ -164,23 +165,34 @@ class Swarm:
         fewest, looked = 1 << 30, 0
         for unit in self._lacking[node]:
             holders = self._holders[unit]
-            if 0 < len(holders) < fewest and (giver := self._free(holders, node)) is not None:
-                way = Way.RELAY if node in self.alone or giver in self.private else Way.PEER
-                if way is Way.PEER or may_relay:
+            if not holders:
+                continue
+            looked += 1
+            if len(holders) < fewest:
+                way, givers = self._givers(holders, node)
+                giver = self._free(givers, node)
+                if giver is not None and (way is Way.PEER or may_relay):
                     best, fewest = Task(unit, way, giver), len(holders)
-            looked += bool(holders)
             if looked >= _LOOK_AT:
                 break
         return best
 
-    def _free(self, holders: set[str], taker: str) -> str | None:
-        free = [node for node in holders if self._giving[node] < GIVEN_AT_ONCE and self._may_give(node, taker)]
-        return min(free, key=lambda node: (self._giving[node], self._random.random())) if free else None
+    def _givers(self, holders: set[str], taker: str) -> tuple[Way, list[str]]:
+        """Those of whom the taker can get something itself; or those of whom this machine may, if there are none."""
+        if taker not in self.alone:
+            reached = [n for n in holders - self.private - self._failures[taker] if self._is_reached(n)]
+            if reached:
+                return Way.PEER, reached
+        return Way.RELAY, [node for node in holders if node not in self._unrelayed[taker]]
 
-    def _may_give(self, giver: str, taker: str) -> bool:
-        if giver in self._failures[taker]:
-            return False
-        return taker in self.alone or sum(giver in failed for failed in self._failures.values()) < _MAX_FAILURES
+    def _is_reached(self, giver: str) -> bool:
+        return sum(giver in failed for failed in self._failures.values()) < _MAX_FAILURES
+
+    def _free(self, givers: Sequence[str], taker: str) -> str | None:
+        free = [node for node in givers if self._giving[node] < GIVEN_AT_ONCE]
+        if self._last.get(taker) in free:
+            return self._last[taker]  # there is a connection to it
+        return min(free, key=lambda node: (self._giving[node], self._random.random())) if free else None
 
     def _read(self, node: str) -> Task | None:
         """What nobody has, in the order of the source; or what the node gets from nobody."""
@@ -189,9 +201,9 @@ class Swarm:
         for unit in self._unread:
             if unit not in self._from_source and unit in self._lacking[node]:
                 return Task(unit, Way.SOURCE)
-        if not self._failures[node]:
+        if not self._unrelayed[node]:
             return None
         for unit in self._lacking[node]:
-            if unit not in self._from_source and not any(self._may_give(n, node) for n in self._holders[unit]):
+            if unit not in self._from_source and not self._givers(self._holders[unit], node)[1]:
                 return Task(unit, Way.SOURCE)
         return None

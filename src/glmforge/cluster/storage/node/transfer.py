@@ -37,7 +37,7 @@ def main(program: bytes) -> None:
 
 def keep(order: dict[str, Any], program: bytes) -> None:
     """Take files in until there is nobody any more who sends them."""
-    with _locked(Path(order["root"]), order["lock"]):
+    with Locked(Path(order["root"]), order["lock"]):
         units = Units(order["root"], order["files"], order["unit_bytes"])
         found = units.survey(order["verify"])
         units.check_space(found)
@@ -45,11 +45,12 @@ def keep(order: dict[str, Any], program: bytes) -> None:
         say({"files": found})
         peer = Peer(order["root"], program)
         while (asked := listen()) is not None:
-            say(_do(asked, units, peer))
+            say(act(asked, units, peer))
         peer.leave()
 
 
-def _do(asked: dict[str, Any], units: Units, peer: Peer) -> dict[str, Any]:
+def act(asked: dict[str, Any], units: Units, peer: Peer) -> dict[str, Any]:
+    """Do what is asked, and say what came of it."""
     what = asked["do"]
     if what == "put":
         return _put(asked, units)
@@ -120,7 +121,7 @@ def _open(path: Path) -> int | None:
     return None
 
 
-class _locked:
+class Locked:
     """The right to write below a directory, which a run that copies files there takes as well."""
 
     def __init__(self, root: Path, name: str) -> None:

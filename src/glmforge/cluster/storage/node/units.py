@@ -125,6 +125,7 @@ class Units:
             if damaged := [unit for unit, digest in enumerate(found) if digest != units[unit]]:
                 return {"damaged": damaged}
             if file.get("sha256") not in (None, whole.hexdigest()):
+                partial.unlink()
                 raise Refused(f"{path}: SHA-256 differs from the one noted when it was made: the original is damaged")
             os.utime(descriptor, ns=(file["mtime_ns"], file["mtime_ns"]))
             os.fsync(descriptor)
