@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from glmforge.checkpoint import latest_checkpoint, load_checkpoint, verify_checkpoint
+from glmforge.checkpoint import StoredTensors, latest_checkpoint, load_checkpoint, verify_checkpoint
 from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint
 from glmforge.checkpoint.second_copy import Copied, Destination, copy_newest, follow, parse_destination
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.cluster.storage.connection import Connection
+from glmforge.config.load import load_config
 from glmforge.errors import CheckpointError, HostError
+from glmforge.recipes.train import train
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
+from helpers.tiny_data import TinyData
 
 NAME = "a run's"
 UNIT = 1 << 12
@@ -203,6 +207,25 @@ def test_follow_copies_every_checkpoint_once_and_outlives_failures(run: Path, pl
     with pytest.raises(KeyboardInterrupt):
         follow(once, 1.0, lambda done: told.append(done.name), wait)
     assert told == ["step-00000010", "step-00000020"]
+
+
+def test_a_run_goes_on_from_its_copy(tiny_data: TinyData, tmp_path: Path, place: Path) -> None:
+    config = tiny_data.run_config(
+        tmp_path / "tiny",
+        phases=[{"name": "main", "steps": 4, "seq_len": 16, "batch_size": 2}],
+        checkpoint={"every_steps": 2, "keep_last": 5},
+    )
+    train(config)
+    expected = StoredTensors(checkpoint_path(tmp_path / "tiny/checkpoints", 4))
+    tensors = {name: expected[name] for name in expected}
+    delete_checkpoint(checkpoint_path(tmp_path / "tiny/checkpoints", 4))
+    done = copy(tmp_path / "tiny", place)
+    assert done is not None
+    assert done.name == "step-00000002"
+    train(load_config(place / "tiny").model_copy(update={"output_dir": place / "tiny"}))
+    resumed = StoredTensors(checkpoint_path(place / "tiny/checkpoints", 4))
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in tensors.items())
+    assert '"resumed"' in (place / "tiny/events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("text", ["", "host:relative", "-oProxyCommand=x:/a", "a b:/c", "h$(x):/c", "h[1-2]:/c"])
