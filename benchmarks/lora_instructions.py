@@ -10,17 +10,15 @@ before, and after with the adapters merged. "Max over mean" is 1 and the entropy
 all experts of a layer are chosen equally often. Results are in `results/lora_instructions.json`.
 """
 
-import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from record import ROOT, write_result
-from sft import BASE_STEPS, SEQ_LEN, chat_files, held_out_prompts, make_data, train_base
+from record import write_result
+from sft import SEQ_LEN, chat_files, held_out_prompts, parse_options, prepared, train_base
 
 import glmforge
 from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
@@ -134,18 +132,9 @@ def load_of_experts(source: Path, conversations: list[Conversation]) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data", help="has chat/")
-    parser.add_argument("--directory", type=Path, help="for the runs; a temporary one if not given")
-    parser.add_argument("--base-steps", type=int, default=BASE_STEPS)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--out", type=Path, help="of the results, if not benchmarks/results/lora_instructions.json")
-    options = parser.parse_args()
+    options = parse_options(__doc__, "lora_instructions", STEPS)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = options.directory or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
-        make_data(directory, options.data / "chat")
+    with prepared(options) as directory:
         base = directory / "hf"
         if not base.exists():
             export_run(train_base(directory, options.base_steps), base, dtype="bf16")

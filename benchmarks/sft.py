@@ -16,7 +16,8 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +172,31 @@ def _calls_offered(reply: Reply, conversation: Conversation) -> bool:
     return bool(reply.tool_calls) and all(call.name in offered for call in reply.tool_calls)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parse_options(doc: str, name: str, steps: int) -> argparse.Namespace:
+    """Of a benchmark on these data, with what it says of itself, its name and number of steps."""
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data", help="has chat/")
     parser.add_argument("--directory", type=Path, help="for the runs; a temporary one if not given")
     parser.add_argument("--base-steps", type=int, default=BASE_STEPS)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--out", type=Path, help="of the results, if not benchmarks/results/sft.json")
-    options = parser.parse_args()
-    started = time.monotonic()
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--out", type=Path, help=f"of the results, if not benchmarks/results/{name}.json")
+    return parser.parse_args()
+
+
+@contextmanager
+def prepared(options: argparse.Namespace) -> Iterator[Path]:
+    """The directory for the runs, with the data in it."""
     with tempfile.TemporaryDirectory() as temporary:
-        directory = options.directory or Path(temporary)
+        directory: Path = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         make_data(directory, options.data / "chat")
+        yield directory
+
+
+def main() -> None:
+    options = parse_options(__doc__, "sft", STEPS)
+    started = time.monotonic()
+    with prepared(options) as directory:
         config = fine_tune(directory, train_base(directory, options.base_steps), options.steps)
         engine, conversations = Engine.load(config.output_dir), held_out_prompts(directory)
         content = {

@@ -1,7 +1,7 @@
 """Does a run with adapters that saves and evaluates all the time stay as large as it was?
 
     python benchmarks/soak_adapters.py --minutes 30     # an hour: half of it with each kind of storage
-    python benchmarks/soak_adapters.py --ranks 1        # many more steps where many processes share few cores
+    python benchmarks/soak_adapters.py --minutes 60 --ranks 1 --together    # an hour of each, at the same time
 
 A small GLM with adapters on all linear maps is trained on gloo ranks, each with a copy of the model: every 4 steps an
 ephemeral checkpoint in the background, every 20 a lasting one and an evaluation. Twice: with checkpoints on storage
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from statistics import linear_regression, median
@@ -52,6 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="with each kind of storage")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="both kinds of storage at the same time")
     parser.add_argument("--out", type=Path, help="another file than results/soak_adapters.json")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -61,9 +63,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         directory = Path(name)
         make_base(directory)
-        found = {
-            storage: soak(directory, storage, arguments.ranks, arguments.minutes) for storage in ("shared", "local")
-        }
+        storages = ("shared", "local")
+        with ThreadPoolExecutor(len(storages) if arguments.together else 1) as pool:
+            results = pool.map(lambda storage: soak(directory, storage, arguments.ranks, arguments.minutes), storages)
+            found = dict(zip(storages, results, strict=True))
     print(write_result("soak_adapters", {"flat": FLAT, **found}, code=CODE, out=arguments.out))
 
 

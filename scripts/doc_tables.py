@@ -1,5 +1,5 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-plans, stages, claims, costs, the planner's accuracy, the speed of generation.
+plans, stages, claims, costs, the planner's accuracy, the speed of generation, environment variables.
 
 python scripts/doc_tables.py
 """
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from glmforge.checkpoint.compatible import rules_markdown
+from glmforge.cluster.environment.lint.facts import facts_markdown
+from glmforge.cluster.environment.table import variables_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
@@ -35,6 +37,7 @@ TABLES = {
     "plan-accuracy.md": [*plan_accuracy_tables.TABLES, *long_sequences.TABLES],
     "stages.md": plan_stages.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
+    "cluster-env.md": [variables_markdown, facts_markdown],
 }
 
 

@@ -1,9 +1,10 @@
 """A run with adapters is killed at twenty moments, on either kind of storage: what each mode promises is what is left.
 
-Moments are random: after some steps, or when a checkpoint that is being written has some number of files. What dies is
-one rank, all of them, or a node with its disk. In mode full the losses are those of a run that nobody touched, to the
-bit, and so are the adapters and moments in the end. In mode lite they are those of a run that is never stopped and
-whose moments are set to zero where the other had to begin anew: weights, position and data are not lost.
+Moments are random: after some steps, when a rank has taken a step that others save, or when a checkpoint that is being
+written has some number of files. What dies is one rank, all of them, or a node with its disk. In mode full the losses
+are those of a run that nobody touched, to the bit, and so are the adapters and moments in the end. In mode lite they
+are those of a run that is never stopped and whose moments are set to zero where the other had to begin anew: weights,
+position and data are not lost.
 """
 
 import random
@@ -16,18 +17,20 @@ import torch
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.node_local.consolidate import consolidate
-from glmforge.cluster.hosts import Transfers
+from glmforge.cluster.hosts.transfer import Transfers
 from glmforge.config import RunConfig
 from glmforge.deploy.export import export_run
 from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
-from helpers.chaos import CHECKPOINT, NUM_NODES, Chaos, Strike, check_lineage, report, survivor_losses, whole_steps
+from helpers.chaos import CHECKPOINT, NUM_NODES, Chaos, Strike, report, survivor_losses, whole_steps
 from helpers.distributed import run_ranks
+from helpers.lineage import restarts
 from helpers.node_disks import Node
 from helpers.tiny_data import TinyData
 
-MOMENTS = [("one", "all", "file", "file"), ("one", "all", "file", "file", "node")]
+ANYWHERE = ("one", "all", "before_note", "file", "file")
+MOMENTS = [ANYWHERE, (*ANYWHERE, "node")]
 """What is drawn from, on shared storage and on nodes' disks."""
 
 
@@ -60,8 +63,8 @@ def test_killed_again_and_again(
         "init_from": str(base),
         "lora": {"rank": 8, "targets": ["all-linear"]},
         "precision": {"compute": "bf16"},
-        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 300},
-        "fault_tolerance": {"hang_timeout_s": 200},  # patient with a busy machine
+        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 1200},
+        "fault_tolerance": {"hang_timeout_s": None},  # on a busy machine a step was seen to take 230 s
         "checkpoint": CHECKPOINT | {"mode": mode},
     }
     for name in ("killed", "whole"):
@@ -72,18 +75,19 @@ def test_killed_again_and_again(
         kill(killed, Strike(random.choice(MOMENTS[local]), random.randrange(6), world_size))
     killed.run([], world_size)
     print(report(killed))
-    check_lineage(killed)
-    restarts = {launch.first_step - 1 for launch in killed.launches if launch.first_step > 1}
+    per_node = world_size // NUM_NODES
+    copies = [set(range(first, first + per_node)) for first in range(0, world_size, per_node)]
+    killed.check(copies if local else ())
     whole = Chaos(tiny_data, tmp_path / "whole", num_steps, local=False, sections=sections)
     run_ranks(
         train_undisturbed,
         world_size,
         whole.config,
-        restarts if mode == "lite" else (),
+        restarts(killed.launches) if mode == "lite" else (),
         init_group=False,
         timeout_s=1200,
     )
-    assert survivor_losses(killed) == survivor_losses(whole)
+    assert survivor_losses(killed) == [record["loss"] for record in whole.records()]
     kept = [len(list(root.iterdir())) for root in killed.roots()]
     assert max(kept) <= CHECKPOINT["keep_last"] + CHECKPOINT["keep_ephemeral"] + 2  # newer than what all have heard of
     states, expected = (StoredTensors(last_checkpoint(chaos)) for chaos in (killed, whole))
@@ -94,14 +98,15 @@ def test_killed_again_and_again(
 
 
 def kill(chaos: Chaos, strike: Strike) -> None:
-    """One launch that is killed: it has begun at the newest checkpoint there was, and has left one that is as new."""
+    """One launch that is killed: it has begun at the newest checkpoint there was, and has left one that is as new; with
+    a node lost, as new as what it went on from, which both nodes or shared storage had."""
     before = whole_steps(chaos)
     assert chaos.strike(strike) != 0, "the run was done before it was killed"
     after, began = whole_steps(chaos), chaos.launches[-1].first_step
     # What all ranks had written and none had published is not among `before`.
     assert not began or began > max(before, default=0)
-    assert after or not before
-    assert strike.kind == "node" or max(after, default=0) >= max(before, default=0)
+    kept = began - 1 if strike.kind == "node" else max(before, default=0)
+    assert max(after, default=0) >= kept
 
 
 def train_undisturbed(config: RunConfig, forget: Collection[int]) -> None:

@@ -8,7 +8,6 @@ import pytest
 from helpers.chaos import (
     Chaos,
     Strike,
-    check_lineage,
     reference_losses,
     report,
     small_disk,
@@ -43,7 +42,7 @@ def test_a_run_survives_twenty_blows(tiny_data: TinyData, tmp_path: Path, seed: 
     print(report(chaos))
     assert len(kinds) >= 19
     assert chaos.summary()["blows"] == len(kinds)
-    check_lineage(chaos)
+    chaos.check()
     losses = survivor_losses(chaos)
     assert losses == reference_losses(chaos, tmp_path / "reference")
     whole = Chaos(tiny_data, tmp_path / "whole", num_steps=120, local=False)

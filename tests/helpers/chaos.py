@@ -1,9 +1,9 @@
 """Do to a training run what clusters do, start it again each time, and look at what it made of it.
 
 A run of three phases is struck again and again: processes are killed, signals sent, disks filled, files damaged, the
-number of ranks changed. `Chaos.run` gives the log of the run that survived; `check_lineage` proves from the ranks' own
-notes that every sample was trained on once and in order; `reference_losses` repeats the run without a blow, with the
-same changes of the number of ranks, for the losses to be bit-equal to.
+number of ranks changed. `Chaos.check` proves from the ranks' own notes (`helpers.lineage`) that every sample was
+trained on once and in order; `reference_losses` repeats the run without a blow, with the same changes of the number of
+ranks, for the losses to be bit-equal to.
 """
 
 import json
@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -30,9 +30,9 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
     whole_saves,
 )
 from glmforge.config import RunConfig, dump_config
-from glmforge.data.stream.plan import planned_batches
 from glmforge.observe.record_files import read_jsonl
 from helpers.job import Job, read_steps, start_job
+from helpers.lineage import CountedStep, Launch, Notes, check_lineage, check_records, lineage
 from helpers.tiny_data import TinyData
 
 NUM_NODES = 2
@@ -64,20 +64,6 @@ class Strike:
     kind: str
     after_steps: int
     world_size: int = 4
-
-
-@dataclass
-class Launch:
-    """What became of one start of the run."""
-
-    world_size: int
-    kind: str
-    codes: list[int]
-    first_step: int
-    steps: dict[int, list[dict[str, Any]]]
-    """Step -> what each rank noted of it."""
-    struck_at: float | None
-    first_step_at: float | None
 
 
 @dataclass
@@ -154,25 +140,26 @@ class Chaos:
 
     def _note_launch(self, job: Job, strike: Strike, codes: list[int], struck_at: float | None) -> None:
         notes = [read_steps(path) for path in job.steps]
-        starts = [record for record in notes[0] if "started_at" in record]
-        steps: dict[int, list[dict[str, Any]]] = {}
-        for of_rank in notes:
-            for record in of_rank:
-                if "step" in record:
-                    steps.setdefault(record["step"], []).append(record)
+        starts = {record["started_at"] for of_rank in notes for record in of_rank if "started_at" in record}
+        assert len(starts) <= 1, f"ranks began at different steps: {starts}"
+        given, taken = (_by_step(notes, key) for key in ("given", "step"))
         first_times = [record["time"] for record in notes[0] if "step" in record]
-        first = starts[0]["started_at"] + 1 if starts else 0
+        first = starts.pop() + 1 if starts else 0
         at = first_times[0] if first_times else None
-        self.launches.append(Launch(strike.world_size, strike.kind, codes, first, steps, struck_at, at))
+        self.launches.append(Launch(strike.world_size, strike.kind, codes, first, given, taken, struck_at, at))
 
-    def lineage(self) -> list[tuple[int, list[dict[str, Any]]]]:
-        """(ranks, notes of all ranks) of each step as it finally counted, first step first."""
-        took_part = [launch for launch in self.launches if launch.first_step]
-        counted: dict[int, tuple[int, list[dict[str, Any]]]] = {}
-        for launch in took_part:
-            counted = {step: kept for step, kept in counted.items() if step < launch.first_step}
-            counted |= {step: (launch.world_size, records) for step, records in launch.steps.items()}
-        return [counted[step] for step in sorted(counted)]
+    def lineage(self) -> list[CountedStep]:
+        """Each step as it finally counted, first step first."""
+        return lineage(self.launches)
+
+    def check(self, copies: Collection[set[int]] = ()) -> None:
+        """Notes and records of the run that survived; for `copies` see `check_lineage`."""
+        check_lineage(self.config, self.lineage(), copies)
+        check_records(self.records(), self.lineage())
+
+    def records(self) -> list[dict[str, Any]]:
+        """Those that the run wrote of its steps."""
+        return list(read_jsonl(self.config.output_dir / "metrics.jsonl"))
 
     def summary(self) -> dict[str, Any]:
         """Seconds from each blow to the next step, and the share of all time that went into steps that count."""
@@ -180,14 +167,16 @@ class Chaos:
         for before, after in zip(self.launches, self.launches[1:], strict=False):
             if before.struck_at is not None and after.first_step_at is not None:
                 waits.append(after.first_step_at - before.struck_at)
-        useful = sum(records[0]["seconds"] for _, records in self.lineage())
-        times = [record["time"] for launch in self.launches for some in launch.steps.values() for record in some]
-        taken = sum(len(launch.steps) for launch in self.launches)
+        useful = sum(next(iter(counted.taken.values()))["seconds"] for counted in self.lineage())
+        notes = [record for launch in self.launches for some in launch.taken.values() for record in some.values()]
+        times = [record["time"] for record in notes]
+        taken = sum(len(launch.taken) for launch in self.launches)
         return {
             "blows": len([launch for launch in self.launches if launch.struck_at is not None]),
             "launches": len(self.launches),
             "steps_that_count": len(self.lineage()),
             "steps_taken": taken,
+            "steps_not_noted_by_all": sum(len(counted.taken) < counted.world_size for counted in self.lineage()),
             "seconds_from_blow_to_next_step": {
                 "median": sorted(waits)[len(waits) // 2] if waits else None,
                 "max": max(waits, default=None),
@@ -215,6 +204,12 @@ def run_config(data: TinyData, output_dir: Path, num_steps: int = NUM_STEPS, **s
 
 def kill_one(chaos: Chaos, job: Job) -> float:
     job.signal(signal.SIGKILL, [random.randrange(len(job.ranks))])
+    return time.time()
+
+
+def kill_before_note(chaos: Chaos, job: Job) -> float:
+    """One that has taken a step, before it notes and saves it. The others do both, if the step's end reached them."""
+    job.kill_before_note(random.randrange(len(job.ranks)))
     return time.time()
 
 
@@ -301,6 +296,7 @@ def damage_newest(chaos: Chaos, job: Job) -> float:
 
 BLOWS: dict[str, Callable[[Chaos, Job], float]] = {
     "one": kill_one,
+    "before_note": kill_before_note,
     "all": kill_all,
     "term": terminate,
     "term_one": terminate_one,
@@ -349,6 +345,18 @@ def small_disk(mount: Path, megabytes: int) -> Iterator[Path | None]:
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
+def _by_step(notes: Sequence[list[dict[str, Any]]], key: str) -> Notes:
+    """Those notes of all ranks that name their step under `key`."""
+    found: Notes = {}
+    for rank, of_rank in enumerate(notes):
+        for record in of_rank:
+            if key in record:
+                of_step = found.setdefault(record[key], {})
+                assert rank not in of_step, f"rank {rank} noted step {record[key]} twice in a launch"
+                of_step[rank] = record
+    return found
+
+
 def _is_being_written(root: Path) -> bool:
     return any(".partial" in path.name for path in root.rglob(".*")) if root.exists() else False
 
@@ -379,25 +387,12 @@ def whole_steps(chaos: Chaos) -> list[int]:
     return sorted(found | {step for step, of_step in parts.items() if whole_saves(of_step)}, reverse=True)
 
 
-# What must be true of the run that survived.
-
-
-def check_lineage(chaos: Chaos) -> None:
-    """Every planned batch was trained on exactly once, in order, and held the tokens it was to hold."""
-    config, lineage = chaos.config, chaos.lineage()
-    planned = [(phase.name, batch) for phase in config.phases for batch in planned_batches(phase, 0)]
-    assert len(lineage) == len(planned)
-    for step, ((phase, batch), (world_size, notes)) in enumerate(zip(planned, lineage, strict=True), start=1):
-        assert len(notes) == world_size, f"step {step} was noted by {len(notes)} of {world_size} ranks"
-        by_rank = sorted(notes, key=lambda record: record["data_rank"])
-        samples = [sample for record in by_rank for sample in record["samples"]]
-        assert [record["phase"] for record in by_rank] == [phase] * world_size, step
-        assert samples == list(range(batch.first, batch.first + batch.size)), step
+# What to compare the run that survived with.
 
 
 def reference_losses(chaos: Chaos, directory: Path) -> list[float]:
     """Losses of an unkilled run whose number of ranks changes where that of the survivor did."""
-    sizes = [world_size for world_size, _ in chaos.lineage()]
+    sizes = [counted.world_size for counted in chaos.lineage()]
     config = run_config(chaos.data, directory / "run", chaos.num_steps)
     path = directory / "run.yaml"
     directory.mkdir(parents=True, exist_ok=True)
@@ -412,7 +407,7 @@ def reference_losses(chaos: Chaos, directory: Path) -> list[float]:
 
 
 def survivor_losses(chaos: Chaos) -> list[float]:
-    return [record["loss"] for record in read_jsonl(chaos.config.output_dir / "metrics.jsonl")]
+    return [counted.loss for counted in chaos.lineage()]
 
 
 def report(chaos: Chaos) -> str:

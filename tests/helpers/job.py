@@ -7,10 +7,10 @@
 Like `srun --kill-on-bad-exit`: when one process ends badly, the others get some seconds and are then killed. The
 processes are forked from a server that has imported torch once, so a start takes a second and not ten.
 
-Every rank notes each step it takes in `<log_dir>/<launch>-<rank>.jsonl`: what it was given to train on, and when.
+Every rank notes each step it takes in `<log_dir>/<launch>-<rank>.jsonl`: before it what it was given to train on, after
+it the loss, and when.
 """
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -58,13 +58,18 @@ class Job:
             with suppress(ProcessLookupError):
                 os.kill(self.pids[rank], number)
 
+    def kill_before_note(self, rank: int) -> None:
+        """Have a rank die once it has taken a step that is saved, before it notes and saves it; returns when it has."""
+        doomed_file(self.steps[rank]).touch()
+        self.wait_until(lambda: not self.ranks[rank].is_alive())
+
     @property
     def is_alive(self) -> bool:
         return any(process.is_alive() for process in self.ranks)
 
     def taken_steps(self) -> list[dict[str, Any]]:
-        """What rank 0 has noted so far."""
-        return read_steps(self.steps[0])
+        """What rank 0 has noted so far of its start and of steps that it has come to the end of."""
+        return [record for record in read_steps(self.steps[0]) if "given" not in record]
 
     def wait_until(self, reached: Callable[[], bool], timeout_s: float = 240.0) -> bool:
         """Poll until `reached()`; False if the job ended before."""
@@ -141,6 +146,11 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def doomed_file(steps: Path) -> Path:
+    """Tells the rank with these notes to die."""
+    return steps.with_suffix(".doomed")
+
+
 def _rank_main(
     rank: int,
     world_size: int,
@@ -181,7 +191,7 @@ def _train(config_path: Path, overrides: list[str], steps: Path, stop_after: int
 
 
 def make_note_hook(steps: Path, stop_after: int | None) -> Any:
-    """A hook that notes each step's samples, a digest of their tokens and the loss."""
+    """A hook that notes each step's samples before it and its loss after it. What a rank has saved it has noted."""
     from glmforge.training.step import StepResult
     from glmforge.training.trainer import Hook, Trainer
 
@@ -194,20 +204,23 @@ def make_note_hook(steps: Path, stop_after: int | None) -> Any:
 
         def on_step_start(self, trainer: Trainer) -> None:
             assert trainer.batch is not None
-            self.samples = trainer.batch.sample_indices
-            self.digest = hashlib.sha256(trainer.batch.ids_BS.cpu().numpy().tobytes()).hexdigest()[:16]
+            self.note(
+                {
+                    "given": trainer.state.step + 1,
+                    "phase": trainer.phase.name,
+                    "data_rank": trainer.world.data_rank,
+                    "samples": trainer.batch.sample_indices,
+                }
+            )
             if stop_after is not None and trainer.state.step + 1 >= stop_after:
                 trainer.vote("stop")
 
         def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+            if doomed_file(steps).exists() and trainer.state.step % saved_every(trainer) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             self.note(
                 {
                     "step": trainer.state.step,
-                    "phase": trainer.phase.name,
-                    "world_size": trainer.world.size,
-                    "data_rank": trainer.world.data_rank,
-                    "samples": self.samples,
-                    "digest": self.digest,
                     "loss": result.losses["loss"],
                     "seconds": result.seconds,
                     "time": time.time(),
@@ -217,5 +230,9 @@ def make_note_hook(steps: Path, stop_after: int | None) -> Any:
         def note(self, record: dict[str, Any]) -> None:
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()
+
+    def saved_every(trainer: Trainer) -> int:
+        config = trainer.config.checkpoint
+        return config.ephemeral_every_steps or config.every_steps or 1
 
     return NoteHook()

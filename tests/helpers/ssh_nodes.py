@@ -32,8 +32,7 @@ _CLIENT = """Host {name}
   Port {port}
   IdentityFile {directory}/key
   IdentitiesOnly yes
-  StrictHostKeyChecking no
-  UserKnownHostsFile /dev/null
+  UserKnownHostsFile {directory}/known_hosts
   LogLevel ERROR
 """
 
@@ -52,6 +51,7 @@ def ssh_nodes(directory: Path, disks: Sequence[Path], mount_point: Path) -> Iter
     for key in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / key)], check=True)
     shutil.copy(directory / "key.pub", directory / "authorized_keys")
+    host_key = (directory / "host_key.pub").read_text()
     servers: list[subprocess.Popen[bytes]] = []
     try:
         for disk in disks:
@@ -60,6 +60,8 @@ def ssh_nodes(directory: Path, disks: Sequence[Path], mount_point: Path) -> Iter
             server.write_text(_SERVER.format(port=port, directory=directory))
             with client.open("a") as stream:
                 stream.write(_CLIENT.format(name=disk.name, port=port, directory=directory))
+            with (directory / "known_hosts").open("a") as stream:
+                stream.write(f"[127.0.0.1]:{port} {host_key}")
             command = f"mount --bind {disk} {mount_point} && exec /usr/sbin/sshd -D -e -f {server}"
             log = (directory / f"{disk.name}.log").open("wb")
             servers.append(subprocess.Popen(["unshare", "-m", "sh", "-c", command], stderr=log, start_new_session=True))

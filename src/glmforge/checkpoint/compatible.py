@@ -86,7 +86,12 @@ RULES = (
     Rule("optim.*", NOTED, NOTED, "learning rate, schedule, warm-up, decay, momentum: from here on"),
     Rule("regularization.*", NOTED, NOTED, "from here on"),
     Rule("parallel.*", FREE, FREE, "losses on another layout agree to within rounding"),
-    Rule("precision.frozen", NOTED, REFUSED, "the frozen weights are stored in it"),
+    Rule(
+        "precision.frozen",
+        NOTED,
+        REFUSED,
+        "the frozen weights are stored in it, and adapters were trained beside its rounding",
+    ),
     Rule("precision.*", NOTED, NOTED, "masters are fp32 in any case"),
     Rule("kernels.*", FREE, FREE, "implementations agree to within rounding"),
     Rule("checkpoint.*", FREE, FREE, "no part of the mathematics"),

@@ -4,8 +4,7 @@ torch is imported inside the commands, so that `--help` answers at once.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,13 +22,16 @@ from glmforge.cli.checkpoint_contents import (
     show_local,
     show_run,
 )
+from glmforge.cli.checkpoint_copy import copy
+from glmforge.cli.interruptible import interruptible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from glmforge.checkpoint.diff import CheckpointDifference
 
-app = typer.Typer(help="Show, verify, collect, compare and change checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
+app.command("copy")(copy)
 
 _PathArgument = Annotated[
     Path, typer.Argument(help="A checkpoint (step-...), a run's directory, or its directory on a node's own disk.")
@@ -110,8 +112,9 @@ def consolidate(
     """
     from glmforge.checkpoint.node_local.consolidate import consolidate as collect
     from glmforge.checkpoint.node_local.parts_of_ranks import local_root
-    from glmforge.cluster.hostfile import parse_hosts, read_hostfile
-    from glmforge.cluster.hosts import Transfers, make_host
+    from glmforge.cluster.hosts.hostfile import parse_hosts, read_hostfile
+    from glmforge.cluster.hosts.ssh import Ssh
+    from glmforge.cluster.hosts.transfer import Transfers, make_host
     from glmforge.observe.run import RunDirectory
     from glmforge.observe.units import format_bytes, format_duration
 
@@ -119,13 +122,13 @@ def consolidate(
         raise typer.BadParameter("give --hostfile or --hosts, not both")
     names = read_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts is not None else ["localhost"]
     name, local_dir = _name_and_local_dir(run_dir, local_dir)
-    transfers = Transfers()
+    transfers, how = Transfers(), Ssh.of_command(ssh)
     with interruptible("what has arrived whole is kept, run it again"), progress_bar(binary=True) as progress:
         tasks = {name: progress.add_task(name, total=None) for name in names}
         done = collect(
             RunDirectory(run_dir).checkpoints,
             local_root(local_dir, name).absolute(),
-            [make_host(name, transfers, ssh) for name in names],
+            [make_host(name, transfers, how) for name in names],
             transfers,
             step=step,
             keep_local=keep_local,
@@ -239,16 +242,6 @@ def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Pat
     if local_dir is None:
         raise CheckpointError(f"{run_dir}: its config.yaml names no checkpoint.local_dir; give --local-dir")
     return config.name if config else run_dir.absolute().name, local_dir
-
-
-@contextmanager
-def interruptible(hint: str) -> Iterator[None]:
-    """On Ctrl-C, say what has become of the work, and end as a program that was interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:  # typer ends with 130, too, but says nothing
-        typer.echo(f"glmforge: interrupted; {hint}", err=True)
-        raise typer.Exit(130) from None
 
 
 def progress_bar(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":

@@ -3,7 +3,8 @@
 Ranks are of a kind if they hold the same layers at the same place in the pipeline. Ranks of the same layers do the same
 and differ only in how many micro-batches are in flight, so one run per content serves all its places. Within a
 stage, shards differ where a dimension does not divide; the rank with most is run, and the sizes of the others' shards
-are told beside it.
+are told beside it. Where attention keeps other results on some ranks along cp than on others, each of them is run, and
+the one that needs most is told.
 
 torch makes a process group of the fake kind once per process; the processes are forked from a server that has imported
 torch already.
@@ -29,7 +30,7 @@ OnProgress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RankClass:
-    """The ranks that hold `stages`, and the step of the one whose shards are largest."""
+    """The ranks that hold `stages`, and the step of the one that needs most."""
 
     pp_rank: int
     stages: list[StageContent]
@@ -70,31 +71,36 @@ def dry_run(
     _check(config, world_size, rank, imbalance)
     pp_ranks = list(range(layout.pp)) if rank is None else [rank // layout.stage_ranks]
     contents = by_content(config, layout, pp_ranks)
-    progress(f"dry run of {len(contents)} rank{'s' if len(contents) > 1 else ''} of different content")
-    found: dict[int, RankFindings] = {}
+    within = ranks_within_stage(config, layout) if rank is None else [rank % layout.stage_ranks]
+    num_jobs = len(contents) * len(within)
+    progress(f"dry run of {num_jobs} rank{'s' if num_jobs > 1 else ''} that differ")
+    found: dict[int, dict[int, RankFindings]] = {one: {} for one in within}
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["glmforge.dryrun.rank"])
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=context, max_tasks_per_child=1) as pool:
-        jobs: dict[Future[RankFindings], list[int]] = {}
+        jobs: dict[Future[RankFindings], tuple[int, list[int]]] = {}
 
-        def submit(places: list[int]) -> None:
-            job = places[0] * layout.stage_ranks if rank is None else rank
-            jobs[pool.submit(_run_rank, config, world_size, job, imbalance, places)] = places
+        def submit(one: int, places: list[int]) -> None:
+            job = places[0] * layout.stage_ranks + one
+            jobs[pool.submit(_run_rank, config, world_size, job, imbalance, places)] = one, places
 
         for places in contents:
-            submit(places)
+            for one in within:
+                submit(one, places)
         while jobs:
             for done in wait(jobs, return_when=FIRST_COMPLETED).done:
-                places, findings = jobs.pop(done), done.result()
-                found |= dict.fromkeys(findings.steps, findings)
-                if left := [place for place in places if place not in found]:
-                    submit(left)
-                progress(f"{len(found)} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
+                (one, places), findings = jobs.pop(done), done.result()
+                found[one] |= dict.fromkeys(findings.steps, findings)
+                if left := [place for place in places if place not in found[one]]:
+                    submit(one, left)
+                num_done = min(map(len, found.values()))
+                progress(f"{num_done} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
     num_ranks = layout.stage_ranks if rank is None else 1
-    classes = [
-        RankClass(place, stages_of_pp_rank(config, layout, place), findings, findings.steps[place], num_ranks)
-        for place, findings in sorted(found.items())
-    ]
+    classes = []
+    for place in pp_ranks:
+        findings = max((of_one[place] for of_one in found.values()), key=lambda of_one: of_one.steps[place].peak)
+        stages = stages_of_pp_rank(config, layout, place)
+        classes.append(RankClass(place, stages, findings, findings.steps[place], num_ranks))
     return DryRun(config, layout, classes, time.perf_counter() - started)
 
 
@@ -112,6 +118,19 @@ def by_content(config: RunConfig, layout: Layout, pp_ranks: Iterable[int]) -> li
         content = tuple(stage.content for stage in stages_of_pp_rank(config, layout, pp_rank))
         places.setdefault((content, is_v and pp_rank == layout.pp - 1), []).append(pp_rank)
     return list(places.values())
+
+
+def ranks_within_stage(config: RunConfig, layout: Layout) -> list[int]:
+    """The ranks of a stage, counted from its first, of which one needs most: the first, whose shards are largest.
+
+    Attention that goes document by document, as on a CPU, takes each rank's two chunks of a row with the keys before
+    them: how many it copies, and by which kernel, depends on where they lie. Then it is the first of each rank on cp.
+    """
+    parallel, attention = config.parallel, config.kernels.attention
+    by_document = attention == "documents" or (attention == "auto" and config.precision.compute != "bf16")
+    if parallel.context_method != "gather" or not by_document:
+        return [0]
+    return [number * layout.tp for number in range(layout.cp)]
 
 
 def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: float) -> None:

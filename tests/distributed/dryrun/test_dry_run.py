@@ -17,7 +17,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.dryrun import excerpts
 from glmforge.dryrun.observe import StandIns, observe_step
 from glmforge.dryrun.rank import dry_run_rank
-from glmforge.dryrun.run import dry_run
+from glmforge.dryrun.run import dry_run, ranks_within_stage
 from glmforge.dryrun.steps import Actions, RankFindings, StepResources, replay
 from glmforge.dryrun.timeline import in_order, take_apart
 from glmforge.parallel.build import initialize_shards
@@ -128,6 +128,15 @@ def test_a_dry_run_tells_what_two_ranks_hold_that_share_a_long_row() -> None:
     assert step.peak < 4 * config.model.num_attention_heads * seq_len**2 / 8
 
 
+def test_a_dry_run_tells_of_the_rank_along_cp_that_needs_most() -> None:
+    """Here the second: its earlier chunk sees 1,024 keys, the most for the kernel that keeps probabilities."""
+    shape = {"max_position_embeddings": 4096, "num_hidden_layers": 2}
+    config = config_of({"cp": 4, "recompute": "full"}, batch_size=1, seq_len=4096, **shape)
+    peaks = [findings.steps[0].peak for findings in dry(*((config, 4, rank, (), True) for rank in range(4)))]
+    assert dry_run(config, 4).peak == max(peaks) > peaks[0]
+    assert dry_run(config, 4, rank=0).peak == peaks[0]
+
+
 def test_a_dry_run_holds_what_elastic_weight_consolidation_does() -> None:
     """As much as the closed form says; a part of the step of its own, which leaves the peak of others alone."""
     without = config_of({"micro_batch_size": 1})
@@ -189,8 +198,10 @@ def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
         parallel | {"pipeline_layers": [1] * num_stages}, batch_size=data_ranks * number, compute=compute, **layers
     )
     composed = {kind.pp_rank: kind.step for kind in dry_run(config, 8).classes}
-    wholes = dry(*((config, 8, 2 * place, (), False) for place in range(4)))
-    for place, whole in enumerate(findings.steps[place] for place, findings in enumerate(wholes)):
+    within = ranks_within_stage(config, resolve_layout(config, 8))
+    wholes = {one: dry(*((config, 8, 2 * place + one, (), False) for place in range(4))) for one in within}
+    for place in range(4):
+        whole = max((findings[place].steps[place] for findings in wholes.values()), key=lambda step: step.peak)
         # Under GPipe in bf16 a composed step has been seen 0.18 % above the whole one; why is not known.
         above = 0.002 if (schedule, compute) == ("gpipe", "bf16") else 0.0
         assert 0 <= composed[place].peak / whole.peak - 1 <= above

@@ -16,7 +16,8 @@ from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoin
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.node_local import consolidate as room
 from glmforge.checkpoint.node_local.consolidate import Consolidated
-from glmforge.cluster.hosts import SshHost, Transfers
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.cluster.hosts.transfer import SshHost, Transfers
 from glmforge.errors import CheckpointError, HostError
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_tensors
 from helpers.distributed import run_ranks
@@ -60,7 +61,7 @@ def refill(disks: Path, template: Path) -> None:
 
 def collect(root: Path, ssh: str, local_root: Path, **options: Any) -> Consolidated:
     transfers = Transfers()
-    hosts = [SshHost(name, transfers, ssh) for name in NODES]
+    hosts = [SshHost(name, transfers, Ssh.of_command(ssh)) for name in NODES]
     done = room.consolidate(root, local_root, hosts, transfers, **options)
     assert done is not None
     return done
@@ -88,12 +89,12 @@ def test_pieces_come_over_ssh(tmp_path: Path, ready, tool: str, monkeypatch: pyt
             SshHost, method, lambda *a, name=name, original=original: (used.append(name), original(*a))[1]
         )
     if tool == "tar":
-        monkeypatch.setattr("glmforge.cluster.hosts.shutil.which", lambda name: None)
-    done = collect(tmp_path, ssh, local_root)
+        monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
+    done = collect(tmp_path / "run", ssh, local_root)
     assert used == [tool] * 2
     assert done.fetched_bytes >= done.num_bytes * 0.9  # but for meta.json, which is written anew, and the manifest
     assert done.removed_from == NODES
-    assert_published(tmp_path, disks)
+    assert_published(tmp_path / "run", disks)
 
 
 @pytest.mark.parametrize("tool", ["rsync", "tar"])
@@ -102,9 +103,9 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
 ) -> None:
     ssh, local_root, disks = ready
     if tool == "tar":
-        monkeypatch.setattr("glmforge.cluster.hosts.shutil.which", lambda name: None)
-    staging = tmp_path / ".consolidate"
-    staging.mkdir()
+        monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
+    staging = tmp_path / "run" / ".consolidate"
+    staging.mkdir(parents=True)
     files = sorted(file for name in NODES for file in (disks / name / LOCAL / f"step-{STEP:08d}").glob("__*"))
     contents = [file.read_bytes() for file in files]
     (staging / files[0].name).write_bytes(contents[0][: len(contents[0]) // 2])
@@ -112,9 +113,9 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
     (staging / files[2].name).write_bytes(contents[2] + b"more")
     (staging / files[3].name).write_bytes(contents[3])
     (staging / "__9_0.distcp").write_bytes(b"of another save")
-    done = collect(tmp_path, ssh, local_root)
+    done = collect(tmp_path / "run", ssh, local_root)
     assert done.fetched_bytes <= done.num_bytes - len(contents[3])
-    assert_published(tmp_path, disks)
+    assert_published(tmp_path / "run", disks)
 
 
 def die_in_transfer(patch: Callable[[Any, str, Any], None]) -> dict[str, Any]:

@@ -16,23 +16,19 @@ from glmforge.checkpoint.adapter.to_peft import export_peft
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.pretrained import load_pretrained
-from glmforge.config import RunConfig
 from glmforge.config.adapters import adapted_maps, adapter_rows
 from glmforge.config.layout import resolve_layout
 from glmforge.deploy.export import export_run
 from glmforge.dryrun.run import dry_run
 from glmforge.errors import CheckpointError
-from glmforge.observe.record_files import read_jsonl
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
+from helpers.lora_runs import LORA, PHASE, lora_run, losses
 from helpers.stopping import StopAfter
 from helpers.tiny_data import TinyData
-
-PHASE = {"name": "main", "steps": 6, "seq_len": 32, "batch_size": 4}
-LORA = {"rank": 8, "targets": ["all-linear"]}
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +40,15 @@ def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "hf"
 
 
-def run_of(data: TinyData, directory: Path, base: Path, **sections: Any) -> RunConfig:
-    settings = {
-        "phases": [PHASE],
-        "lora": LORA,
-        "optim": {"lr": 2e-3, "warmup_steps": 0},
-        "precision": {"compute": "bf16"},
-        "checkpoint": {"every_steps": 3, "background": False},
-    }
-    return data.run_config(directory, init_from=str(base), **(settings | sections))
-
-
-def losses(run: Path) -> list[float]:
-    return [record["loss"] for record in read_jsonl(run / "metrics.jsonl")]
-
-
 @pytest.fixture(scope="module")
 def adapted(tiny_data: TinyData, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("adapted") / "run"
-    train(run_of(tiny_data, run, base))
+    train(lora_run(tiny_data, run, base))
     return run
 
 
 def test_adapters_are_trained_and_nothing_else(tiny_data: TinyData, base: Path, adapted: Path) -> None:
-    config = run_of(tiny_data, adapted, base)
+    config = lora_run(tiny_data, adapted, base)
     assert config.lora is not None
     rows = {row.name: row for row in adapter_rows(config.model, config.lora)}
     stored = StoredTensors(find_checkpoint(adapted))
@@ -86,7 +67,7 @@ def test_adapters_are_trained_and_nothing_else(tiny_data: TinyData, base: Path, 
 
 @pytest.mark.parametrize("lora", [{}, {"targets": ["self_attn", "shared_experts"], "dora": True}], ids=["", "dora"])
 def test_a_run_goes_on_to_the_bit(tiny_data: TinyData, base: Path, tmp_path: Path, lora: dict[str, Any]) -> None:
-    whole, parts = (run_of(tiny_data, tmp_path / name, base, lora=LORA | lora) for name in ("whole", "parts"))
+    whole, parts = (lora_run(tiny_data, tmp_path / name, base, lora=LORA | lora) for name in ("whole", "parts"))
     train(whole)
     train(parts, hooks=[StopAfter(4)])
     train(parts)
@@ -96,7 +77,7 @@ def test_a_run_goes_on_to_the_bit(tiny_data: TinyData, base: Path, tmp_path: Pat
 
 def test_lite_loses_the_moments_and_nothing_else(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
     whole, parts = (
-        run_of(tiny_data, tmp_path / mode, base, checkpoint={"every_steps": 3, "background": False, "mode": mode})
+        lora_run(tiny_data, tmp_path / mode, base, checkpoint={"every_steps": 3, "background": False, "mode": mode})
         for mode in ("full", "lite")
     )
     train(whole)
@@ -113,7 +94,7 @@ def test_a_run_goes_on_from_the_nodes_disk(tiny_data: TinyData, base: Path, tmp_
     """And tells another base from the one that it was trained on."""
     settings = {"every_steps": 2, "keep_last": 2, "local_dir": str(tmp_path / "disk")}
     whole, parts = (
-        run_of(tiny_data, tmp_path / name, base, name=name, checkpoint=settings) for name in ("whole", "parts")
+        lora_run(tiny_data, tmp_path / name, base, name=name, checkpoint=settings) for name in ("whole", "parts")
     )
     train(whole)
     train(parts, hooks=[StopAfter(4)])
@@ -127,18 +108,18 @@ def test_a_run_goes_on_from_the_nodes_disk(tiny_data: TinyData, base: Path, tmp_
     weights["model.norm.weight"] += 0.5
     save_file(weights, file)
     with pytest.raises(CheckpointError, match=r"was trained on the weights of .*/hf .*/other holds others") as error:
-        train(run_of(tiny_data, tmp_path / "parts", other, name="parts", checkpoint=settings))
+        train(lora_run(tiny_data, tmp_path / "parts", other, name="parts", checkpoint=settings))
     assert "\n" not in str(error.value)
 
 
 def test_a_run_goes_on_on_another_layout(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
     sections = {"precision": {"compute": "fp32"}}
-    whole = run_of(tiny_data, tmp_path / "whole", base, **sections)
+    whole = lora_run(tiny_data, tmp_path / "whole", base, **sections)
     train(whole)
-    parts = run_of(tiny_data, tmp_path / "parts", base, **sections)
+    parts = lora_run(tiny_data, tmp_path / "parts", base, **sections)
     train(parts, hooks=[StopAfter(3)])
     parallel = {"dp_shard": 2, "ep": 2}
-    run_ranks(train, 2, run_of(tiny_data, tmp_path / "parts", base, parallel=parallel, **sections), init_group=False)
+    run_ranks(train, 2, lora_run(tiny_data, tmp_path / "parts", base, parallel=parallel, **sections), init_group=False)
     assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
@@ -177,31 +158,35 @@ def test_a_run_begins_with_an_adapter(
         assert config["base_model_name_or_path"] == str(base)
     if source == "converted":
         adapter = import_peft(adapter, tmp_path / "converted", base=base)
-    config = run_of(tiny_data, tmp_path / "run", base, lora=LORA | {"init_from": str(adapter)})
+    config = lora_run(tiny_data, tmp_path / "run", base, lora=LORA | {"init_from": str(adapter)})
     train(config.model_copy(update={"optim": config.optim.model_copy(update={"lr": 1e-30, "min_lr": 0.0})}))
     began = StoredTensors(find_checkpoint(tmp_path / "run"), "model.")
     ended = StoredTensors(find_checkpoint(adapted), "model.")
     assert set(began) == set(ended)
     assert all(torch.allclose(began[name], ended[name], rtol=0, atol=1e-20) for name in ended)
-    other = run_of(tiny_data, tmp_path / "other", base, lora=LORA | {"rank": 2, "init_from": str(adapter)})
+    other = lora_run(tiny_data, tmp_path / "other", base, lora=LORA | {"rank": 2, "init_from": str(adapter)})
     with pytest.raises(CheckpointError, match=r"has rank 8( and alpha 16)?, the run 2"):
         train(other)
-    other = run_of(tiny_data, tmp_path / "other", base, lora=LORA | {"targets": ["q_proj"], "init_from": str(adapter)})
+    other = lora_run(
+        tiny_data, tmp_path / "other", base, lora=LORA | {"targets": ["q_proj"], "init_from": str(adapter)}
+    )
     with pytest.raises(CheckpointError, match=r"trains other parameters: set lora.targets to|rank_pattern is|no such"):
         train(other)
 
 
 def test_adapters_are_not_lost_on_the_way(tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is of a run with adapters"):
-        train(run_of(tiny_data, tmp_path / "next", adapted))
+        train(lora_run(tiny_data, tmp_path / "next", adapted))
     with pytest.raises(CheckpointError, match=r"lora\.rank was 8 and is 2 \(the adapters were made so\)"):
-        train(run_of(tiny_data, adapted, base, lora=LORA | {"rank": 2}))
+        train(lora_run(tiny_data, adapted, base, lora=LORA | {"rank": 2}))
+    with pytest.raises(CheckpointError, match=r"was bf16 and is fp32 .*adapters were trained beside its rounding"):
+        train(lora_run(tiny_data, adapted, base, precision={"compute": "bf16", "frozen": "fp32"}))
     with pytest.raises(CheckpointError, match="run without adapters"):
         export_peft(find_checkpoint(base.parent / "run"), tmp_path / "none")
 
 
 def test_plan_and_dry_run_know_what_is_trained(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
-    config = run_of(tiny_data, tmp_path / "run", base)
+    config = lora_run(tiny_data, tmp_path / "run", base)
     planned = estimate_memory(config, resolve_layout(config, 1), stage_of(config)).fullest.at_peak
     (found,) = dry_run(config, 1).classes
     for purpose in (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER):

@@ -22,24 +22,22 @@ from glmforge.errors import ConfigError
 from glmforge.extras import MissingPackageError
 from glmforge.kernels import nf4
 from glmforge.kernels.nf4 import dequantise, quantise
-from glmforge.observe.record_files import read_jsonl
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 from glmforge.recipes.train import train
+from helpers.lora_runs import PHASE, lora_run, losses
 from helpers.models import tiny_config
 from helpers.stopping import StopAfter
 from helpers.tiny_data import VOCAB_SIZE, TinyData
 
 pytest.importorskip("torchao")
 
-PHASE = {"name": "main", "steps": 6, "seq_len": 32, "batch_size": 4}
 MODEL = tiny_config(
     vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, moe_intermediate_size=64, num_hidden_layers=2
 ).model_dump()
-LORA = {"rank": 8, "targets": ["all-linear"]}
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +56,8 @@ def base(run: Path) -> Path:
 
 
 def run_of(data: TinyData, directory: Path, base: Path, frozen: str = "nf4", **sections: Any) -> RunConfig:
-    settings = {
-        "model": MODEL,
-        "phases": [PHASE],
-        "lora": LORA,
-        "optim": {"lr": 2e-3, "warmup_steps": 0},
-        "precision": {"compute": "bf16", "frozen": frozen},
-        "checkpoint": {"every_steps": 3, "background": False},
-    }
-    return data.run_config(directory, init_from=str(base), **(settings | sections))
-
-
-def losses(run: Path) -> list[float]:
-    return [record["loss"] for record in read_jsonl(run / "metrics.jsonl")]
+    settings = {"model": MODEL, "precision": {"compute": "bf16", "frozen": frozen}}
+    return lora_run(data, directory, base, **(settings | sections))
 
 
 def test_codes_are_those_of_the_weights_that_are_read(tiny_data: TinyData, base: Path, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from glmforge.checkpoint import load_checkpoint, read_meta, verify_checkpoint
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.node_local import consolidate as room
-from glmforge.cluster.hosts import SshHost, Transfers
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.cluster.hosts.transfer import SshHost, Transfers
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import CheckpointError, HostError
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
@@ -317,4 +318,4 @@ def test_killed_at_any_moment_it_can_be_run_again(tmp_path: Path, template: Path
 def test_without_ssh_it_says_so(root: Path, tmp_path: Path) -> None:
     transfers = Transfers()
     with pytest.raises(HostError, match=r"^node1: there is no command 'no-such-ssh'"):
-        room.consolidate(root, tmp_path, [SshHost("node1", transfers, "no-such-ssh")], transfers)
+        room.consolidate(root, tmp_path, [SshHost("node1", transfers, Ssh(("no-such-ssh",)))], transfers)

@@ -28,6 +28,7 @@ from typing import IO, Any
 
 import torch
 
+from glmforge.cluster.environment.table_network import FLIGHT_RECORDER_EVENTS
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
@@ -52,7 +53,7 @@ def prepare_environment(output_dir: Path | None = None) -> None:
 
     With the run's directory, what NCCL writes when it loses patience first goes there too.
     """
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_EVENTS)
     if output_dir is not None and torch.cuda.is_available():
         hangs = RunDirectory(output_dir).hangs
         hangs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Machines as places to fetch files from: this one, or one that ssh reaches.
+"""Hosts as places to fetch files from: this machine, or one that ssh reaches.
 
 What is asked of a node needs a POSIX shell, find and tar there, nothing of ours. Files come by rsync where both ends
 have it, because it goes on in the middle of a file after an interruption, and otherwise in a stream of tar. Neither is
@@ -22,6 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn, TypeVar
 
 from glmforge.cluster.durable import fsync_directory
+from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable
 from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import HostError
 
@@ -30,13 +32,10 @@ Advance = Callable[[int], None]
 
 _COPY_BYTES = 4 << 20
 _AT_ONCE = 4  # nodes that are asked at the same time
-_UNREACHABLE = 255  # what ssh ends with if it is not the command that failed
 _NO_DIRECTORY = 44
-_SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
 _RSYNC_OPTIONS = ("--inplace", "--ignore-times", "-s", "--info=progress2", "--timeout=120")
 _DOOMED = ".deleted-consolidate-0"  # a run takes it, too, for what a process that is no more has left behind
 _PROGRESS = re.compile(rb"^\s*([\d,]+)\s+\d+%")
-_LOCAL = ("localhost", "127.0.0.1")
 
 
 class Cancelled(Exception):
@@ -150,9 +149,9 @@ class Host:
 
 
 class SshHost(Host):
-    """A machine that `ssh` (a command with options, "ssh -F config") reaches without asking for a password."""
+    """A machine that ssh reaches without asking for a password."""
 
-    def __init__(self, name: str, transfers: Transfers, ssh: str = "ssh") -> None:
+    def __init__(self, name: str, transfers: Transfers, ssh: Ssh) -> None:
         super().__init__(name, transfers)
         self.ssh = ssh
         self._has_rsync = False
@@ -196,7 +195,7 @@ class SshHost(Host):
     def _rsync(self, directory: PurePosixPath, listing: IO[bytes], target: Path, advance: Advance) -> None:
         host = f"[{self.name}]" if ":" in self.name else self.name
         source = f"{host}:{directory}/"
-        command = ["rsync", *_RSYNC_OPTIONS, "-e", f"{self.ssh} {_SSH_OPTIONS}", "--files-from=-", source, f"{target}/"]
+        command = ["rsync", *_RSYNC_OPTIONS, "-e", self.ssh.call(), "--files-from=-", source, f"{target}/"]
         with self._child(["env", "LC_ALL=C", *command], listing) as stream:
             done = 0
             for line in _lines(stream):
@@ -221,8 +220,7 @@ class SshHost(Host):
     def _remote(
         self, script: str, stdin: IO[bytes] | int = subprocess.DEVNULL, accept: Sequence[int] = (0,)
     ) -> contextlib.AbstractContextManager[IO[bytes]]:
-        command = [*shlex.split(self.ssh), *_SSH_OPTIONS.split(), "--", self.name, f"sh -c {shlex.quote(script)}"]
-        return self._child(command, stdin, accept)
+        return self._child(self.ssh.to_shell(self.name, script), stdin, accept)
 
     @contextlib.contextmanager
     def _child(
@@ -253,18 +251,20 @@ class SshHost(Host):
             self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
 
 
-def make_host(name: str, transfers: Transfers, ssh: str) -> Host:
+def make_host(name: str, transfers: Transfers, ssh: Ssh) -> Host:
     """The host of that name; localhost is this machine and needs no ssh."""
-    return Host(name, transfers) if name in _LOCAL else SshHost(name, transfers, ssh)
+    return Host(name, transfers) if name in LOCAL else SshHost(name, transfers, ssh)
 
 
 def _reason(status: int, stderr: IO[bytes]) -> str:
     stderr.seek(0)
-    said = [line.strip() for line in stderr.read().decode(errors="replace").splitlines() if line.strip()]
+    text = stderr.read().decode(errors="replace")
+    said = [line.strip() for line in text.splitlines() if line.strip()]
     # rsync names the file first and sums up last; ssh says it last.
     first = next((line for line in said if line.startswith(("rsync: ", "tar: "))), said[-1] if said else "")
-    if status == _UNREACHABLE:
-        return f"ssh does not reach it ({first or 'no reason given'}); it must, without a password: see --ssh"
+    if status == UNREACHABLE:
+        meaning, mend = explain_unreachable(text)
+        return f"ssh does not reach it ({meaning}); it must, without a password: {mend}; or see --ssh"
     return f"{first or 'no reason given'} (status {status})"
 
 

@@ -1,0 +1,55 @@
+"""All checks: one list, in the order in which a person would look. Diagnosis reads it, too."""
+
+import difflib
+from collections.abc import Sequence
+
+from glmforge.cluster.checks import (
+    clock,
+    gpu,
+    infiniband,
+    limits,
+    memory,
+    numa,
+    nvlink,
+    pcie,
+    processes,
+    roce,
+    versions,
+    xid,
+)
+from glmforge.cluster.checks.check import Check, Level
+from glmforge.errors import ConfigError
+from glmforge.files import shown
+
+CHECKS: tuple[Check, ...] = (
+    *versions.CHECKS,
+    *gpu.CHECKS,
+    *xid.CHECKS,
+    *nvlink.CHECKS,
+    *pcie.CHECKS,
+    *infiniband.CHECKS,
+    *roce.CHECKS,
+    *numa.CHECKS,
+    *clock.CHECKS,
+    *processes.CHECKS,
+    *memory.CHECKS,
+    *limits.CHECKS,
+)
+
+
+def choose_checks(level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
+    """The checks of a level, or those named, by name or by subject ("disk" for all "disk.*"). Raises `ConfigError`."""
+    for name in (*only, *skip):
+        if not any(_means(name, check) for check in CHECKS):
+            known = sorted({check.name for check in CHECKS} | {check.name.split(".")[0] for check in CHECKS})
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; 'glmforge cluster check --list' names them"
+            raise ConfigError(f"there is no check '{shown(name)}'{hint}")
+    wanted = [
+        check for check in CHECKS if (any(_means(name, check) for name in only) if only else check.level <= level)
+    ]
+    return [check for check in wanted if not any(_means(name, check) for name in skip)]
+
+
+def _means(name: str, check: Check) -> bool:
+    return name in (check.name, check.name.split(".")[0])

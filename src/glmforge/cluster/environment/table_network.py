@@ -1,0 +1,236 @@
+"""Variables of communication between ranks: NCCL, PyTorch's use of it, and gloo.
+
+NCCL chooses well by itself, and its guide says that most variables are for debugging and should not be kept in scripts.
+So few are set: what it cannot know (which interface leads to the other nodes), and what turns a silent fall-back to
+sockets into an error.
+"""
+
+from glmforge.cluster.environment.variable import RDMA, Variable
+
+_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
+_TORCH_NCCL = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
+_TORCH_DISTRIBUTED = "https://docs.pytorch.org/docs/stable/distributed.html"
+
+FLIGHT_RECORDER_EVENTS = "2000"
+"""Collectives that PyTorch remembers: those of the last steps, at some hundred bytes each."""
+
+ROWS: tuple[Variable, ...] = (
+    Variable(
+        name="NCCL_SOCKET_IFNAME",
+        group="NCCL",
+        found="exact_interface",
+        default="the first that is not lo or docker, InfiniBand's first",
+        meaning="Interface over which ranks find each other, and all bytes of the socket transport go.",
+        change="Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly "
+        "this one, `^` all but these.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_SOCKET_FAMILY",
+        group="NCCL",
+        found="family",
+        default="whichever address of the interface comes first",
+        meaning="IPv4 or IPv6 on that interface.",
+        change="`AF_INET6` if nodes have addresses of both kinds, but reach each other over IPv6 only.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_NET",
+        group="NCCL",
+        value="IB",
+        networks=RDMA,
+        default="the fastest that works",
+        meaning="Transport between nodes: with `IB` (InfiniBand and RoCE), a node whose adapters fail is an error "
+        "instead of a job that silently runs over sockets, many times slower.",
+        change="The name of the plugin, where one carries the traffic (AWS's EFA, SHARP): NCCL_DEBUG=INFO shows it.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_NET",
+        group="NCCL",
+        value="Socket",
+        networks=("tcp",),
+        default="the fastest that works",
+        meaning="Transport between nodes: sockets on every node, also on one that has an RDMA adapter.",
+        change="Leave it out if all nodes have working RDMA: that is faster (--network roce or infiniband).",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_HCA",
+        group="NCCL",
+        found="infiniband_devices",
+        networks=("infiniband",),
+        default="all active RDMA ports",
+        meaning="RDMA ports that NCCL uses; leaves out slower ones and Ethernet ports, which are for storage.",
+        change="Name the ports if storage has some of the same speed; `=` exactly these, `^` all but these.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_HCA",
+        group="NCCL",
+        found="roce_devices",
+        networks=("roce",),
+        default="all active RDMA ports",
+        meaning="RDMA ports that NCCL uses; leaves out slower ones.",
+        change="Name the ports if storage has some of the same speed; `=` exactly these, `^` all but these.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_ADDR_FAMILY",
+        group="NCCL",
+        found="family",
+        networks=("roce",),
+        nccl=("2.21", ""),
+        default="AF_INET",
+        meaning="Kind of address whose RoCE v2 GID NCCL takes; on a network of IPv6 alone the default finds none.",
+        change="As NCCL_SOCKET_FAMILY. NCCL_IB_ADDR_RANGE narrows it to a subnet.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_GID_INDEX",
+        group="NCCL",
+        found="gid_index",
+        networks=("roce",),
+        nccl=("", "2.21"),
+        default="-1: NCCL 2.21 and later finds the RoCE v2 address by itself, earlier ones take index 0",
+        meaning="Which of a port's addresses RoCE uses; index 0 is RoCE v1, which routers drop.",
+        change="Leave it alone with NCCL 2.21 or later: indices differ between ports and change when addresses do.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_SOCKET_NTHREADS",
+        group="NCCL",
+        found="socket_threads",
+        networks=("tcp",),
+        default="1; 2 on AWS, 4 with Google's gVNIC",
+        meaning="Threads per connection of the socket transport; one does not fill a fast link.",
+        change="More on 200 Gbit/s; times NCCL_NSOCKS_PERTHREAD it must stay at 64 or below.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_NSOCKS_PERTHREAD",
+        group="NCCL",
+        found="socket_threads",
+        networks=("tcp",),
+        default="1; 8 on AWS",
+        meaning="Sockets per thread of the socket transport.",
+        change="More where the network limits the speed of one socket, as clouds do.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_TC",
+        group="NCCL",
+        networks=("roce",),
+        default="0",
+        meaning="Traffic class of RoCE packets, by which switches know which of them must not be dropped (PFC, ECN).",
+        change="Set what the network's administrator configured, often 106; with 0 a lossless class goes unused.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_IB_TIMEOUT",
+        group="NCCL",
+        networks=RDMA,
+        default="20: 4.3 s, times NCCL_IB_RETRY_CNT = 7",
+        meaning="How long an RDMA packet waits for its acknowledgement: 4.096 us x 2^value.",
+        change="22 on very large networks that fail with error 12 of ibv_poll_cq.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_CROSS_NIC",
+        group="NCCL",
+        default="2: NCCL decides",
+        meaning="Whether a ring may enter a node by one adapter and leave by another.",
+        change="0 on networks with a switch per adapter (rails) that are slow between rails; 1 on one flat network.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_ALGO",
+        group="NCCL",
+        default="by size and number of ranks, for each call",
+        meaning="Algorithms that NCCL may use.",
+        change="Only to prove a defect of one; a fixed one makes every other size slower.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_PROTO",
+        group="NCCL",
+        default="by size, for each call",
+        meaning="Protocols that NCCL may use: LL, LL128, Simple.",
+        change="Only to prove a defect of one: Simple alone makes small messages several times slower, and LL128 where "
+        "the hardware lacks it corrupts data.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="NCCL_DEBUG",
+        group="NCCL",
+        value="WARN",
+        default="nothing is said",
+        meaning="How much NCCL says: a failing call with its reason.",
+        change="INFO once, to see which network and algorithm it uses; TRACE writes gigabytes.",
+        source=_NCCL,
+    ),
+    Variable(
+        name="TORCH_FR_BUFFER_SIZE",
+        group="PyTorch",
+        value=FLIGHT_RECORDER_EVENTS,
+        by_glmforge=True,
+        default="2000 in recent versions of PyTorch, 0 in earlier ones",
+        meaning="Collectives that PyTorch's flight recorder keeps: after a hang they show which rank lacks which one.",
+        change="More if a step has more collectives than that.",
+        source=_TORCH_NCCL,
+    ),
+    Variable(
+        name="TORCH_NCCL_DUMP_ON_TIMEOUT",
+        group="PyTorch",
+        value="1",
+        by_glmforge=True,
+        default="0",
+        meaning="Write the flight recorder's events when a collective runs into its time limit.",
+        change="Leave it.",
+        source=_TORCH_NCCL,
+    ),
+    Variable(
+        name="TORCH_FR_DUMP_TEMP_FILE",
+        group="PyTorch",
+        by_glmforge=True,
+        default="a file in /tmp of the node, or in ~/.cache",
+        meaning="Where those events are written, with the rank's number behind it: `hangs/nccl-rank-` of the run.",
+        change="Leave it: the run's directory is where all ranks' files come together.",
+        source=_TORCH_NCCL,
+    ),
+    Variable(
+        name="TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        group="PyTorch",
+        default="3: the process ends without aborting the communicator",
+        meaning="What a rank does whose collective fails or runs into its time limit.",
+        change="Leave it: with 0 a failed collective hangs for ever. The time limit itself is "
+        "`parallel.process_group_timeout_s` of the run's configuration; no variable sets it.",
+        source=_TORCH_NCCL,
+    ),
+    Variable(
+        name="TORCH_NCCL_BLOCKING_WAIT",
+        group="PyTorch",
+        default="0",
+        meaning="Whether wait() of a collective blocks the process, so that nothing overlaps.",
+        change="Only to find where a job hangs.",
+        source=_TORCH_NCCL,
+    ),
+    Variable(
+        name="TORCH_DISTRIBUTED_DEBUG",
+        group="PyTorch",
+        default="OFF",
+        meaning="Checks of every collective's shape and type on all ranks.",
+        change="DETAIL, for a job whose ranks disagree: it costs a collective per collective.",
+        source=_TORCH_DISTRIBUTED,
+    ),
+    Variable(
+        name="GLOO_SOCKET_IFNAME",
+        group="gloo",
+        found="interface",
+        default="the interface of the address that the host's name resolves to",
+        meaning="Interface of collectives on the CPU. The default is often the loopback, to which no other node "
+        "connects. A name, without NCCL's signs.",
+        change="As NCCL_SOCKET_IFNAME.",
+        source=_TORCH_DISTRIBUTED,
+    ),
+)

@@ -1,0 +1,194 @@
+"""Facts on their way from a node to a verdict; the node is this machine, and `ssh` a program of the test's own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from glmforge.cluster.checks.check import Check, Context, Level, Session
+from glmforge.cluster.checks.equal import compare_values
+from glmforge.cluster.checks.examine import REACH, examine
+from glmforge.cluster.checks.facts import FactError, Facts
+from glmforge.cluster.checks.outcome import Outcome, Status, failed, passed
+from glmforge.cluster.checks.probe import MARK, probe_program
+from glmforge.cluster.checks.registry import CHECKS, choose_checks
+from glmforge.cluster.checks.report import Group, as_json, exit_status, grouped
+from glmforge.cluster.checks.thresholds import Thresholds, threshold_table
+from glmforge.cluster.hosts.fanout import Fanout
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.config.cluster import ClusterConfig
+from glmforge.errors import ConfigError
+
+CONTEXT = Context(ClusterConfig(), Thresholds())
+
+
+def judge(facts: Facts, context: Context) -> Outcome:
+    return passed(f"{facts.number('open_files')}") if facts.number("open_files") else failed("none", "some", "raise it")
+
+
+CHECK = Check("limits.some", "there are any", Level.QUICK, "limits", judge=judge)
+
+
+def ssh_that(tmp_path: Path, script: str) -> Fanout:
+    program = tmp_path / "ssh"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return Fanout(Ssh((str(program),)))
+
+
+def statuses(findings: Mapping[str, Outcome]) -> dict[str, str]:
+    return {host: outcome.status.value for host, outcome in findings.items()}
+
+
+def test_this_machine_answers() -> None:
+    findings = examine(["localhost"], [CHECK], CONTEXT, Fanout())
+    assert statuses(findings.outcomes[REACH]) == {"localhost": "pass"}
+    assert statuses(findings.outcomes["limits.some"]) == {"localhost": "pass"}
+    assert exit_status(findings) == 0
+    assert as_json(findings)["checks"]["limits.some"]["localhost"]["status"] == "pass"
+
+
+def test_a_node_that_is_not_reached_is_never_passed(tmp_path: Path) -> None:
+    fanout = ssh_that(tmp_path, 'echo "ssh: connect to host: Connection refused" >&2; exit 255')
+    findings = examine(["localhost", "node1"], [CHECK], CONTEXT, fanout)
+    assert statuses(findings.outcomes[REACH]) == {"localhost": "pass", "node1": "fail"}
+    assert statuses(findings.outcomes["limits.some"]) == {"localhost": "pass", "node1": "skipped"}
+    assert exit_status(findings) == 1
+
+
+def facts_line(**probes: object) -> str:
+    return MARK + json.dumps(probes)
+
+
+@pytest.mark.parametrize(
+    ("printed", "failing", "reason"),
+    [
+        ("hello", REACH, "printed no facts"),
+        (MARK + "{", REACH, "not valid JSON"),
+        (MARK + "[" * 5000, REACH, "answer"),
+        (MARK + "[]", REACH, "must hold one JSON object"),
+        (facts_line(), CHECK.name, "no answer"),
+        (facts_line(limits={"facts": []}), CHECK.name, "nothing is known"),
+        (facts_line(limits={"error": "OSError: no"}), CHECK.name, "OSError: no"),
+        (facts_line(limits={"facts": {}}), CHECK.name, "open_files is missing"),
+        (facts_line(limits={"facts": {"open_files": "many"}}), CHECK.name, "not a number"),
+        (facts_line(limits={"facts": {"open_files": True}}), CHECK.name, "not a number"),
+    ],
+)
+def test_an_answer_that_is_none_fails_that_node(tmp_path: Path, printed: str, failing: str, reason: str) -> None:
+    (tmp_path / "answer").write_text(f"welcome to this node\n{printed}\n")
+    fanout = ssh_that(tmp_path, f"cat >/dev/null; cat {tmp_path}/answer")
+    findings = examine(["localhost", "node1"], [CHECK], CONTEXT, fanout)
+    outcome = findings.outcomes[failing]["node1"]
+    assert outcome.status is Status.FAIL
+    assert reason in outcome.value
+    assert findings.outcomes[failing]["localhost"].status is Status.PASS
+
+
+def test_a_probe_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = {
+        "hangs": "import time\ndef gather(cluster):\n    time.sleep(1000)",
+        "breaks": "def gather(cluster):\n    return 1 / 0",
+        "dies": "import os\ndef gather(cluster):\n    os._exit(1)",
+        "talks": "def gather(cluster):\n    print('x' * 100000)\n    return {'name': cluster['name']}",
+    }
+    monkeypatch.setattr("glmforge.cluster.checks.probe._source", sources.__getitem__)
+
+    def name_of(facts: Facts, context: Context) -> Outcome:
+        return passed(facts.text("name") or "")
+
+    checks = [Check(f"x.{name}", "", Level.QUICK, name, judge=name_of) for name in sources]
+    context = Context(ClusterConfig(name="mine"), Thresholds())
+    findings = examine(["localhost"], checks, context, Fanout(), probe_limit_s=3)
+    values = {name: of_hosts["localhost"].value for name, of_hosts in findings.outcomes.items()}
+    assert "no answer within 3 s" in values["x.hangs"]
+    assert "ZeroDivisionError" in values["x.breaks"]
+    assert "ended without an answer" in values["x.dies"]
+    assert values["x.talks"] == "mine"
+
+
+def test_what_a_configuration_holds_stays_data() -> None:
+    cluster = ClusterConfig.model_validate({"local_path": '/a\'"\\\n); import os; os.abort(); ("', "python": "\u2028"})
+    program = probe_program(["limits"], cluster, 1.0)
+    compile(program, "program", "exec")
+    findings = examine(["localhost"], [CHECK], Context(cluster, Thresholds()), Fanout())
+    assert findings.outcomes[CHECK.name]["localhost"].status is Status.PASS
+
+
+def test_a_check_that_acts_gets_who_answered(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def act(session: Session) -> Mapping[str, Outcome]:
+        seen.extend(session.hosts)
+        return {}
+
+    fanout = ssh_that(tmp_path, "exit 255")
+    findings = examine(["node1", "localhost"], [Check("a.b", "", Level.QUICK, act=act)], CONTEXT, fanout)
+    assert seen == ["localhost"]
+    assert statuses(findings.outcomes["a.b"]) == {"node1": "skipped", "localhost": "skipped"}
+
+
+def test_the_few_that_differ_are_named() -> None:
+    values = {"a": "2.11", "b": "2.11", "c": "2.12"}
+    assert statuses(compare_values(values, "torch", "install {expected}")) == {"a": "pass", "b": "pass", "c": "fail"}
+    assert compare_values(values, "torch", "install {expected}")["c"].mend == "install 2.11"
+    assert statuses(compare_values(values, "torch", "", expected="2.12")) == {"a": "fail", "b": "fail", "c": "pass"}
+    assert statuses(compare_values({"a": "1", "b": "2"}, "torch", "")) == {"a": "fail", "b": "fail"}
+    assert compare_values({}, "torch", "") == {}
+
+
+def test_facts_are_of_their_types() -> None:
+    facts = Facts({"n": 1.5, "t": "a\nb", "f": False, "l": ["a"], "o": {"n": 1}, "e": [{"n": 2}], "none": None})
+    assert (facts.number("n"), facts.text("t"), facts.flag("f")) == (1.5, "'a\\nb'", False)
+    assert (facts.texts("l"), facts.texts("none"), facts.each("none")) == (["a"], [], [])
+    inner = facts.inner("o")
+    assert inner is not None
+    assert (inner.number("n"), facts.each("e")[0].number("n")) == (1, 2)
+    for getter in (facts.number, facts.text, facts.flag, facts.texts, facts.inner, facts.each):
+        wrong = "t" if getter != facts.text else "n"
+        with pytest.raises(FactError):
+            getter(wrong)
+        with pytest.raises(FactError, match="missing"):
+            getter("no such")
+
+
+def test_checks_are_chosen_by_name_subject_and_level() -> None:
+    assert [check.name for check in choose_checks(Level.QUICK, only=["limits.files"])] == ["limits.files"]
+    assert {check.name.split(".")[0] for check in choose_checks(Level.QUICK, only=["limits"])} == {"limits"}
+    assert "limits.files" not in {check.name for check in choose_checks(Level.THOROUGH, skip=["limits"])}
+    assert {check.level for check in choose_checks(Level.QUICK)} == {Level.QUICK}
+    with pytest.raises(ConfigError, match=r"did you mean 'limits\.files'"):
+        choose_checks(Level.QUICK, only=["limit.files"])
+
+
+def test_every_check_has_a_name_and_a_sentence() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    for check in CHECKS:
+        assert check.name.count(".") == 1, check.name
+        assert check.about, check.name
+
+
+def test_every_limit_tells_its_source() -> None:
+    for name, rows in threshold_table().items():
+        for row in rows:
+            assert row.source, name
+            assert row.unit, name
+            assert row.about, name
+
+
+def test_a_limit_of_the_users_own_wins() -> None:
+    assert Thresholds().get("fd-limit").value == 65536
+    own = Thresholds({"fd-limit": 10}).get("fd-limit")
+    assert (own.value, own.source) == (10, "cluster.yaml")
+    with pytest.raises(ConfigError, match="did you mean 'fd-limit'"):
+        Thresholds({"fd-limits": 1})
+
+
+def test_a_thousand_nodes_with_the_same_trouble_are_one_line() -> None:
+    of_hosts = {f"n{number}": failed(f"{number} GB", "at least 2000 GB", "free some") for number in range(1000)}
+    of_hosts["good"] = passed("3000 GB", "at least 2000 GB")
+    bad, good = grouped(of_hosts)
+    assert (bad.status, bad.value, len(bad.hosts)) == (Status.FAIL, "0 GB, 1 GB, 2 GB and 997 other values", 1000)
+    assert good == Group(Status.PASS, ("3000 GB",), "at least 2000 GB", "", ("good",))
