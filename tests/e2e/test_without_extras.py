@@ -74,7 +74,6 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev heal": ("node1 --directory {out}/dev", None),
     "cluster dev down": ("--directory {out}/dev", None),
     "cluster env": ("--network tcp", None),
-    "cluster setup": ("--type mpi --hosts localhost --nodes 2 --dry-run", None),
 }
 ELSEWHERE = {
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
