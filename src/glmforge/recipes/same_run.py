@@ -1,6 +1,6 @@
 """What must be the same on all nodes of a run: the program, its settings, and the data.
 
-Program and settings are compared before the ranks communicate (`glmforge.parallel.meeting`), since ranks that differ in
+Program and settings are compared before the ranks communicate (`glmforge.cluster.meeting`), since ranks that differ in
 them wait for collectives that never come. Data is compared once each node has opened its own. A Hugging Face directory
 compares itself (`glmforge.checkpoint.convert.same_files`).
 """

@@ -104,7 +104,7 @@ def _ask(
         except HostError as error:
             findings.add(REACH, host, failed(str(error), "answers through ssh", "look at what its login shell prints"))
             continue
-        how = "this machine" if host in LOCAL else f"answered in {answer.seconds:.1f} s"
+        how = "this machine" if host in LOCAL else f"{answer.seconds:.1f} s"
         findings.add(REACH, host, passed(how, "answers through ssh"))
     return {host: nodes[host] for host in hosts if host in nodes}
 

@@ -116,6 +116,10 @@ class Facts:
         """Names of all facts."""
         return [shown(name) for name in self._values]
 
+    def plain(self) -> dict[str, Any]:
+        """Everything as it came, for JSON."""
+        return dict(self._values)
+
     def _get(self, name: str) -> Any:
         if name not in self._values:
             raise FactError(f"{name} is missing")

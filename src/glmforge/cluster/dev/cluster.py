@@ -18,7 +18,15 @@ from typing import Self
 
 from glmforge.cluster.dev import network
 from glmforge.cluster.dev.bring_up import BringUp, end_everything
-from glmforge.cluster.dev.host_processes import daemon_environment, end_host, ended_file, entering, wait_until
+from glmforge.cluster.dev.host_processes import (
+    HOST_MARK,
+    daemon_environment,
+    end_host,
+    end_marked,
+    ended_file,
+    entering,
+    wait_until,
+)
 from glmforge.cluster.dev.modes import choose_mode, plain_ssh_refusal
 from glmforge.cluster.dev.options import HEAD, DevOptions, check_rate
 from glmforge.cluster.dev.packages import CLOCK, ensure, needed
@@ -285,6 +293,8 @@ class DevCluster:
             network.disconnect(self._head, node)
         record = self.state.hosts[node]
         end_host(record, plain=plain)
+        if plain:
+            end_marked(f"{HOST_MARK}={node}@{self.directory}")
         record.keeper, record.launcher, record.cut = None, None, False
 
     def _named(self, host: str) -> str:

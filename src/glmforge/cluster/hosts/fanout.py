@@ -91,7 +91,7 @@ class Fanout:
         hosts: Sequence[str],
         script: str | Callable[[str], str],
         timeout_s: float,
-        stdin: bytes = b"",
+        stdin: bytes | Callable[[str], bytes] = b"",
         on_answer: Callable[[Answer], None] | None = None,
     ) -> dict[str, Answer]:
         """The answers by host, in the order of `hosts`, when all have come.
@@ -99,7 +99,7 @@ class Fanout:
         Args:
             script: for a POSIX shell; or what makes it from the host's name.
             timeout_s: for each host, counted from when it is asked.
-            stdin: what every script gets to read.
+            stdin: what every script gets to read; or what makes it from the host's name.
             on_answer: called with each answer as it comes, in the calling thread.
         """
         answers: dict[str, Answer] = {}
@@ -110,13 +110,18 @@ class Fanout:
         return {host: answers[host] for host in hosts}
 
     def answers(
-        self, hosts: Sequence[str], script: str | Callable[[str], str], timeout_s: float, stdin: bytes = b""
+        self,
+        hosts: Sequence[str],
+        script: str | Callable[[str], str],
+        timeout_s: float,
+        stdin: bytes | Callable[[str], bytes] = b"",
     ) -> Iterator[Answer]:
         """Answers as they come. Whoever stops iterating ends what is still running."""
         self._stopped.clear()
         with ThreadPoolExecutor(max(1, min(self.at_once, len(hosts)))) as pool:
             make = script if callable(script) else lambda _: script
-            futures = [pool.submit(self._ask, host, make(host), timeout_s, stdin) for host in hosts]
+            give = stdin if callable(stdin) else lambda _: stdin
+            futures = [pool.submit(self._ask, host, make(host), timeout_s, give(host)) for host in hosts]
             try:
                 for future in as_completed(futures):
                     yield future.result()

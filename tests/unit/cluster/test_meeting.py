@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from glmforge.cluster import meeting
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.parallel import meeting
-from glmforge.parallel.meeting import MeetingError, open_store, roll_call
+from glmforge.cluster.meeting import MeetingError, open_store, roll_call
 from helpers.distributed import free_port
 
 HOST = socket.gethostname()

@@ -1,0 +1,1 @@
+"""The search for slow hosts and slow paths between hosts."""

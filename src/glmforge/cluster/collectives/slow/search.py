@@ -1,0 +1,216 @@
+"""The search: which round is measured next, and what is known afterwards. It only thinks; who measures is another.
+
+1. Every two hosts once, in log2(N) rounds (`glmforge.cluster.collectives.slow.rounds`).
+2. Suspects again, three times each, in one round: slow pairs, and slow hosts with good partners. What was a disturbance
+   is gone then; what is left is reported.
+
+8 hosts need 3 + 1 rounds, 1,024 need 10 + 1; one more for each time that a host is lost on the way, whose group could
+not finish: what that lacks is measured again without it, `_TRIES` times at most.
+
+What log2(N) rounds are, and what they are not. A host's speed shows in any exchange, so that with one exchange in each
+round (`max_partners=1`) all slow hosts and slow paths between neighbouring blocks are found in a time that grows with
+log2(N). The path between two hosts shows in no exchange but their own, as long as it has capacity for what else goes
+over it: in a collective of many hosts that is a small part of each host's traffic, and a path at half speed delays
+nothing. Whoever wants to know of all N (N - 1) / 2 paths has to send that many messages, N - 1 from each host one after
+the other. So the rounds' number grows with log2(N), the exchanges in them to N - 1; seconds, at some milliseconds each.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from glmforge.cluster.collectives.slow.explain import (
+    Floats,
+    SlowHost,
+    SlowPath,
+    host_speeds,
+    slow_hosts,
+    slow_pairs,
+    slow_paths,
+    typical,
+)
+from glmforge.cluster.collectives.slow.rounds import Round, chosen_round, halves_round, num_levels
+
+_TRIES = 3
+"""Of a round whose measurements are not complete."""
+_TRIES_OF_SUSPECTS = 2
+_REPEATS = 3
+"""Measurements of a suspect."""
+_WITNESSES = 3
+"""Good partners with whom a suspected host is measured again."""
+_MOST_EXCHANGES = 48
+"""Of a host in the round of suspects, each of which is repeated."""
+
+
+class Measured(NamedTuple):
+    """What a round gave.
+
+    Attributes:
+        first, second: positions of the two hosts of each exchange.
+        bandwidth: GB/s in one direction; NaN if the exchange was not finished; 0 if it was given up by both.
+        lost: hosts that did not answer at all.
+    """
+
+    first: npt.NDArray[np.integer]
+    second: npt.NDArray[np.integer]
+    bandwidth: Floats
+    lost: Sequence[int] = ()
+
+
+class Findings(NamedTuple):
+    """What the search found; hosts are positions, bandwidths GB/s in one direction.
+
+    Attributes:
+        hosts: slow hosts.
+        paths: slow paths, confirmed ones first.
+        lost: hosts that did not answer.
+        reference: what a pair of good hosts reaches.
+        num_measured, num_paths: paths between two hosts that answered: measured, and all.
+        num_rounds: that it took.
+        num_exchanges: that followed one another.
+    """
+
+    hosts: list[SlowHost]
+    paths: list[SlowPath]
+    lost: list[int]
+    reference: float
+    num_measured: int
+    num_paths: int
+    num_rounds: int
+    num_exchanges: int
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing slow, nobody lost, and no path that could be measured and was not."""
+        return not (self.hosts or self.paths or self.lost)
+
+
+class Search:
+    """Ask `next_round`, measure it, `record` it, until there is none; then `findings`.
+
+    Args:
+        num_hosts: at least 2; with 2 there is one path and nothing to compare it with but `expected`.
+        slow_below: share of the reference below which a host or a path is slow.
+        expected: GB/s that a pair has to reach; None compares the hosts with each other.
+        max_partners: of a host in a round; None is all.
+    """
+
+    def __init__(
+        self,
+        num_hosts: int,
+        *,
+        slow_below: float = 0.7,
+        expected: float | None = None,
+        max_partners: int | None = None,
+    ) -> None:
+        self.num_hosts, self.slow_below = num_hosts, slow_below
+        self._expected, self._max_partners = expected, max_partners
+        self._best: Floats = np.full((num_hosts, num_hosts), np.nan)
+        self._confirmed = np.zeros((num_hosts, num_hosts), dtype=bool)
+        self._lost: set[int] = set()
+        self._level, self._tries = 1, 0
+        self._num_rounds = self._num_exchanges = 0
+        self._reference = float("nan")
+
+    @property
+    def num_expected_rounds(self) -> int:
+        """If nobody is lost."""
+        return num_levels(self.num_hosts) + 1
+
+    def next_round(self) -> Round | None:
+        """The round to be measured now; None if the search is over."""
+        while self._level <= num_levels(self.num_hosts):
+            if self._tries < _TRIES:
+                chosen = halves_round(self._level, self.num_hosts, self._not_again(), self._max_partners)
+                if chosen.groups:
+                    return self._begin(chosen)
+            self._level, self._tries = self._level + 1, 0
+        if self._tries < _TRIES_OF_SUSPECTS:
+            chosen = self._suspects()
+            if chosen.groups:
+                return self._begin(chosen)
+        return None
+
+    def record(self, measured: Measured) -> None:
+        """Take in what the round that was asked for last gave."""
+        self._lost |= set(map(int, measured.lost))
+        first, second = np.minimum(measured.first, measured.second), np.maximum(measured.first, measured.second)
+        known = np.isfinite(measured.bandwidth)
+        first, second, bandwidth = first[known], second[known], measured.bandwidth[known]
+        if self._level > num_levels(self.num_hosts):
+            self._confirmed[first, second] = self._confirmed[second, first] = True
+        upper = np.where(np.isfinite(self._best), self._best, -np.inf)
+        np.maximum.at(upper, (first, second), bandwidth)
+        upper = np.maximum(upper, upper.T)
+        self._best = np.where(np.isfinite(upper), upper, np.nan)
+
+    def findings(self) -> Findings:
+        """What is known. Hosts that were lost are in no other finding."""
+        best, reference = self._of_the_living(), self._get_reference()
+        slow = slow_pairs(best, reference, self.slow_below)
+        paths = slow_paths(best, slow, self._confirmed)
+        living = self.num_hosts - len(self._lost)
+        return Findings(
+            hosts=slow_hosts(best, reference, self.slow_below),
+            paths=sorted(paths, key=lambda path: (not path.confirmed, path.bandwidth)),
+            lost=sorted(self._lost),
+            reference=reference,
+            num_measured=int(np.isfinite(best).sum()) // 2,
+            num_paths=living * (living - 1) // 2,
+            num_rounds=self._num_rounds,
+            num_exchanges=self._num_exchanges,
+        )
+
+    def _begin(self, chosen: Round) -> Round:
+        self._tries += 1
+        self._num_rounds += 1
+        self._num_exchanges += chosen.num_exchanges
+        return chosen
+
+    def _not_again(self) -> npt.NDArray[np.bool_]:
+        """[host, host]: pairs that were measured, or have a side that does not answer."""
+        done = np.isfinite(self._best)
+        gone = list(self._lost)
+        done[gone, :] = done[:, gone] = True
+        return done
+
+    def _suspects(self) -> Round:
+        """Slow hosts and slow paths that have not been measured again yet, the slowest first. Of a path between two
+        sets of hosts each host is measured once."""
+        best, reference = self._of_the_living(), self._get_reference()
+        slow = slow_pairs(best, reference, self.slow_below)
+        paths = [path for path in slow_paths(best, slow, self._confirmed) if path.bandwidth > 0 and not path.confirmed]
+        pairs = self._with_witnesses(best, reference)
+        for path in sorted(paths, key=lambda path: path.bandwidth):
+            pairs += [pair for pair in zip(path.first, path.second, strict=False) if slow[pair]]
+        return chosen_round("suspects again", dict.fromkeys(pairs), self.num_hosts, _MOST_EXCHANGES, _REPEATS)
+
+    def _with_witnesses(self, best: Floats, reference: float) -> list[tuple[int, int]]:
+        """Slow hosts with good partners, different ones as far as there are enough."""
+        suspects = [one.host for one in slow_hosts(best, reference, self.slow_below)]
+        speeds = host_speeds(best)
+        good = [host for host in range(self.num_hosts) if speeds[host] >= self.slow_below * reference]
+        if not good:
+            return []
+        pairs = [
+            (suspect, good[(place + turn * len(suspects)) % len(good)])
+            for turn in range(min(_WITNESSES, len(good)))
+            for place, suspect in enumerate(suspects)
+        ]
+        return [(min(pair), max(pair)) for pair in pairs if not self._confirmed[pair]]
+
+    def _of_the_living(self) -> Floats:
+        best = self._best.copy()
+        gone = list(self._lost)
+        best[gone, :] = best[:, gone] = np.nan
+        return best
+
+    def _get_reference(self) -> float:
+        """What good pairs reach; as it was when every pair had been measured, so that suspects stay the same."""
+        if self._expected is not None:
+            return self._expected
+        if np.isnan(self._reference):
+            self._reference = typical(self._of_the_living())
+        return self._reference
