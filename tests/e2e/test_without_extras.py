@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "model show": ("tiny", None),
     "checkpoint show": ("{run}", None),
     "checkpoint verify": ("{run}", None),
+    "checkpoint copy": ("{run} --to {out}/second", None),
     "checkpoint consolidate": ("{run}", None),
     "checkpoint reset-optimizer": ("{run} {out}/reset", None),
     "checkpoint diff": ("{run}/checkpoints/step-00000003 {run}/checkpoints/step-00000003", None),
@@ -63,6 +64,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "adapter merge": ("{run} {out}/adapter", None),
     "adapter convert": ("{run} {out}/adapters --base {run}", None),
     "cluster bench": ("--max-bytes 1M", None),
+    "cluster init": ("--hosts localhost --out {out}/cluster.yaml", None),
+    "cluster setup": ("--type manual --hosts localhost --dry-run --offline --out {out}/cluster", None),
     "cluster check": ("--local --only limits", None),
     "cluster dev up": ("--nodes 0 --directory {out}/dev", None),
     "cluster dev status": ("--directory {out}/dev", None),
@@ -72,14 +75,20 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev heal": ("node1 --directory {out}/dev", None),
     "cluster dev down": ("--directory {out}/dev", None),
     "cluster env": ("--network tcp", None),
+    "cluster clean": ("--path {out}/cache --dry-run", None),
+    "cluster stage": ("{data}/train --to {out}/cache", None),
 }
-ELSEWHERE = {"demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs"}
+ELSEWHERE = {
+    "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
+    "health": "its status is the machine's; `tests/integration/cluster/test_health.py` runs it",
+}
 REFUSES = {
     "control": "the run has ended",
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
     "cluster bench": "one rank has nobody to communicate with",
+    "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
     **dict.fromkeys(

@@ -23,6 +23,7 @@ from glmforge.cli import (
     export,
     fisher,
     generate,
+    health,
     init,
     model,
     report,
@@ -54,6 +55,7 @@ app.command("export")(export.export)
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
+app.command("health")(health.health)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")

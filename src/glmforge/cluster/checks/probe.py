@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
-from glmforge.cluster.checks.facts import Facts
+from glmforge.cluster.checks.facts import FactError, Facts, Times
 from glmforge.cluster.hosts.fanout import Answer
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import HostError
@@ -23,8 +24,21 @@ COMMAND = "exec python3 -I -"
 MARK = "glmforge-facts:"
 """Begins the line of the answer; a login shell may print others."""
 
+_TIMES = "times"
+"""Stands among the probes in an answer: the node's own clock."""
+
+_PACKAGE = "glmforge.cluster.checks.probes"
+_SHARED = ("reading", "nvml", "nvidia_smi")
+"""What probes may import from ours; it goes with those that do, each after what it imports itself."""
+
 _PROGRAM = r"""
-import json, os, select, signal, sys, time
+import json, os, select, signal, sys, time, types
+
+def share(modules):
+    for name, source in modules.items():
+        module = types.ModuleType(name)
+        exec(compile(source, name, "exec"), module.__dict__)
+        sys.modules[name] = module
 
 def run(name, source, cluster):
     space = {"__name__": name}
@@ -50,8 +64,10 @@ def start(name, source, cluster):
     os.close(writing)
     return pid, reading
 
-def main(sources, cluster, limit_s):
+def main(shared, sources, cluster, limit_s):
+    started = time.time()
     deadline = time.monotonic() + limit_s
+    share(shared)
     running = {}
     answers = {}
     for name, source in sources.items():
@@ -80,6 +96,7 @@ def main(sources, cluster, limit_s):
             os.killpg(pid, signal.SIGKILL)
         except OSError:
             pass
+    answers[TIMES] = {"facts": {"started": started, "ended": time.time()}}
     print(MARK + json.dumps(answers), flush=True)
     os._exit(0)
 """
@@ -103,8 +120,10 @@ def probe_program(names: Iterable[str], cluster: ClusterConfig, limit_s: float) 
     sources = {name: _source(name) for name in names}
     settings = cluster.model_dump(mode="json")
     # JSON's ASCII text of an ASCII text is a Python literal of it; whatever a path holds stays data.
-    call = f"main(json.loads({json.dumps(json.dumps(sources))}), json.loads({json.dumps(json.dumps(settings))}), "
-    return f"{_PROGRAM}\nMARK = {MARK!r}\n{call}{limit_s!r})\n".encode()
+    data = ", ".join(
+        f"json.loads({json.dumps(json.dumps(each))})" for each in (_shared(sources.values()), sources, settings)
+    )
+    return f"{_PROGRAM}\nMARK, TIMES = {MARK!r}, {_TIMES!r}\nmain({data}, {limit_s!r})\n".encode()
 
 
 def read_answer(answer: Answer, names: Iterable[str]) -> NodeFacts:
@@ -114,17 +133,41 @@ def read_answer(answer: Answer, names: Iterable[str]) -> NodeFacts:
     if line is None:
         raise HostError(f"{answer.host}: the probe printed no facts; is its python3 at least 3.8?")
     answers = parse_json(line.removeprefix(MARK), dict, source=f"{answer.host}'s answer", error=HostError)
+    times = _times(answers.get(_TIMES), answer)
     facts: dict[str, Facts] = {}
     errors: dict[str, str] = {}
     for name in names:
         found = answers.get(name)
         if isinstance(found, dict) and isinstance(found.get("facts"), dict):
-            facts[name] = Facts(found["facts"])
+            facts[name] = Facts(found["facts"], times)
         else:
             errors[name] = shown(found.get("error")) if isinstance(found, dict) else "no answer"
     return NodeFacts(facts, errors)
 
 
+def _times(found: Any, answer: Answer) -> Times | None:
+    """None if the node does not tell; who wants them says so."""
+    try:
+        clock = Facts(found["facts"] if isinstance(found, dict) and isinstance(found.get("facts"), dict) else {})
+        started, ended = clock.number("started"), clock.number("ended")
+    except FactError:
+        return None
+    if started is None or ended is None:
+        return None
+    return Times(answer.asked_at, started, ended, answer.asked_at + answer.seconds)
+
+
+def _shared(sources: Iterable[str]) -> dict[str, str]:
+    modules = {f"{_PACKAGE}.{name}": files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8") for name in _SHARED}
+    text = "\n".join(sources)
+    wanted: list[str] = []
+    for name, source in reversed(modules.items()):
+        if f"from {name} import" in text:
+            wanted.append(name)
+            text += source
+    return {name: modules[name] for name in modules if name in wanted}
+
+
 @cache
 def _source(name: str) -> str:
-    return files("glmforge.cluster.checks.probes").joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return files(_PACKAGE).joinpath(f"{name}.py").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """Hosts of a development cluster are brought up, at first and after a failure: all at the same time."""
 
 import os
+import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,10 @@ from contextlib import suppress
 from glmforge.cluster.dev import accounting, network
 from glmforge.cluster.dev.daemons import host_spec, hosts_file, make_munge_key
 from glmforge.cluster.dev.host_processes import (
+    CLUSTER_MARK,
     StartedHost,
     end_host,
+    end_marked,
     start_hosts,
     wait_until,
 )
@@ -19,7 +22,7 @@ from glmforge.cluster.dev.options import HEAD
 from glmforge.cluster.dev.places import Places, free_ports
 from glmforge.cluster.dev.slurm import answers, are_usable, run_slurm
 from glmforge.cluster.dev.slurm_files import write_slurm_files
-from glmforge.cluster.dev.sshd import LISTENING, make_keys, server_config, server_config_file, write_client_files
+from glmforge.cluster.dev.sshd import make_keys, server_config, server_config_file, write_client_files
 from glmforge.cluster.dev.state import ClusterState, HostRecord
 from glmforge.errors import HostError
 
@@ -96,7 +99,7 @@ class BringUp:
     def wait_until_up(self, names: Sequence[str]) -> None:
         """Until ssh servers answer, and Slurm says that these nodes can take jobs."""
         if self.state.ssh:
-            self.wait(lambda: all(map(self._listens, names)), "the ssh servers do not come up")
+            self.wait(lambda: all(map(self._answers_ssh, names)), "the ssh servers do not come up")
         if self.state.options.slurm:
             since = {name: self._slurmd_since.get(name, 0) for name in names}
             self.wait(lambda: are_usable(self.places, self.state, since), "Slurm's nodes do not come up")
@@ -174,15 +177,19 @@ class BringUp:
             record = self.state.hosts[name]
             record.keeper, record.launcher, record.cut = host.keeper, host.launcher, False
 
-    def _listens(self, name: str) -> bool:
-        log = self.places.log(name, "sshd")
-        return log.exists() and LISTENING in log.read_bytes()
+    def _answers_ssh(self, name: str) -> bool:
+        record = self.state.hosts[name]
+        with suppress(OSError), socket.create_connection((record.address, record.ports.get("sshd", 22)), 1.0) as server:
+            return server.recv(4) == b"SSH-"
+        return False
 
 
 def end_everything(places: Places, state: ClusterState) -> None:
     """End all hosts, the head first: with namespaces the others end with it."""
     for record in state.hosts.values():
         end_host(record, plain=state.mode == "plain")
+    if state.mode == "plain":
+        end_marked(f"{CLUSTER_MARK}={places.directory}")
     if state.uplink is not None:
         network.remove_uplink(state.uplink)
 

@@ -18,10 +18,18 @@ from typing import Self
 
 from glmforge.cluster.dev import network
 from glmforge.cluster.dev.bring_up import BringUp, end_everything
-from glmforge.cluster.dev.host_processes import daemon_environment, end_host, ended_file, entering, wait_until
+from glmforge.cluster.dev.host_processes import (
+    HOST_MARK,
+    daemon_environment,
+    end_host,
+    end_marked,
+    ended_file,
+    entering,
+    wait_until,
+)
 from glmforge.cluster.dev.modes import choose_mode, plain_ssh_refusal
 from glmforge.cluster.dev.options import HEAD, DevOptions, check_rate
-from glmforge.cluster.dev.packages import CLOCK, ensure, needed
+from glmforge.cluster.dev.packages import CLOCK, ensure, ensure_hosts_file, needed
 from glmforge.cluster.dev.places import Places
 from glmforge.cluster.dev.slurm import run_slurm
 from glmforge.cluster.dev.sshd import LISTENING, server_config, server_config_file, session_environment
@@ -62,6 +70,8 @@ class DevCluster:
                 slurm=options.slurm, accounting=options.accounting, namespaces=mode == "namespaces", ssh=mode != "plain"
             )
             ensure(wanted, say)
+            if mode == "namespaces":
+                ensure_hosts_file(say)
             ssh = mode == "namespaces" or plain_ssh_refusal() is None
             state = ClusterState(options=_absolute(options), mode=mode, ssh=ssh, hosts={}, why_plain=why_plain)
             cluster = cls(places, state)
@@ -285,6 +295,8 @@ class DevCluster:
             network.disconnect(self._head, node)
         record = self.state.hosts[node]
         end_host(record, plain=plain)
+        if plain:
+            end_marked(f"{HOST_MARK}={node}@{self.directory}")
         record.keeper, record.launcher, record.cut = None, None, False
 
     def _named(self, host: str) -> str:

@@ -23,6 +23,9 @@ from glmforge.cluster.process import ProcessIdentity, identify, is_alive
 from glmforge.errors import HostError
 
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
+CLUSTER_MARK, HOST_MARK = "GLMFORGE_DEV_CLUSTER", "GLMFORGE_DEV_HOST"
+"""Variables of every process in a cluster, and of sessions on one of its hosts."""
+
 _END_LIMIT_S = 30.0
 _POLL_S = 0.02
 
@@ -113,7 +116,7 @@ def daemon_environment(places: Places) -> dict[str, str]:
     """Variables of everything that runs in the cluster: those of this process, but Slurm's, and where Slurm is."""
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     path = os.pathsep.join([outer.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
-    marks = {"GLMFORGE_DEV_CLUSTER": str(places.directory), "SLURM_CONF": str(places.slurm_conf)}
+    marks = {CLUSTER_MARK: str(places.directory), "SLURM_CONF": str(places.slurm_conf)}
     return outer | {"PATH": path} | marks
 
 
@@ -132,6 +135,41 @@ def end_host(record: HostRecord, *, plain: bool) -> None:
     _send(keeper, signal.SIGTERM if plain else signal.SIGKILL)
     ending = [process for process in (keeper, record.launcher) if process is not None]
     wait_until(lambda: not any(map(_is_there, ending)), _END_LIMIT_S, f"process {keeper.pid} does not end")
+
+
+def end_marked(mark: str) -> None:
+    """End this user's processes with `mark`, NAME=VALUE, in their environment: jobs and commands of a plain cluster.
+
+    Those that this process was started by are spared: a shell on a node may end its own cluster.
+    """
+    spared = _ancestors()
+
+    def end_those_left() -> bool:
+        left = [pid for pid in _marked(mark) if pid not in spared]
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    wait_until(end_those_left, _END_LIMIT_S, f"processes with {mark} do not end")
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):  # another user's, or it has just ended
+                if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+    return found
+
+
+def _ancestors() -> set[int]:
+    found, pid = set(), os.getpid()
+    while pid > 0:
+        found.add(pid)
+        pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+    return found
 
 
 def wait_until(reached: Callable[[], bool], limit_s: float, otherwise: str) -> None:

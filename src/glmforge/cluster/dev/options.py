@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from glmforge.cluster.dev.places import SAFE_PATH
 from glmforge.errors import ConfigError
+from glmforge.files import shown
 
 MAX_NODES = 200
 """As many addresses as a cluster's network has, less the head's, this machine's and some."""
@@ -73,13 +75,21 @@ class DevOptions:
         if self.accounting and not self.slurm:
             raise ConfigError("accounting: is Slurm's, and this cluster is to have no Slurm; leave one of the two out")
         for name in ("prolog", "health_check"):
-            program = getattr(self, name)
-            if program is not None and not (program.is_file() and program.stat().st_mode & 0o100):
-                raise ConfigError(f"{name} {program}: is no executable file; write the program and chmod +x it")
+            if (program := getattr(self, name)) is not None:
+                _check_program(name, program)
 
     @property
     def node_names(self) -> tuple[str, ...]:
         return tuple(f"node{number}" for number in range(1, self.nodes + 1))
+
+
+def _check_program(name: str, program: Path) -> None:
+    if not SAFE_PATH.fullmatch(str(program.absolute())):
+        raise ConfigError(
+            f"{name} {shown(program)}: Slurm takes only paths of letters, digits and _+.-; move the program"
+        )
+    if not (program.is_file() and program.stat().st_mode & 0o100):
+        raise ConfigError(f"{name} {program}: is no executable file; write the program and chmod +x it")
 
 
 def check_rate(rate: str) -> str:

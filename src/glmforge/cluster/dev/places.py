@@ -15,7 +15,8 @@ from glmforge.errors import ConfigError, GlmforgeError, HostError
 from glmforge.files import shown
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
-_PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")
+SAFE_PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")
+"""What means nothing but itself in Slurm's files, and in a shell."""
 _FOLDERS = ("glmforge", "dev")
 _MARK = ".glmforge-dev-cluster"
 _LONGEST = 85
@@ -41,7 +42,7 @@ class Places:
 
     def __post_init__(self) -> None:
         path = str(self.directory)
-        if not _PATH.fullmatch(path) or ".." in self.directory.parts:
+        if not SAFE_PATH.fullmatch(path) or ".." in self.directory.parts:
             raise ConfigError(
                 f"{shown(path)}: Slurm takes only absolute paths of letters, digits and _+.-; set another --directory"
             )

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from glmforge.cluster.dev.host_processes import CLUSTER_MARK, HOST_MARK
 from glmforge.cluster.dev.places import Places, user_name
 from glmforge.cluster.dev.state import ClusterState, HostRecord
 from glmforge.errors import HostError
@@ -112,7 +113,7 @@ def server_config(places: Places, state: ClusterState, host: str) -> str:
 
 def session_environment(places: Places, state: ClusterState, host: str) -> dict[str, str]:
     """Variables of every session on a host."""
-    variables = {"GLMFORGE_DEV_CLUSTER": str(places.directory), "GLMFORGE_DEV_HOST": host}
+    variables = {CLUSTER_MARK: str(places.directory), HOST_MARK: f"{host}@{places.directory}"}
     if state.options.slurm:
         variables["SLURM_CONF"] = str(places.slurm_conf)
     return variables | clock_environment(state.hosts[host])

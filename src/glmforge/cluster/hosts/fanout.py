@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import IO
 
@@ -52,6 +52,7 @@ class Answer:
         status: the command's exit status; None if it has none (never started, ended by the time limit).
         stdout: at most `MAX_OUTPUT` bytes of it.
         reason, mend: in words, for whatever is not done; empty otherwise.
+        asked_at: when its command was started, in seconds since 1970 by our clock; 0 if it was not.
     """
 
     host: str
@@ -62,6 +63,7 @@ class Answer:
     seconds: float = 0.0
     reason: str = ""
     mend: str = ""
+    asked_at: float = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -89,7 +91,7 @@ class Fanout:
         hosts: Sequence[str],
         script: str | Callable[[str], str],
         timeout_s: float,
-        stdin: bytes = b"",
+        stdin: bytes | Callable[[str], bytes] = b"",
         on_answer: Callable[[Answer], None] | None = None,
     ) -> dict[str, Answer]:
         """The answers by host, in the order of `hosts`, when all have come.
@@ -97,7 +99,7 @@ class Fanout:
         Args:
             script: for a POSIX shell; or what makes it from the host's name.
             timeout_s: for each host, counted from when it is asked.
-            stdin: what every script gets to read.
+            stdin: what every script gets to read; or what makes it from the host's name.
             on_answer: called with each answer as it comes, in the calling thread.
         """
         answers: dict[str, Answer] = {}
@@ -108,13 +110,18 @@ class Fanout:
         return {host: answers[host] for host in hosts}
 
     def answers(
-        self, hosts: Sequence[str], script: str | Callable[[str], str], timeout_s: float, stdin: bytes = b""
+        self,
+        hosts: Sequence[str],
+        script: str | Callable[[str], str],
+        timeout_s: float,
+        stdin: bytes | Callable[[str], bytes] = b"",
     ) -> Iterator[Answer]:
         """Answers as they come. Whoever stops iterating ends what is still running."""
         self._stopped.clear()
         with ThreadPoolExecutor(max(1, min(self.at_once, len(hosts)))) as pool:
             make = script if callable(script) else lambda _: script
-            futures = [pool.submit(self._ask, host, make(host), timeout_s, stdin) for host in hosts]
+            give = stdin if callable(stdin) else lambda _: stdin
+            futures = [pool.submit(self._ask, host, make(host), timeout_s, give(host)) for host in hosts]
             try:
                 for future in as_completed(futures):
                     yield future.result()
@@ -131,7 +138,7 @@ class Fanout:
     def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes) -> Answer:
         here = host in LOCAL
         command = ["sh", "-c", script] if here else self.ssh.to_shell(host, script)
-        started = time.monotonic()
+        asked_at, started = time.time(), time.monotonic()
         try:
             with self._lock:
                 if self._stopped.is_set():
@@ -155,7 +162,8 @@ class Fanout:
                 self._running.discard(child)
         status = child.wait() if _has_ended(child, _END_S) else None
         seconds = time.monotonic() - started
-        return _judge(host, status if in_time else None, out, err, seconds, timeout_s, through_ssh=not here)
+        judged = _judge(host, status if in_time else None, out, err, seconds, timeout_s, through_ssh=not here)
+        return replace(judged, asked_at=asked_at)
 
 
 def _judge(

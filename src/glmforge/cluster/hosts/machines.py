@@ -48,6 +48,12 @@ def slurm_nodes(partition: str | None) -> list[str]:
     return expand_hosts(dict.fromkeys(wanted), "sinfo")
 
 
+def gres_of(partition: str | None) -> list[str]:
+    """What Slurm promises of devices on the nodes of a partition (None: of all), such as "gpu:h200:8"."""
+    options = [] if partition is None else [f"--partition={partition}"]
+    return _slurm("sinfo", "--noheader", "--format=%G", *options).split()
+
+
 def ssh_of(cluster: ClusterConfig) -> Ssh:
     """How the cluster's machines are reached. Raises `HostError`."""
     given = cluster.ssh

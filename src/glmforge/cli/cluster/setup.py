@@ -1,0 +1,187 @@
+"""`glmforge cluster setup`."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glmforge.cli.cluster.machines import (
+    ConfigArgument,
+    HostfileOption,
+    HostsOption,
+    PartitionOption,
+    SshOption,
+    read_cluster,
+)
+from glmforge.files import escaped
+from glmforge.observe.units import counted
+
+if TYPE_CHECKING:
+    from glmforge.cluster.setup.known_hosts import HostKey
+    from glmforge.cluster.setup.plan import Plan, Problem, Step
+    from glmforge.config.cluster import ClusterConfig
+
+
+class KindName(StrEnum):
+    """As `glmforge.cluster.setup.wanted.Kind`."""
+
+    slurm = "slurm"
+    mpi = "mpi"
+    manual = "manual"
+
+
+def setup(
+    config: ConfigArgument = None,
+    kind: Annotated[
+        KindName, typer.Option("--type", help="What starts jobs: Slurm, mpirun, or torchrun through ssh.")
+    ] = KindName.slurm,
+    nodes: Annotated[int | None, typer.Option(min=1, help="How many there must be; anything else is an error.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=0, max=64, help="As in cluster.yaml.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Where ranks meet.", show_default="the first node")] = None,
+    master_port: Annotated[int | None, typer.Option(min=1, max=65535, help="As in cluster.yaml.")] = None,
+    nvme_path: Annotated[Path | None, typer.Option(help="Where each node's own fast disk is mounted.")] = None,
+    hosts: HostsOption = None,
+    hostfile: HostfileOption = None,
+    partition: PartitionOption = None,
+    ssh: SshOption = None,
+    out: Annotated[Path, typer.Option(help="Directory for scripts, keys and the journal.")] = Path("cluster"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every change in full, and make none.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="With --dry-run: connect to nothing, as if nodes had nothing.")
+    ] = False,
+    accept_host_keys: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Lines of a host and the fingerprint that its key must have.")
+    ] = None,
+    confirm_host_keys: Annotated[
+        bool, typer.Option("--confirm-host-keys", help="Show new host keys and ask whether they are right.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that somebody else wrote or changed.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Take back everything that setup has changed.")] = False,
+) -> None:
+    """Set up nodes: directories, hostfile, ssh keys, launch and job scripts. Run twice, it changes nothing.
+
+    Exit status 0: all is set up, or would be. 1: something stands in the way; it is named, and the rest is done.
+
+    Examples:
+
+        glmforge cluster setup --type slurm --partition gpu --nodes 128 --nvme-path /local/nvme --dry-run
+
+        glmforge cluster setup --type manual --hostfile hosts.txt --accept-host-keys fingerprints.txt
+
+        glmforge cluster setup --hostfile hosts.txt --undo
+    """
+    from glmforge.cluster.hosts.machines import machines_of
+    from glmforge.cluster.setup.journal import Journal
+    from glmforge.cluster.setup.known_hosts import read_accepted
+    from glmforge.cluster.setup.setup import Options, Setup
+    from glmforge.cluster.setup.wanted import Wanted
+    from glmforge.observe.work_progress import work_progress
+
+    if offline and not dry_run:
+        raise typer.BadParameter("--offline is for --dry-run only: setup must ask the nodes")
+    if accept_host_keys is not None and confirm_host_keys:
+        raise typer.BadParameter("give --accept-host-keys or --confirm-host-keys, not both")
+    if confirm_host_keys and not sys.stdin.isatty():
+        raise typer.BadParameter("--confirm-host-keys needs a terminal; give --accept-host-keys FILE")
+    cluster = _with_options(
+        read_cluster(config, hosts, hostfile, partition, ssh), gpus_per_node, master_addr, master_port, nvme_path
+    )
+    if undo:
+        _undo(cluster, out, dry_run)
+        return
+    if kind is KindName.slurm and cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
+        from glmforge.config.cluster import SlurmConfig
+
+        cluster = cluster.model_copy(update={"slurm": SlurmConfig()})
+    wanted = Wanted.of(kind.value, cluster, machines_of(cluster), out, nodes)
+    options = Options(
+        dry_run=dry_run,
+        offline=offline,
+        accepted={} if accept_host_keys is None else read_accepted(accept_host_keys),
+        confirm=_confirm if confirm_host_keys else None,
+        force=force,
+    )
+    waits = nullcontext(_show_nothing) if confirm_host_keys else work_progress("nodes", 64)
+    with waits as show:
+        work = Setup(wanted, options, lambda what, done, total: show(done, f"{what}: {done} of {total}"))
+        if dry_run:
+            plan, tests = work.plan(Journal(wanted.out)), None
+            problems: list[Problem] = []
+        else:
+            with Journal.opened(wanted.out) as journal:
+                plan, problems, tests = work.run(journal)
+    _show(plan, tests)
+    for problem in problems:
+        typer.echo(f"  error: {escaped(str(problem))}")
+    found = [*plan.problems, *problems, *(tests.problems if tests else [])]
+    typer.echo(_summary(plan, found, dry_run))
+    raise typer.Exit(1 if any(problem.is_error for problem in found) else 0)
+
+
+def _with_options(
+    cluster: "ClusterConfig", gpus: int | None, address: str | None, port: int | None, nvme_path: Path | None
+) -> "ClusterConfig":
+    given = {"gpus_per_node": gpus, "master_addr": address, "master_port": port, "local_path": nvme_path}
+    return cluster.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _undo(cluster: "ClusterConfig", out: Path, dry_run: bool) -> None:
+    from glmforge.cluster.setup.journal import Journal
+    from glmforge.cluster.setup.setup import undo_setup
+    from glmforge.observe.work_progress import work_progress
+
+    if dry_run:
+        for entry in Journal(out).open_entries:
+            where = f"{entry.host}: " if entry.host else ""
+            typer.echo(escaped(f"{where}take back {entry.change['kind']} {entry.change['path']}"))
+        return
+    with work_progress("nodes", 64) as show:
+        undone = undo_setup(cluster, out, lambda done, total: show(done, f"undoing: {done} of {total}"))
+    for line in undone.refused:
+        typer.echo(f"  error: {escaped(line)}")
+    for failure in undone.failures:
+        typer.echo(f"  error: {failure.host}: {escaped(failure.reason)}; {failure.mend}, then --undo again")
+    if undone.kept:
+        typer.echo(f"kept until then: {', '.join(map(escaped, undone.kept))}")
+    typer.echo(f"{counted(undone.num_undone, 'change')} taken back" + ("" if undone.is_whole else "; not all"))
+    raise typer.Exit(0 if undone.is_whole else 1)
+
+
+def _show_nothing(done: float, told: str) -> None:
+    pass
+
+
+def _show(plan: "Plan", tests: "Step | None") -> None:
+    """Each step with its changes in full and what stands in the way."""
+    from glmforge.cluster.setup.change import describe
+
+    for number, planned in enumerate(plan.steps, start=1):
+        step = tests if tests is not None and planned.title == tests.title else planned
+        nothing = "" if step.changes or step.problems or step.notes else ": nothing to change"
+        typer.echo(f"{number}. {step.title}{nothing}")
+        for line in [*step.notes, *describe(step.changes)]:
+            typer.echo(f"  {escaped(line)}")
+        for problem in step.problems:
+            typer.echo(f"  {'error' if problem.is_error else 'warning'}: {escaped(str(problem))}")
+    if plan.new_keys:
+        typer.echo("\nHost keys that nobody has accepted; compare them with what the machines say of themselves:")
+        for key in plan.new_keys:
+            typer.echo(f"  {key.shown}")
+
+
+def _summary(plan: "Plan", problems: "Sequence[Problem]", dry_run: bool) -> str:
+    count = len(plan.changes)
+    errors = sum(problem.is_error for problem in problems)
+    done = "to be made" if dry_run else "made"
+    said = f"{counted(count, 'change')} {done}" if count else "nothing to change"
+    return f"{said}; {counted(errors, 'error')}" if errors else said
+
+
+def _confirm(keys: "Sequence[HostKey]") -> bool:
+    for key in keys:
+        typer.echo(f"  {key.shown}")
+    return typer.prompt("Are these the machines' own fingerprints? yes or no", default="no") == "yes"

@@ -1,0 +1,44 @@
+"""Faults that are planted on a node, and the checks that must notice each of them: those, and no others.
+
+A list of `PlantedFault` serves for any kind of node: a directory that stands for one, or a host in a namespace.
+`plant` is given the node and mends it again when the `with` block ends:
+
+    with fault.plant(node):
+        assert not_passed(node) == fault.checks
+    assert not_passed(node) == set()
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+Node = TypeVar("Node")
+
+
+@dataclass(frozen=True)
+class PlantedFault(Generic[Node]):
+    """One thing that is wrong with a node.
+
+    Attributes:
+        name: in a few words: "a GPU is missing".
+        plant: breaks the node, and mends it when the context ends.
+        checks: names of the checks that then fail or warn.
+    """
+
+    name: str
+    plant: Callable[[Node], AbstractContextManager[None]]
+    checks: frozenset[str]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def matrix(faults: Iterable[PlantedFault[Any]], checks: Iterable[str], noticed: Mapping[str, Iterable[str]]) -> str:
+    """Faults by checks as CSV: "x" where a check noticed a fault; `noticed` has the checks by the fault's name."""
+    columns = list(checks)
+    lines = [",".join(["fault", *columns])]
+    for fault in faults:
+        found = set(noticed[fault.name])
+        lines.append(",".join([fault.name.replace(",", ";"), *("x" if check in found else "" for check in columns)]))
+    return "\n".join(lines) + "\n"
