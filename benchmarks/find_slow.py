@@ -1,6 +1,6 @@
 """How often the search for slow hosts and paths is right, on simulated hosts.
 
-    python benchmarks/find_slow.py [--few 200] [--many 5]     # writes benchmarks/results/find_slow.json
+    python benchmarks/find_slow.py [--few 400] [--many 10]     # writes benchmarks/results/find_slow.json
 
 Each trial plants something among hosts (`glmforge.cluster.collectives.slow.simulate` states the model) and counts as
 right if exactly that is named, no more and no less: a slow host, two of them, a slow path between two hosts, between
@@ -108,8 +108,8 @@ def fewest_exchanges(num_hosts: int, count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--few", type=int, default=200, help="trials of each kind at 8 hosts")
-    parser.add_argument("--many", type=int, default=5, help="trials of each kind at 1,024 hosts")
+    parser.add_argument("--few", type=int, default=400, help="trials of each kind at 8 hosts")
+    parser.add_argument("--many", type=int, default=10, help="trials of each kind at 1,024 hosts")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result: dict[str, Any] = {"slow_share": SHARE, "slow_below": 0.7, "hosts_8": {}, "hosts_1024": {}}
@@ -118,7 +118,7 @@ def main() -> None:
         for plant, make in PLANTS.items():
             result["hosts_8"][name][plant] = trials(8, make, noise, options.few)
             print(8, name, plant, result["hosts_8"][name][plant], flush=True)
-    for name, share in (("usual", 1.0), ("noisy", 0.2)):
+    for name, share in (("usual", 1.0), ("noisy", 0.3)):
         result["hosts_1024"][name] = {}
         for plant, make in PLANTS.items():
             result["hosts_1024"][name][plant] = trials(1024, make, NOISE[name], max(1, int(options.many * share)))

@@ -189,12 +189,14 @@ class Search:
         slow = slow_pairs(best, reference, self.slow_below)
         enough = self._times_again >= self._times_needed
         paths = [path for path in slow_paths(best, slow, enough) if path.bandwidth > 0 and not path.confirmed]
-        pairs = self._with_witnesses(best, reference)
+        pairs: list[tuple[int, int]] = []
         for path in sorted(paths, key=lambda path: path.bandwidth):
             pairs += [pair for pair in zip(path.first, path.second, strict=False) if slow[pair]]
-        if not self._times_again.any() and len(pairs) * (len(pairs) / np.isfinite(best).sum()) ** _REPEATS > _BY_CHANCE:
+        suspected = len(pairs) / max(1, int(np.isfinite(best).sum()) // 2)
+        if not self._times_again.any() and len(pairs) * suspected**_REPEATS > _BY_CHANCE:
             self._times_needed = 2
-        return chosen_round("suspects again", dict.fromkeys(pairs), self.num_hosts, _MOST_EXCHANGES, _REPEATS)
+        chosen = dict.fromkeys([*self._with_witnesses(best, reference), *pairs])
+        return chosen_round("suspects again", chosen, self.num_hosts, _MOST_EXCHANGES, _REPEATS)
 
     def _with_witnesses(self, best: Floats, reference: float) -> list[tuple[int, int]]:
         """Slow hosts with good partners, different ones as far as there are enough."""
