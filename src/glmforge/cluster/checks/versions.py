@@ -136,6 +136,9 @@ def as_expected(nodes: Mapping[str, Facts], context: Context) -> Mapping[str, Ou
     outcomes: dict[str, Outcome] = {}
     for host, facts in nodes.items():
         try:
+            if facts.inner("packages") is None:
+                outcomes[host] = skipped("its Python does not run")
+                continue
             found = {name: _package(name)(facts) or "not installed" for name in wanted}
         except FactError as error:
             outcomes[host] = failed(f"nothing is known: {error}", "", "look at what its probe answers")
