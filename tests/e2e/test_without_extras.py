@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "model show": ("tiny", None),
     "checkpoint show": ("{run}", None),
     "checkpoint verify": ("{run}", None),
+    "checkpoint copy": ("{run} --to {out}/second", None),
     "checkpoint consolidate": ("{run}", None),
     "checkpoint reset-optimizer": ("{run} {out}/reset", None),
     "checkpoint diff": ("{run}/checkpoints/step-00000003 {run}/checkpoints/step-00000003", None),
@@ -74,6 +75,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster dev heal": ("node1 --directory {out}/dev", None),
     "cluster dev down": ("--directory {out}/dev", None),
     "cluster env": ("--network tcp", None),
+    "cluster clean": ("--path {out}/cache --dry-run", None),
+    "cluster stage": ("{data}/train --to {out}/cache", None),
 }
 ELSEWHERE = {
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
@@ -85,6 +88,7 @@ REFUSES = {
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
     "cluster bench": "one rank has nobody to communicate with",
+    "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
     **dict.fromkeys(

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from glmforge.cli.checkpoint import consolidate, interruptible, progress_bar
+from glmforge.cli.checkpoint import consolidate, progress_bar
+from glmforge.cli.interruptible import interruptible
 
 app = typer.Typer(help="Show, collect, merge and convert adapters (LoRA).", no_args_is_help=True)
 

@@ -4,8 +4,7 @@ torch is imported inside the commands, so that `--help` answers at once.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,13 +22,16 @@ from glmforge.cli.checkpoint_contents import (
     show_local,
     show_run,
 )
+from glmforge.cli.checkpoint_copy import copy
+from glmforge.cli.interruptible import interruptible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from glmforge.checkpoint.diff import CheckpointDifference
 
-app = typer.Typer(help="Show, verify, collect, compare and change checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
+app.command("copy")(copy)
 
 _PathArgument = Annotated[
     Path, typer.Argument(help="A checkpoint (step-...), a run's directory, or its directory on a node's own disk.")
@@ -240,16 +242,6 @@ def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Pat
     if local_dir is None:
         raise CheckpointError(f"{run_dir}: its config.yaml names no checkpoint.local_dir; give --local-dir")
     return config.name if config else run_dir.absolute().name, local_dir
-
-
-@contextmanager
-def interruptible(hint: str) -> Iterator[None]:
-    """On Ctrl-C, say what has become of the work, and end as a program that was interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:  # typer ends with 130, too, but says nothing
-        typer.echo(f"glmforge: interrupted; {hint}", err=True)
-        raise typer.Exit(130) from None
 
 
 def progress_bar(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":

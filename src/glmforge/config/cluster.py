@@ -9,6 +9,7 @@
 `glmforge cluster init` writes one from what it finds. Every command of `glmforge cluster` reads it.
 """
 
+import sys
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints, model_validator
@@ -70,7 +71,10 @@ class ClusterConfig(Strict):
     planned_checkpoint_gb: PositiveFloat | None = Field(
         default=None, description="room that the run's checkpoints need, as 'glmforge plan' says"
     )
-    python: str = Field(default="python3", description="on the nodes, with glmforge for what runs a job")
+    python: str = Field(
+        default_factory=lambda: sys.executable,
+        description="of the nodes, with glmforge; by default the one that runs this command, at the same path",
+    )
     ssh: SshConfig = SshConfig()
     monitoring: MonitoringConfig = MonitoringConfig()
     thresholds: dict[str, float] = Field(

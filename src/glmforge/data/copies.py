@@ -33,11 +33,6 @@ class Copy(NamedTuple):
     checksum: str | None
 
 
-def place_for(directory: Path, cache_dir: Path) -> Path:
-    """Where copies of the files of `directory` lie. Files of one name from different directories are kept apart."""
-    return cache_dir / hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:12]
-
-
 def copy_missing(
     files: Sequence[Copy],
     cache_dir: Path,

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from glmforge.cluster.storage.place import CACHE_LOCK
 from glmforge.errors import DataError
 
 
@@ -96,7 +97,7 @@ def alone_in(directory: Path) -> Iterator[None]:
     """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
+        lock = (directory / CACHE_LOCK).open("w")
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -35,6 +35,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from glmforge.cluster.storage.leave_trace import scratch_prefix
 from glmforge.parallel.world import World
 
 COMMUNICATION_AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
@@ -271,7 +272,7 @@ def _num_bytes(values: Iterable[Any]) -> int:
 
 
 def _trace_events(trace: profile) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="communication-") as folder:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix("communication")) as folder:
         path = Path(folder) / "trace.json"
         trace.export_chrome_trace(str(path))
         return parse_trace(path.read_bytes())

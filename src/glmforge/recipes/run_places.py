@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from glmforge.checkpoint.collective import run_on_rank_zero
+from glmforge.cluster.storage.leave_trace import leave_trace
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
@@ -27,7 +28,7 @@ def run_places(config: RunConfig, world: World) -> Iterator[None]:
     to nothing.
     """
     lease_s, apart = config.fault_tolerance.lock_lease_s, config.checkpoint.dir
-    with run_lock(config.output_dir, world, lease_s):
+    with leave_trace("glmforge train", config.output_dir), run_lock(config.output_dir, world, lease_s):
         run_on_rank_zero(lambda: _link_all(config))
         with run_lock(apart, world, lease_s) if apart is not None else nullcontext():
             yield

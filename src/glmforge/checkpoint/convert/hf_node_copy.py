@@ -11,7 +11,8 @@ from pathlib import Path
 from glmforge.checkpoint.collective import rank, run_each_unhurried
 from glmforge.checkpoint.convert.hf_files import files_to_read
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.data.copies import Copy, copy_missing, place_for
+from glmforge.cluster.storage.place import place_for
+from glmforge.data.copies import Copy, copy_missing
 from glmforge.data.files import alone_in
 from glmforge.errors import CheckpointError, DataError
 from glmforge.observe.units import format_bytes

@@ -41,6 +41,7 @@ from glmforge.cluster.durable import write_durably
 from glmforge.cluster.hosts.transfer import Host, Transfers
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
+from glmforge.cluster.storage.leave_trace import scratch_prefix
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 
@@ -114,7 +115,7 @@ def consolidate(
 def _take_inventory(host: Host, local_root: Path) -> _Inventory:
     parts: dict[int, list[Part]] = {}
     problems: dict[int, list[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="glmforge-parts-") as empty:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix("parts")) as empty:
         below = host.fetch_matching(PurePosixPath(local_root), "step-*/part-*.json", Path(empty))
         for directory in list_checkpoints(below):
             found, unreadable = read_parts(directory)

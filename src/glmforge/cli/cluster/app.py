@@ -2,7 +2,7 @@
 
 import typer
 
-from glmforge.cli.cluster import bench, check, dev, env, init, setup
+from glmforge.cli.cluster import bench, check, clean, dev, env, init, setup, stage
 
 app = typer.Typer(no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine.")
 app.command("init")(init.init)
@@ -10,4 +10,6 @@ app.command("check")(check.check)
 app.command("setup")(setup.setup)
 app.command("env")(env.env)
 app.command("bench")(bench.bench)
+app.command("stage")(stage.stage)
+app.command("clean")(clean.clean)
 app.add_typer(dev.app, name="dev")

@@ -21,8 +21,10 @@ from glmforge.cli.cluster.machines import (
 
 if TYPE_CHECKING:
     from glmforge.cluster.checks.examine import Findings
+    from glmforge.cluster.checks.outcome import Status
 
 _COLOURS = {"pass": "green", "warning": "yellow", "fail": "red", "skipped": "dim"}
+_MARGIN = 36
 
 
 class LevelName(StrEnum):
@@ -94,21 +96,31 @@ def check(
 
 def _print(findings: "Findings") -> None:
     from glmforge.cluster.checks.outcome import Status
-    from glmforge.cluster.checks.report import grouped, name_hosts, summary
+    from glmforge.cluster.checks.report import grouped, summary
+    from glmforge.cluster.hosts.fold import fold_hosts
 
     console = Console(soft_wrap=True, highlight=False)
+    nothing_found: dict[str, list[str]] = {}
     for name, of_hosts in findings.outcomes.items():
         groups = grouped(of_hosts)
-        for outcome, hosts in groups.items():
-            if outcome.status is Status.PASS and len(groups) > 1:
+        for group in groups:
+            if group.status is Status.PASS and len(groups) > 1:
                 continue  # told in the summary
-            colour = _COLOURS[outcome.status.value]
-            where = "" if len(hosts) == len(findings.hosts) else f"{name_hosts(hosts)}: "
-            limit = f" ({outcome.threshold})" if outcome.threshold else ""
-            console.print(f"[{colour}]{outcome.status.value:8}[/] {name:24} {escape(where + outcome.value + limit)}")
-            if outcome.mend:
-                console.print(f"{'':33} -> {escape(outcome.mend)}")
+            where = "" if len(group.hosts) == len(findings.hosts) else f"{fold_hosts(group.hosts)}: "
+            if group.status is Status.SKIPPED and not group.mend:
+                nothing_found.setdefault(where + group.value, []).append(name)
+                continue
+            limit = f" ({group.threshold})" if group.threshold else ""
+            _print_line(console, group.status, name, where + group.value + limit)
+            if group.mend:
+                console.print(f"{'':{_MARGIN}}-> {escape(group.mend)}")
+    for reason, names in nothing_found.items():
+        console.print(f"[{_COLOURS['skipped']}]skipped [/] {escape(reason)}: {', '.join(names)}")
     console.print(summary(findings))
+
+
+def _print_line(console: Console, status: "Status", name: str, text: str) -> None:
+    console.print(f"[{_COLOURS[status.value]}]{status.value:8}[/] {name:26} {escape(text)}")
 
 
 def _list() -> None:

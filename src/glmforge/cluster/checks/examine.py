@@ -59,13 +59,18 @@ def examine(
         if check.act is not None:
             facts = {host: node.facts for host, node in nodes.items()}
             outcomes = check.act(Session(context, list(nodes), fanout, facts)) if nodes else {}
-        elif check.compare is not None:
-            outcomes = _compare(check, nodes, context)
         else:
-            outcomes = {host: _judge(check, node, context) for host, node in nodes.items()}
+            outcomes = outcomes_of(check, nodes, context)
         for host in nodes:
             findings.add(check.name, host, outcomes.get(host, skipped("nothing was found out")))
     return findings
+
+
+def outcomes_of(check: Check, nodes: Mapping[str, NodeFacts], context: Context) -> Mapping[str, Outcome]:
+    """What a check that judges or compares says of nodes whose facts are known."""
+    if check.compare is not None:
+        return _compare(check, nodes, context)
+    return {host: _judge(check, node, context) for host, node in nodes.items()}
 
 
 def _ask(
@@ -99,7 +104,7 @@ def _ask(
         except HostError as error:
             findings.add(REACH, host, failed(str(error), "answers through ssh", "look at what its login shell prints"))
             continue
-        how = "this machine" if host in LOCAL else f"answered in {answer.seconds:.1f} s"
+        how = "this machine" if host in LOCAL else f"{answer.seconds:.1f} s"
         findings.add(REACH, host, passed(how, "answers through ssh"))
     return {host: nodes[host] for host in hosts if host in nodes}
 

@@ -79,6 +79,16 @@ class Facts:
             return [shown(value) for value in values]
         raise FactError(f"{name} is {shown(values)}, not a list of texts")
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of finite numbers; an empty one if the node could not find it out."""
+        values = self._get(name)
+        if values is None:
+            return []
+        _check_length(name, values)
+        if isinstance(values, list):
+            return [number for value in values if (number := Facts({name: value}).number(name)) is not None]
+        raise FactError(f"{name} is {shown(values)}, not a list of numbers")
+
     def inner(self, name: str) -> "Facts | None":
         """Facts within these; None if the node could not find them out."""
         value = self._get(name)
@@ -97,6 +107,10 @@ class Facts:
         if isinstance(values, list) and all(isinstance(value, dict) for value in values):
             return [Facts(value) for value in values]
         raise FactError(f"{name} is {shown(values)}, not a list of objects")
+
+    def is_unknown(self, name: str) -> bool:
+        """Whether the node could not find it out."""
+        return self._get(name) is None
 
     def names(self) -> list[str]:
         """Names of all facts."""

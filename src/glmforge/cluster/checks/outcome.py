@@ -1,6 +1,6 @@
 """What a check says of a machine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -54,3 +54,28 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Of several things that one check looked at (each GPU, each link) the worst; the first of equals."""
     order = list(Status)
     return max(outcomes, key=lambda outcome: order.index(outcome.status))
+
+
+_SHOWN = 4
+
+
+def together(parts: Mapping[str, Outcome], well: str) -> Outcome:
+    """One verdict over several things of a node, by their names: each GPU, each port.
+
+    The worst decides, and all that are as bad are named. What is not known keeps the whole from passing.
+
+    Args:
+        well: the value if all of them passed.
+    """
+    if not parts:
+        return skipped("there is none")
+    worst_part = worst(parts.values())
+    same = {name: outcome for name, outcome in parts.items() if outcome.status is worst_part.status}
+    if worst_part.status is Status.PASS:
+        return passed(well, worst_part.threshold)
+    by_value: dict[str, list[str]] = {}
+    for name, outcome in same.items():
+        by_value.setdefault(outcome.value, []).append(name)
+    told = [f"{', '.join(names)}: {value}" for value, names in by_value.items()]
+    rest = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return Outcome(worst_part.status, "; ".join(told[:_SHOWN]) + rest, worst_part.threshold, worst_part.mend)

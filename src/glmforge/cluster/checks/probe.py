@@ -27,8 +27,9 @@ MARK = "glmforge-facts:"
 _TIMES = "times"
 """Stands among the probes in an answer: the node's own clock."""
 
-_SHARED = "glmforge.cluster.checks.probes.reading"
-"""What probes may import from ours; it goes with them."""
+_PACKAGE = "glmforge.cluster.checks.probes"
+_SHARED = ("reading", "nvml", "nvidia_smi")
+"""What probes may import from ours; it goes with those that do, each after what it imports itself."""
 
 _PROGRAM = r"""
 import json, os, select, signal, sys, time, types
@@ -119,7 +120,9 @@ def probe_program(names: Iterable[str], cluster: ClusterConfig, limit_s: float) 
     sources = {name: _source(name) for name in names}
     settings = cluster.model_dump(mode="json")
     # JSON's ASCII text of an ASCII text is a Python literal of it; whatever a path holds stays data.
-    data = ", ".join(f"json.loads({json.dumps(json.dumps(each))})" for each in (_shared(), sources, settings))
+    data = ", ".join(
+        f"json.loads({json.dumps(json.dumps(each))})" for each in (_shared(sources.values()), sources, settings)
+    )
     return f"{_PROGRAM}\nMARK, TIMES = {MARK!r}, {_TIMES!r}\nmain({data}, {limit_s!r})\n".encode()
 
 
@@ -154,12 +157,17 @@ def _times(found: Any, answer: Answer) -> Times | None:
     return Times(answer.asked_at, started, ended, answer.asked_at + answer.seconds)
 
 
-@cache
-def _shared() -> dict[str, str]:
-    package, name = _SHARED.rsplit(".", 1)
-    return {_SHARED: files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")}
+def _shared(sources: Iterable[str]) -> dict[str, str]:
+    modules = {f"{_PACKAGE}.{name}": files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8") for name in _SHARED}
+    text = "\n".join(sources)
+    wanted: list[str] = []
+    for name, source in reversed(modules.items()):
+        if f"from {name} import" in text:
+            wanted.append(name)
+            text += source
+    return {name: modules[name] for name in modules if name in wanted}
 
 
 @cache
 def _source(name: str) -> str:
-    return files("glmforge.cluster.checks.probes").joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return files(_PACKAGE).joinpath(f"{name}.py").read_text(encoding="utf-8")

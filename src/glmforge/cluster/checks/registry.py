@@ -3,12 +3,38 @@
 import difflib
 from collections.abc import Sequence
 
-from glmforge.cluster.checks import limits
+from glmforge.cluster.checks import (
+    clock,
+    gpu,
+    infiniband,
+    limits,
+    memory,
+    numa,
+    nvlink,
+    pcie,
+    processes,
+    roce,
+    versions,
+    xid,
+)
 from glmforge.cluster.checks.check import Check, Level
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 
-CHECKS: tuple[Check, ...] = (*limits.CHECKS,)
+CHECKS: tuple[Check, ...] = (
+    *versions.CHECKS,
+    *gpu.CHECKS,
+    *xid.CHECKS,
+    *nvlink.CHECKS,
+    *pcie.CHECKS,
+    *infiniband.CHECKS,
+    *roce.CHECKS,
+    *numa.CHECKS,
+    *clock.CHECKS,
+    *processes.CHECKS,
+    *memory.CHECKS,
+    *limits.CHECKS,
+)
 
 
 def choose_checks(level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:

@@ -4,13 +4,14 @@ A table of a thousand nodes by forty checks is nobody's reading: a line for each
 below it each thing that is not as it should be is told once, with the nodes that it holds for.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from glmforge.cluster.checks.examine import Findings
 from glmforge.cluster.checks.outcome import Outcome, Status
 
-_SHOWN_HOSTS = 8
+_SHOWN_VALUES = 3
 
 
 def exit_status(findings: Findings, strict: bool = False) -> int:
@@ -28,20 +29,34 @@ def summary(findings: Findings) -> str:
     return f"{counts} on {len(findings.hosts)} node{'s' if len(findings.hosts) != 1 else ''}"
 
 
-def grouped(of_hosts: dict[str, Outcome]) -> dict[Outcome, list[str]]:
-    """Hosts by what was found, worst first."""
-    groups: dict[Outcome, list[str]] = {}
+@dataclass(frozen=True)
+class Group:
+    """Hosts of which a check says the same, but for the value that it found on each."""
+
+    status: Status
+    values: tuple[str, ...]
+    threshold: str
+    mend: str
+    hosts: tuple[str, ...]
+
+    @property
+    def value(self) -> str:
+        """The values, a few of them if there are many."""
+        values = list(dict.fromkeys(self.values))
+        rest = len(values) - _SHOWN_VALUES
+        return ", ".join(values[:_SHOWN_VALUES]) + (f" and {rest} other values" if rest > 0 else "")
+
+
+def grouped(of_hosts: Mapping[str, Outcome]) -> list[Group]:
+    """What a check says, worst first."""
+    groups: dict[tuple[Status, str, str], list[tuple[str, str]]] = {}
     for host, outcome in of_hosts.items():
-        groups.setdefault(outcome, []).append(host)
+        groups.setdefault((outcome.status, outcome.threshold, outcome.mend), []).append((host, outcome.value))
     order = list(Status)
-    return dict(sorted(groups.items(), key=lambda item: -order.index(item[0].status)))
-
-
-def name_hosts(hosts: Iterable[str]) -> str:
-    """A few names and how many more there are."""
-    names = list(hosts)
-    rest = len(names) - _SHOWN_HOSTS
-    return ", ".join(names[:_SHOWN_HOSTS]) + (f" and {rest} more" if rest > 0 else "")
+    return [
+        Group(status, tuple(value for _, value in found), threshold, mend, tuple(host for host, _ in found))
+        for (status, threshold, mend), found in sorted(groups.items(), key=lambda item: -order.index(item[0][0]))
+    ]
 
 
 def as_json(findings: Findings) -> dict[str, Any]:

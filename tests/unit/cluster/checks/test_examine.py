@@ -13,7 +13,7 @@ from glmforge.cluster.checks.facts import FactError, Facts
 from glmforge.cluster.checks.outcome import Outcome, Status, failed, passed
 from glmforge.cluster.checks.probe import MARK, probe_program
 from glmforge.cluster.checks.registry import CHECKS, choose_checks
-from glmforge.cluster.checks.report import as_json, exit_status
+from glmforge.cluster.checks.report import Group, as_json, exit_status, grouped
 from glmforge.cluster.checks.thresholds import Thresholds, threshold_table
 from glmforge.cluster.hosts.fanout import Fanout
 from glmforge.cluster.hosts.ssh import Ssh
@@ -184,3 +184,11 @@ def test_a_limit_of_the_users_own_wins() -> None:
     assert (own.value, own.source) == (10, "cluster.yaml")
     with pytest.raises(ConfigError, match="did you mean 'fd-limit'"):
         Thresholds({"fd-limits": 1})
+
+
+def test_a_thousand_nodes_with_the_same_trouble_are_one_line() -> None:
+    of_hosts = {f"n{number}": failed(f"{number} GB", "at least 2000 GB", "free some") for number in range(1000)}
+    of_hosts["good"] = passed("3000 GB", "at least 2000 GB")
+    bad, good = grouped(of_hosts)
+    assert (bad.status, bad.value, len(bad.hosts)) == (Status.FAIL, "0 GB, 1 GB, 2 GB and 997 other values", 1000)
+    assert good == Group(Status.PASS, ("3000 GB",), "at least 2000 GB", "", ("good",))

@@ -27,11 +27,12 @@ import torch
 import torch.distributed as dist
 
 from glmforge.cluster.collectives.settings import SlowSettings
+from glmforge.cluster.collectives.slow.bounded_store import BoundedStore
 from glmforge.cluster.collectives.slow.exchange import Exchanged, exchange_all
 from glmforge.cluster.collectives.slow.rounds import Round
 from glmforge.cluster.collectives.slow.search import Findings, Measured, Search
 from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.errors import ConfigError, HostError
+from glmforge.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -78,16 +79,13 @@ def find_slow(
     `done` is called on rank 0 after each round. Raises `ConfigError` if there are no two hosts, and `HostError` if
     rank 0 is lost.
     """
-    store = dist.PrefixStore("find-slow", store)
-    units = _meet(settings, launch, store)
-    rank = _Rank(settings, launch, store, device, units)
+    bounded = BoundedStore(dist.PrefixStore("find-slow", store), settings.timeout_s + _FAREWELL_S)
+    units = _meet(settings, launch, bounded)
+    rank = _Rank(settings, launch, bounded, device, units)
     if launch.rank != 0:
-        try:
-            number = 0
-            while rank.take_part(number):
-                number += 1
-        except dist.DistError as error:
-            raise HostError(f"rank {launch.rank}: rank 0, which leads the search, was lost: see its output") from error
+        number = 0
+        while rank.take_part(number):
+            number += 1
         return Outcome(units, None, rank.broken)
     search = Search(
         len(units),
@@ -109,7 +107,7 @@ def find_slow(
     return Outcome(units, search.findings(), rank.broken)
 
 
-def _meet(settings: SlowSettings, launch: LaunchEnvironment, store: dist.Store) -> list[Unit]:
+def _meet(settings: SlowSettings, launch: LaunchEnvironment, store: BoundedStore) -> list[Unit]:
     """The hosts of the job, in the order of their first ranks; the same on all ranks."""
     store.set(f"at/{launch.rank}", json.dumps([socket.gethostname(), launch.local_rank]))
     if launch.rank == 0:
@@ -146,7 +144,7 @@ class _Rank:
         self,
         settings: SlowSettings,
         launch: LaunchEnvironment,
-        store: dist.Store,
+        store: BoundedStore,
         device: torch.device,
         units: list[Unit],
     ) -> None:
