@@ -1,5 +1,6 @@
 """Setup on eight real hosts with ssh servers, each with a home directory and a disk of its own."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -241,7 +242,15 @@ def test_killed_halfway_it_can_be_run_again_or_undone(few: Hosts, then: str) -> 
     )
     program.chmod(0o755)
     command = [sys.executable, "-m", "glmforge", *few.options("--ssh", f"{program} -F {few.ssh_config}")]
-    done = subprocess.run(["sh", "-c", 'export VICTIM=$$; exec "$@"', "sh", *command], capture_output=True, text=True)
+    left = few.here.parent / f"{few.here.name}-left"  # temporary files of a process that is killed stay
+    left.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'export VICTIM=$$; exec "$@"', "sh", *command],
+        env=os.environ | {"TMPDIR": str(left)},
+        capture_output=True,
+        text=True,
+    )
+    assert b"PRIVATE KEY" not in b"".join(path.read_bytes() for path in left.rglob("*") if path.is_file())
     program.unlink()
     assert done.returncode == -9, done.stderr
     assert not (few.here / "cluster/launch.sh").exists()
