@@ -4,16 +4,31 @@ import difflib
 from collections.abc import Sequence
 
 from glmforge.cluster.checks import (
+    checkpoints,
     clock,
+    connections,
+    data,
+    disk,
+    disk_speed,
+    environment,
     gpu,
+    hostfile,
     infiniband,
+    job,
     limits,
     memory,
+    monitoring,
+    network,
     numa,
     nvlink,
+    nvme,
     pcie,
     processes,
     roce,
+    shared,
+    shared_together,
+    slurm,
+    ssh,
     versions,
     xid,
 )
@@ -22,6 +37,8 @@ from glmforge.errors import ConfigError
 from glmforge.files import shown
 
 CHECKS: tuple[Check, ...] = (
+    *hostfile.CHECKS,
+    *ssh.CHECKS,
     *versions.CHECKS,
     *gpu.CHECKS,
     *xid.CHECKS,
@@ -34,6 +51,19 @@ CHECKS: tuple[Check, ...] = (
     *processes.CHECKS,
     *memory.CHECKS,
     *limits.CHECKS,
+    *disk.CHECKS,
+    *nvme.CHECKS,
+    *disk_speed.CHECKS,
+    *shared.CHECKS,
+    *shared_together.CHECKS,
+    *checkpoints.CHECKS,
+    *data.CHECKS,
+    *network.CHECKS,
+    *connections.CHECKS,
+    *environment.CHECKS,
+    *monitoring.CHECKS,
+    *slurm.CHECKS,
+    *job.CHECKS,
 )
 
 
