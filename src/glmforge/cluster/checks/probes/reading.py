@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = "GLMFORGE_PROBE_ROOT"
 
 _MAX_FILE = 1 << 20
-_LAUNCHERS = ("python", "torchrun", "slurmstepd", "mpirun")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "glmforge", "slurmstepd", "mpirun")
 
 
 def at(path: str) -> str:
