@@ -67,7 +67,6 @@ def stage(
             files,
             target,
             ssh=reach,
-            python=cluster.python,
             peer_ssh=None if peer_ssh == "none" else Ssh.of_command(peer_ssh) if peer_ssh is not None else reach,
             verify=not trust,
             at_once=cluster.ssh.at_once,

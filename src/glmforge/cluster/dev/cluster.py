@@ -29,7 +29,7 @@ from glmforge.cluster.dev.host_processes import (
 )
 from glmforge.cluster.dev.modes import choose_mode, plain_ssh_refusal
 from glmforge.cluster.dev.options import HEAD, DevOptions, check_rate
-from glmforge.cluster.dev.packages import CLOCK, ensure, needed
+from glmforge.cluster.dev.packages import CLOCK, ensure, ensure_hosts_file, needed
 from glmforge.cluster.dev.places import Places
 from glmforge.cluster.dev.slurm import run_slurm
 from glmforge.cluster.dev.sshd import LISTENING, server_config, server_config_file, session_environment
@@ -70,6 +70,8 @@ class DevCluster:
                 slurm=options.slurm, accounting=options.accounting, namespaces=mode == "namespaces", ssh=mode != "plain"
             )
             ensure(wanted, say)
+            if mode == "namespaces":
+                ensure_hosts_file(say)
             ssh = mode == "namespaces" or plain_ssh_refusal() is None
             state = ClusterState(options=_absolute(options), mode=mode, ssh=ssh, hosts={}, why_plain=why_plain)
             cluster = cls(places, state)

@@ -33,6 +33,12 @@ def head_address(network: IPv4Network) -> str:
     return str(network[_HEAD])
 
 
+def hardware_address(address: str) -> str:
+    """Of an interface: a node keeps it over a failure, as a machine does. With another one, all who knew the old one
+    would send to nobody for half a minute."""
+    return ":".join(["02", "67", *(f"{int(part):02x}" for part in address.split("."))])
+
+
 def make_bridge(head: ProcessIdentity) -> tuple[IPv4Network, str]:
     """The bridge and this machine's link to it: its network, and the name of the uplink.
 
@@ -68,7 +74,8 @@ def connect(head: ProcessIdentity, nodes: Mapping[str, StartedHost], addresses: 
     """A link to each of these nodes, which has none."""
     lines = []
     for name, node in nodes.items():
-        lines.append(f"link add {name} type veth peer name {INTERFACE} netns {node.pid}")
+        hardware = hardware_address(addresses[name])
+        lines.append(f"link add {name} type veth peer name {INTERFACE} address {hardware} netns {node.pid}")
         lines.append(f"link set {name} master {BRIDGE} up")
     _ip(lines, head)
     for name, node in nodes.items():

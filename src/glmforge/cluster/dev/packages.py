@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from glmforge.errors import HostError
 
@@ -46,6 +47,13 @@ def ensure(programs: dict[str, str], say: Callable[[str], None]) -> None:
     _install(packages, mend)
     if missing := [program for program in programs if find(program) is None]:
         raise HostError(f"missing: {', '.join(missing)}, also after '{mend}'")
+
+
+def ensure_hosts_file(say: Callable[[str], None], file: Path = Path("/etc/hosts")) -> None:
+    """Have the file that each host gets one of its own in the place of; the barest of systems have none."""
+    if not file.exists():
+        say(f"making an empty {file}, which this machine lacks")
+        file.touch(mode=0o644)
 
 
 def _install(packages: Iterable[str], mend: str) -> None:

@@ -2,11 +2,13 @@
 
 Settings that have to be there although they look needless: cgroup.conf, for without it slurmd looks for cgroups and
 ends if there are none; `config_overrides`, which lets nodes claim more CPUs than this machine has; a controller named
-as its host names itself. Without accounting, what became of jobs is in the log `jobcomp`.
+as its host names itself; a script around a program that Slurm runs, whose environment says nothing of where Slurm is
+(PATH is empty too, which a shell fills). Without accounting, what became of jobs is in the log `jobcomp`.
 """
 
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 from glmforge.cluster.dev.options import HEAD, DevOptions
 from glmforge.cluster.dev.places import Places, user_name
@@ -60,9 +62,9 @@ def slurm_conf(places: Places, state: ClusterState) -> str:
     if "slurmctld" in head.ports:
         text += f"SlurmctldPort={head.ports['slurmctld']}\n"
     if options.prolog is not None:
-        text += f"Prolog={options.prolog.absolute()}\nPrologFlags=Alloc\n"
+        text += f"Prolog={_hook(places, 'prolog')}\nPrologFlags=Alloc\n"
     if options.health_check is not None:
-        text += f"HealthCheckProgram={options.health_check.absolute()}\n"
+        text += f"HealthCheckProgram={_hook(places, 'health_check')}\n"
         text += f"HealthCheckInterval={options.health_check_interval_s}\n"
     text += _accounting(places, head, options)
     if options.gpus:
@@ -104,6 +106,15 @@ def write_slurm_files(places: Places, state: ClusterState) -> None:
     places.slurm_conf.write_text(slurm_conf(places, state))
     places.slurm_conf.with_name("gres.conf").write_text(gres_conf(places, state.options))
     places.slurm_conf.with_name("cgroup.conf").write_text(_CGROUP_CONF)
+    for name in ("prolog", "health_check"):
+        if (program := getattr(state.options, name)) is not None:
+            hook = _hook(places, name)
+            hook.write_text(f'#!/bin/sh\nexport SLURM_CONF={places.slurm_conf}\nexec {program} "$@"\n')
+            hook.chmod(0o700)
+
+
+def _hook(places: Places, name: str) -> Path:
+    return places / "slurm" / name
 
 
 def _name_of_head(state: ClusterState) -> str:

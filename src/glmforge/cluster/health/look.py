@@ -23,9 +23,11 @@ from glmforge.config.cluster import ClusterConfig
 
 PACKAGES = ("glmforge", "torch", "numpy", "triton", "tokenizers", "transformers", "deepspeed", "nvidia-nccl-cu12")
 """Whose versions are told where they are installed."""
-PARTS = ("overview", "overview_mounts", "overview_gpus")
-"""Probes of the page's own facts."""
-_LIMIT_S = 5.0
+PARTS = ("overview", "overview_mounts", "gpu")
+"""Probes whose facts stand on the page."""
+_OF_A_LOGIN = ("environment", "versions")
+"""Probes of what a login there would have; here the environment and the Python of this process count."""
+_LIMIT_S = 10.0
 _HERE = LOCAL[0]
 
 
@@ -65,7 +67,7 @@ def look(cluster: ClusterConfig | None = None, environment: Mapping[str, str] = 
         cluster = ClusterConfig(nodes=[_HERE], gpus_per_node=len(list(Path("/dev").glob("nvidia[0-9]*"))))
     facts: dict[str, Facts] = {}
     own = [_keep(name, facts) for name in PARTS]
-    checks = [check for check in choose_checks(Level.QUICK) if check.judge is not None]
+    checks = [one for one in choose_checks(Level.QUICK) if one.judge is not None and one.probe not in _OF_A_LOGIN]
     context = Context(cluster, Thresholds(cluster.thresholds))
     findings = examine([_HERE], [*own, *checks], context, fanout_of(cluster), probe_limit_s=_LIMIT_S)
     outcomes = {name: of_hosts[_HERE] for name, of_hosts in findings.outcomes.items()}

@@ -9,7 +9,7 @@ from glmforge.cluster.health.look import PARTS, Health
 
 _GIB, _MIB = 2**30, 2**20
 _DAY_S, _HOUR_S = 86_400, 3_600
-_WORDS = {"overview": "system", "overview_mounts": "disks", "overview_gpus": "GPUs"}
+_WORDS = {"overview": "system", "overview_mounts": "disks", "gpu": "GPUs"}
 _MOST_PROCESSES = 8
 
 Line = tuple[str, str, str]
@@ -18,7 +18,7 @@ Line = tuple[str, str, str]
 
 def lines(health: Health) -> Iterator[Line]:
     """The page: facts first, then what the checks and the linter say."""
-    writers = {"overview": _overview, "overview_mounts": _mounts, "overview_gpus": _gpus}
+    writers = {"overview": _overview, "overview_mounts": _mounts, "gpu": _gpus}
     for part in PARTS:
         if part in health.lost:
             yield Status.FAIL.value, _WORDS[part], health.lost[part]
@@ -29,9 +29,13 @@ def lines(health: Health) -> Iterator[Line]:
             yield Status.FAIL.value, _WORDS[part], f"makes no sense: {error}"
     yield "", "versions", ", ".join(f"{name} {version}" for name, version in health.versions.items())
     for name, outcome in health.outcomes.items():
+        if outcome.status is Status.SKIPPED:
+            continue
         limit = f" ({outcome.threshold})" if outcome.threshold else ""
         mend = f": {outcome.mend}" if outcome.mend else ""
         yield outcome.status.value, name, f"{outcome.value}{limit}{mend}"
+    if skipped := [name for name, outcome in health.outcomes.items() if outcome.status is Status.SKIPPED]:
+        yield Status.SKIPPED.value, "not judged", ", ".join(skipped)
     for finding in health.environment:
         status = Status.FAIL if finding.severity == "error" else Status.WARNING
         value = "" if finding.value is None else f"={finding.value}"
@@ -113,38 +117,39 @@ def _mounts(facts: Facts) -> Iterator[tuple[str, str]]:
 
 
 def _gpus(facts: Facts) -> Iterator[tuple[str, str]]:
-    gpus, by, problem = facts.each("gpus"), facts.text("by"), facts.text("problem")
-    files = int(facts.number("device_files") or 0)
-    if problem is not None:
-        yield "GPUs", f"{by} says: {problem}; {files} device files"
-    elif by is None:
-        yield (
-            "GPUs",
-            "none" if not files else f"{files} device files, but neither NVML nor nvidia-smi: is the driver there?",
-        )
+    gpus, error = facts.each("gpus"), facts.text("error")
+    driver, cuda = facts.text("driver"), facts.number("cuda")
+    if not gpus:
+        yield "GPUs", "none" if error is None else f"none: {error}"
     else:
-        cuda = facts.text("cuda")
-        yield "GPUs", f"{len(gpus)}, driver {facts.text('driver')}" + ("" if cuda is None else f", CUDA up to {cuda}")
+        newest = "" if cuda is None else f", CUDA up to {cuda // 1000:.0f}.{cuda % 1000 // 10:.0f}"
+        yield "GPUs", f"{len(gpus)}, driver {driver or 'unknown'}{newest}"
     for gpu in gpus:
         yield "GPU", _gpu(gpu)
 
 
 def _gpu(gpu: Facts) -> str:
-    name = f"{_count(gpu.number('index'))}: {gpu.text('name') or 'unknown'}"
-    if (problem := gpu.text("problem")) is not None:
-        return f"{name}: {problem}"
+    index = _count(gpu.number("index"))
+    if gpu.flag("lost"):
+        return f"{index}: lost: it has fallen off its bus; reboot the node, and look for Xid 79"
     parts = []
-    total, used = gpu.number("memory"), gpu.number("memory_used")
-    if total is not None:
+    total, used = gpu.number("memory_total"), gpu.number("memory_used")
+    if total is not None and used is not None:
         parts.append(f"{_bytes(used)} of {_bytes(total)} used")
-    for fact, unit in (("busy_percent", " % busy"), ("celsius", " degrees C")):
+    for fact, unit in (("utilization", " % busy"), ("temperature", " degrees C")):
         value = gpu.number(fact)
         parts += [] if value is None else [f"{value:g}{unit}"]
-    if errors := gpu.number("ecc_errors"):
+    if errors := gpu.number("ecc_uncorrected"):
         parts.append(f"{errors:g} uncorrected memory errors")
-    users = [f"{_count(each.number('pid'))} of {each.text('user')}" for each in gpu.each("processes")]
+    users = [_user_of(each) for each in gpu.each("processes")]
     parts += [f"used by {', '.join(users[:_MOST_PROCESSES])}"] if users else []
-    return f"{name}: " + ", ".join(parts)
+    return f"{index}: {gpu.text('name') or 'unknown'}: " + (", ".join(parts) or "nothing is known")
+
+
+def _user_of(process: Facts) -> str:
+    """A process on a GPU; another container's has a number and nothing else."""
+    command = process.text("command")
+    return _count(process.number("pid")) + ("" if command is None else f" ({command[:40]})")
 
 
 def _bytes(count: float | None) -> str:

@@ -121,7 +121,10 @@ class Fanout:
         with ThreadPoolExecutor(max(1, min(self.at_once, len(hosts)))) as pool:
             make = script if callable(script) else lambda _: script
             give = stdin if callable(stdin) else lambda _: stdin
-            futures = [pool.submit(self._ask, host, make(host), timeout_s, give(host)) for host in hosts]
+            # Each host's input is made when its turn comes: a thousand of them need not be in memory at once.
+            futures = [
+                pool.submit(lambda host: self._ask(host, make(host), timeout_s, give(host)), each) for each in hosts
+            ]
             try:
                 for future in as_completed(futures):
                     yield future.result()

@@ -72,7 +72,7 @@ class Asker:
 
     def _mend(self, answer: Answer) -> str:
         if answer.outcome is Outcome.FAILED and answer.status == 127:
-            return f"install Python 3.7 or newer there, or give 'python' in cluster.yaml instead of {self.python}"
+            return "install Python 3.7 or newer there"
         return f"try '{self.python} --version' there: it must be 3.7 or newer"
 
 

@@ -49,7 +49,7 @@ def find_cluster(given: ClusterConfig, progress: Callable[[int, int], None] = la
     cluster = _with_machines(given, found)
     names = [line.name for line in machines_of(cluster)]
     found.said.append(f"{len(names)} machine{'s' if len(names) != 1 else ''}: {fold_hosts(names)}")
-    asker = Asker(fanout_of(cluster), cluster.python)
+    asker = Asker(fanout_of(cluster))
     answers, failures = asker.ask({name: {"facts": {"mounts": True}} for name in names}, progress)
     _tell_of_ssh(names, failures, found)
     facts = {host: answer["facts"] for host, answer in answers.items()}

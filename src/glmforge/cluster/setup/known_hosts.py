@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import hmac
 import os
+import pwd
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa
 _KEY = re.compile(rf"(?:{'|'.join(KEY_TYPES)}) [A-Za-z0-9+/]{{32,4096}}={{0,3}}")
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_PROXIES = ("proxyjump", "proxycommand")
 _SCAN_LIMIT_S = 10
 _RUN_LIMIT_S = 600
 _AT_ONCE = 16
@@ -36,14 +38,19 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where ssh looks for a machine, and under which name it looks for its key: `lookup`, by an alias or as usual."""
+    """Where ssh looks for a machine, and under which name it looks for its key: `lookup`, by an alias or as usual.
+
+    `user`: the account there, if it has another name than here; `through`: a jump host or command that leads there.
+    """
 
     host: str
     address: str
     port: int
     lookup: str
     alias: str = ""
+    user: str = ""
     files: tuple[str, ...] = ()
+    through: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ def read_accepted(file: Path) -> dict[str, set[str]]:
 def places_of(ssh: Ssh, hosts: Sequence[str]) -> dict[str, Place]:
     """Where ssh's configuration leads for each host; nothing is connected to. Hosts that it refuses are left out."""
 
+    here = pwd.getpwuid(os.getuid()).pw_name
+
     def find(host: str) -> Place | None:
         done = _run([*ssh.command, *ssh.options, "-G", "--", host])
         settings: dict[str, str] = {}
@@ -150,8 +159,19 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> dict[str, Place]:
         alias = settings.get("hostkeyalias", "")
         alias = alias if _ADDRESS.fullmatch(alias) and alias != "none" else ""
         lookup = alias or (address if port == "22" else f"[{address}]:{port}")
-        files = settings.get("userknownhostsfile", "").split() + settings.get("globalknownhostsfile", "").split()
-        return Place(host, address, int(port), lookup.lower(), alias, tuple(files))
+        user = settings.get("user", "")
+        return Place(
+            host,
+            address,
+            int(port),
+            lookup.lower(),
+            alias,
+            user if _ADDRESS.fullmatch(user) and user != here else "",
+            tuple(settings.get("userknownhostsfile", "").split() + settings.get("globalknownhostsfile", "").split()),
+            next(
+                (settings[name] for name in ("proxyjump", "proxycommand") if settings.get(name, "none") != "none"), ""
+            ),
+        )
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return {place.host: place for place in pool.map(find, hosts) if place is not None}

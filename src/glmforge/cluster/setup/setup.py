@@ -232,7 +232,7 @@ def nodes_asker(cluster: ClusterConfig, known: str) -> Iterator[Asker]:
         file = Path(directory, "known_hosts")
         file.write_text(known)
         more = ("-o", f"GlobalKnownHostsFile={file} /etc/ssh/ssh_known_hosts")
-        yield Asker(Fanout(replace(ssh, command=(*ssh.command, *more)), at_once=cluster.ssh.at_once), cluster.python)
+        yield Asker(Fanout(replace(ssh, command=(*ssh.command, *more)), at_once=cluster.ssh.at_once))
 
 
 def undo_setup(cluster: ClusterConfig, out: Path, progress: Callable[[int, int], None]) -> Undone:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Self, get_args
 
 from glmforge.cluster.hosts.hostfile import LOCAL, HostLine, expand_hosts
+from glmforge.cluster.hosts.machines import ssh_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import HostError
 from glmforge.files import kind_of, shown
@@ -37,6 +38,7 @@ class Wanted:
             raise HostError(
                 f"--nodes {nodes}, but there are {len(machines)}: {_names(machines)}; correct --nodes or the hosts"
             )
+        ssh_of(cluster)
         slots = cluster.gpus_per_node or 1
         other = next((line for line in machines if line.slots not in (None, slots)), None)
         if other is not None:

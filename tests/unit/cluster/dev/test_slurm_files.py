@@ -5,7 +5,7 @@ import pytest
 from glmforge.cluster.dev.options import HEAD, DevOptions
 from glmforge.cluster.dev.places import Places
 from glmforge.cluster.dev.slurm import expand
-from glmforge.cluster.dev.slurm_files import gres_conf, slurm_conf, slurmdbd_conf
+from glmforge.cluster.dev.slurm_files import gres_conf, slurm_conf, slurmdbd_conf, write_slurm_files
 from glmforge.cluster.dev.state import ClusterState, HostRecord
 
 PLACES = Places(Path("/clusters/one"))
@@ -63,8 +63,15 @@ def test_programs_around_jobs(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     options = DevOptions(prolog=program, health_check=program, health_check_interval_s=7)
-    settings = settings_of(slurm_conf(PLACES, state_of(options)))
-    assert settings["Prolog"] == settings["HealthCheckProgram"] == str(program)
+    places = Places(tmp_path / "cluster")
+    places.make()
+    write_slurm_files(places, state_of(options))
+    settings = settings_of(places.slurm_conf.read_text())
+    for name in ("Prolog", "HealthCheckProgram"):
+        hook = Path(settings[name])
+        assert hook.stat().st_mode & 0o700 == 0o700
+        # Slurm tells a health check nothing of where it is.
+        assert hook.read_text() == f'#!/bin/sh\nexport SLURM_CONF={places.slurm_conf}\nexec {program} "$@"\n'
     assert settings["HealthCheckInterval"] == "7"
     assert "Prolog" not in settings_of(slurm_conf(PLACES, state_of(DevOptions())))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from glmforge.cluster.checks.facts import Facts
-from glmforge.cluster.checks.outcome import failed, passed, skipped, warning
+from glmforge.cluster.checks.outcome import Status, failed, passed, skipped, warning
 from glmforge.cluster.environment.lint.linter import lint_environment
 from glmforge.cluster.health.look import Health
 from glmforge.cluster.health.page import as_dict, lines, summary
@@ -41,27 +41,20 @@ MOUNT: dict[str, Any] = {
 MOUNTS: dict[str, Any] = {"mounts": [MOUNT], "missing": ["/local"]}
 GPU: dict[str, Any] = {
     "index": 0,
+    "lost": False,
     "name": "NVIDIA H100",
-    "memory": 80 * GIB,
+    "memory_total": 80 * GIB,
     "memory_used": 2 * GIB,
-    "busy_percent": 7,
-    "celsius": 41,
-    "ecc_errors": 3,
-    "processes": [{"pid": 99, "user": "bob"}],
-    "problem": None,
+    "utilization": 7,
+    "temperature": 41,
+    "ecc_uncorrected": 3,
+    "processes": [{"pid": 99, "command": "python train.py", "orphan": False}],
 }
-GPUS: dict[str, Any] = {
-    "device_files": 1,
-    "driver": "570.1",
-    "cuda": "12.8",
-    "by": "NVML",
-    "gpus": [GPU],
-    "problem": None,
-}
+GPUS: dict[str, Any] = {"error": None, "driver": "570.1", "cuda": 12080, "gpus": [GPU]}
 
 
 def health(**changes: Any) -> Health:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "overview_gpus": Facts(GPUS)}
+    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "gpu": Facts(GPUS)}
     values: dict[str, Any] = {"facts": facts, "lost": {}, "outcomes": {}, "versions": {"torch": "2.13.0"}}
     return Health(**values | changes)
 
@@ -85,7 +78,7 @@ def page(found: Health) -> str:
         "disk /local: is not there",
         "GPUs 1, driver 570.1, CUDA up to 12.8",
         "GPU 0: NVIDIA H100: 2.0 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
-        "used by 99 of bob",
+        "used by 99 (python train.py)",
         "versions torch 2.13.0",
         "pass environment no variable",
     ],
@@ -97,19 +90,19 @@ def test_a_fact_is_a_line(words: str) -> None:
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        ({**GPUS, "by": None, "gpus": [], "device_files": 0}, "GPUs none"),
-        ({**GPUS, "by": None, "gpus": []}, "1 device files, but neither NVML nor nvidia-smi"),
-        ({**GPUS, "gpus": [], "problem": "nvmlInit_v2: error 18"}, "NVML says: nvmlInit_v2: error 18; 1 device files"),
-        ({**GPUS, "gpus": [{**GPU, "name": None, "problem": "lost"}]}, "GPU 0: unknown: lost"),
+        ({**GPUS, "gpus": []}, "GPUs none"),
+        ({**GPUS, "gpus": [], "error": "NVML does not start (error 9)"}, "GPUs none: NVML does not start (error 9)"),
+        ({**GPUS, "gpus": [{"index": 3, "lost": True}]}, "GPU 3: lost: "),
+        ({**GPUS, "gpus": [{**GPU, "processes": [{"pid": 7, "command": None}]}]}, "used by 7"),
     ],
 )
 def test_gpus_that_are_not_as_they_should_be(gpus: dict[str, Any], words: str) -> None:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "overview_gpus": Facts(gpus)}
+    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "gpu": Facts(gpus)}
     assert words in page(health(facts=facts))
 
 
 def test_a_part_without_an_answer_fails_and_the_others_are_told() -> None:
-    facts = {"overview": Facts(OVERVIEW), "overview_gpus": Facts(GPUS)}
+    facts = {"overview": Facts(OVERVIEW), "gpu": Facts(GPUS)}
     found = health(facts=facts, lost={"overview_mounts": "no answer within 5 s"})
     assert "fail disks no answer within 5 s" in page(found)
     assert "GPUs 1" in page(found)
@@ -117,7 +110,7 @@ def test_a_part_without_an_answer_fails_and_the_others_are_told() -> None:
 
 
 def test_facts_that_make_no_sense_are_a_line() -> None:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts({}), "overview_gpus": Facts(GPUS)}
+    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts({}), "gpu": Facts(GPUS)}
     assert "fail disks makes no sense: mounts is missing" in page(health(facts=facts))
 
 
@@ -133,7 +126,8 @@ def test_facts_that_make_no_sense_are_a_line() -> None:
 def test_verdicts_decide_the_exit_status(outcome, plain: int, strict: int) -> None:
     found = health(outcomes={"disk.free": outcome})
     assert (found.exit_status(strict=False), found.exit_status(strict=True)) == (plain, strict)
-    assert f"{outcome.status.value} disk.free {outcome.value}" in page(found)
+    words = "not judged disk.free" if outcome.status is Status.SKIPPED else f"disk.free {outcome.value}"
+    assert f"{outcome.status.value} {words}" in page(found)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.setup.change import HERE, Change
 from glmforge.cluster.setup.plan import Context, Problem, Step, problems_by_text
 from glmforge.cluster.setup.render import render
+from glmforge.files import shown
 
+_PROXY_MEND = "add it to ssh/config, or set up from a machine within the cluster's network"
 JOB_SCRIPTS = {"slurm": "job.sbatch", "mpi": "job.pbs", "manual": "job.sh"}
 
 
@@ -42,6 +44,14 @@ def ssh(context: Context) -> Step:
             for host, facts in context.facts.items()
             if facts.get("home_is_open")
         }
+    )
+    proxied = {host: place.through for host, place in context.places.items() if place.through}
+    step.problems += problems_by_text(
+        {
+            host: (f"ssh goes through {shown(how)}, which is not taken over", _PROXY_MEND)
+            for host, how in proxied.items()
+        },
+        is_error=False,
     )
     holders = set[str]()
     for host in remote:

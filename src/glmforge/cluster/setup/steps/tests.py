@@ -22,7 +22,7 @@ _SSH_PORT = 22
 def run_tests(wanted: Wanted, ports: Mapping[str, int], progress: Callable[[int, int], None]) -> Step:
     """The outcome, as a step without changes. `ports`: where each node's ssh server listens, if not at 22."""
     step = Step("Connectivity and GPU tests")
-    asker = Asker(_own_fanout(wanted), wanted.cluster.python)
+    asker = Asker(_own_fanout(wanted))
     answers, failures = asker.ask(_requests(wanted, ports), progress)
     step.problems += [
         Problem(f"the cluster's own key does not open it: {failure.reason}", failure.mend, (failure.host,))

@@ -65,7 +65,7 @@ _glmforge_cores() {
   local cores quota period
   cores=$(OMP_NUM_THREADS='' OMP_THREAD_LIMIT='' nproc)
   if [[ -r /sys/fs/cgroup/cpu.max ]] && read -r quota period </sys/fs/cgroup/cpu.max && [[ $quota != max ]]; then
-    quota=$((quota < period ? 1 : quota / period))
+    quota=$((quota / period))
     cores=$((quota < cores ? quota : cores))
   fi
   echo "$cores"

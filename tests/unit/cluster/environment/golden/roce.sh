@@ -71,7 +71,7 @@ _glmforge_towards_master() {
   address=$(getent hosts "$MASTER_ADDR" 2>/dev/null) || true
   address=${address%%[[:space:]]*}
   words=$(ip -oneline address show to "${address:-$MASTER_ADDR}" 2>/dev/null) || true
-  if [[ $words =~ ^[0-9]+:\ ([^ ]+) && ${BASH_REMATCH[1]} != lo ]]; then
+  if [[ $words =~ ^[0-9]+:\ ([^ ]+) ]]; then
     echo "${BASH_REMATCH[1]}"
   fi
   words=$(ip -oneline route get "${address:-$MASTER_ADDR}" 2>/dev/null) || true
@@ -184,7 +184,7 @@ _glmforge_cores() {
   local cores quota period
   cores=$(OMP_NUM_THREADS='' OMP_THREAD_LIMIT='' nproc)
   if [[ -r /sys/fs/cgroup/cpu.max ]] && read -r quota period </sys/fs/cgroup/cpu.max && [[ $quota != max ]]; then
-    quota=$((quota < period ? 1 : quota / period))
+    quota=$((quota / period))
     cores=$((quota < cores ? quota : cores))
   fi
   echo "$cores"

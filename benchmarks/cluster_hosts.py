@@ -1,0 +1,190 @@
+"""Setup's dry run on many hosts: seconds, processor time per host on each side, and memory.
+
+    python benchmarks/cluster_hosts.py                        # 1,024 hosts without ssh's cost, 128 with a real server
+    python benchmarks/cluster_hosts.py --hosts 1024 --real-hosts 1024
+
+Two kinds of hosts, since on one machine the servers' work would hide ours:
+
+- `plain`: in ssh's place a program that hands the script to a shell here. What is measured is our own work, and that of
+  the nodes' Python.
+- `ssh`: one real sshd that answers at as many addresses of the loopback. Its processor time is measured apart: on a
+  cluster it is spread over the nodes.
+
+Beside both stands the dry run that connects to nothing. Writes benchmarks/results/cluster_hosts.json.
+"""
+
+import argparse
+import os
+import resource
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from record import ROOT, write_result
+
+_PLAIN = """#!/bin/sh
+case " $* " in *" -G "*)
+  for host; do :; done
+  printf 'hostname %s\\nport 22\\nuserknownhostsfile {known}\\n' "$host"
+  exit ;;
+esac
+while [ "$1" != -- ]; do shift; done
+shift 2
+exec sh -c "$*"
+"""
+_SERVER = """Port {port}
+ListenAddress 0.0.0.0
+HostKey {directory}/host_key
+AuthorizedKeysFile {directory}/authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+AllowUsers *@127.*
+MaxStartups 2000
+UseDNS no
+PidFile none
+"""
+_CLIENT = """Host 127.*
+  Port {port}
+  IdentityFile {directory}/key
+  IdentitiesOnly yes
+  UserKnownHostsFile {directory}/known_hosts
+  LogLevel ERROR
+"""
+_PYTHON = "/usr/bin/python3"  # what a node has
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=1024)
+    parser.add_argument("--real-hosts", type=int, default=128)
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="glmforge-hosts-") as name:
+        directory = Path(name)
+        rows = [
+            _measure(directory, "offline", given.hosts, given.at_once, "ssh", "--offline"),
+            _measure(directory, "plain", given.hosts, given.at_once, str(_plain_ssh(directory, given.hosts))),
+        ]
+        with _server(directory, given.real_hosts) as (pid, command):
+            for kex in ("default", "curve25519-sha256"):
+                ssh = command if kex == "default" else f"{command} -o KexAlgorithms={kex}"
+                before = _processor_seconds(pid)
+                row = _measure(directory, f"ssh, key exchange {kex}", given.real_hosts, given.at_once, ssh)
+                row["server_ms_per_host"] = round(1000 * (_processor_seconds(pid) - before) / given.real_hosts, 1)
+                rows.append(row)
+    for row in rows:
+        print(row)
+    write_result(
+        "cluster_hosts",
+        {"node_ms": _node_milliseconds(), "at_once": given.at_once, "dry_runs": rows},
+        code=["src/glmforge/cluster/setup", "src/glmforge/cluster/hosts"],
+        out=given.out,
+    )
+
+
+def _measure(directory: Path, kind: str, hosts: int, at_once: int, ssh: str, *more: str) -> dict[str, Any]:
+    """One dry run in a process of its own. Its processor time includes its ssh clients', not the servers'."""
+    file = directory / "cluster.yaml"
+    nodes = ", ".join(f"'{name}'" for name in _names(hosts))
+    file.write_text(
+        f"nodes: [{nodes}]\ngpus_per_node: 8\nlocal_path: {directory}\npython: {_PYTHON}\n"
+        f"ssh: {{command: '{ssh}', at_once: {at_once}}}\n"
+    )
+    out = directory / "cluster"
+    command = [sys.executable, "-m", "glmforge", "cluster", "setup", str(file), "--type", "manual", "--dry-run"]
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(
+        [*command, "--nodes", str(hosts), "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    said = process.stdout.read().decode()
+    _, _, used = os.wait4(process.pid, 0)
+    seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if "authorized_keys" not in said or "error:" in said:
+        raise SystemExit(f"{kind}: the dry run went wrong:\n{said[-3000:]}")
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "kind": kind,
+        "hosts": hosts,
+        "seconds": round(seconds, 2),
+        "processor_seconds": round(processor, 2),
+        "ms_per_host": round(1000 * processor / hosts, 1),
+        "peak_mb": round(used.ru_maxrss / 1024, 1),
+    }
+
+
+def _names(count: int) -> list[str]:
+    """Addresses of the loopback, which need no setting up: 127.1.0.1 and following."""
+    return [f"127.1.{number // 250}.{number % 250 + 1}" for number in range(count)]
+
+
+def _plain_ssh(directory: Path, hosts: int) -> Path:
+    known, program = directory / "plain_known_hosts", directory / "plain-ssh"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "plain_key")], check=True)
+    key = " ".join((directory / "plain_key.pub").read_text().split()[:2])
+    known.write_text("".join(f"{name} {key}\n" for name in _names(hosts)))
+    program.write_text(_PLAIN.format(known=known))
+    program.chmod(0o755)
+    return program
+
+
+@contextmanager
+def _server(directory: Path, hosts: int) -> Iterator[tuple[int, str]]:
+    """The server's process id, and the command that reaches it under any address of the loopback."""
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for name in ("host_key", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name)], check=True)
+    (directory / "authorized_keys").write_text((directory / "key.pub").read_text())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    key = " ".join((directory / "host_key.pub").read_text().split()[:2])
+    (directory / "known_hosts").write_text("".join(f"[{name}]:{port} {key}\n" for name in _names(hosts)))
+    (directory / "sshd_config").write_text(_SERVER.format(port=port, directory=directory))
+    (directory / "ssh_config").write_text(_CLIENT.format(port=port, directory=directory))
+    program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
+    with (directory / "log").open("wb") as log:
+        server = subprocess.Popen([program, "-D", "-e", "-f", str(directory / "sshd_config")], stderr=log)
+    try:
+        while b"Server listening on" not in (directory / "log").read_bytes():
+            if server.poll() is not None:
+                raise SystemExit(f"sshd ends: {(directory / 'log').read_text()}")
+            time.sleep(0.05)
+        yield server.pid, shlex.join(["ssh", "-F", str(directory / "ssh_config")])
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _processor_seconds(pid: int) -> float:
+    """Of a process and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _node_milliseconds() -> float:
+    """Processor time of one request on a node: its Python and what it looks at."""
+    from glmforge.cluster.hosts.fanout import Fanout
+    from glmforge.cluster.setup.ask import Asker
+
+    times = 10
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(times):
+        answers, failures = Asker(Fanout(), _PYTHON).ask({"localhost": {"facts": {"paths": [str(ROOT)]}}})
+        assert answers, failures
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / times, 1)
+
+
+if __name__ == "__main__":
+    main()
