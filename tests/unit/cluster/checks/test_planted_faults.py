@@ -143,3 +143,19 @@ def test_the_matrix_names_faults_and_checks() -> None:
     faults = FAULTS[:2]
     table = matrix(faults, ["gpu.count", "gpu.model"], {fault.name: fault.checks for fault in faults})
     assert table.splitlines() == ["fault,gpu.count,gpu.model", "a GPU is missing,x,", "a GPU fell off the bus,x,"]
+
+
+@pytest.mark.parametrize("expected", ["2.12.0", "2.12.0+cu128"])
+def test_a_version_that_the_cluster_expects_beats_the_majority(cluster: Cluster, expected: str) -> None:
+    config = cluster.context.cluster.model_copy(update={"expected": {"torch": expected}})
+    check = next(check for check in OURS if check.name == "versions.torch-equal")
+    outcomes = outcomes_of(check, dict.fromkeys(HOSTS, cluster.well), Context(config, Thresholds()))
+    assert {outcome.status for outcome in outcomes.values()} == {Status.FAIL}
+    assert outcomes["node1"].mend == "install torch 2.12.0"
+
+
+def test_one_node_alone_is_compared_with_nothing(cluster: Cluster) -> None:
+    outcomes = cluster.outcomes({"node1": cluster.well})
+    compared = {check.name for check in OURS if check.compare is not None}
+    passed = {name for name in compared if outcomes[name]["node1"].status is Status.PASS}
+    assert passed == {"clock.skew", "versions.expected", "versions.installed", "infiniband.rate"}

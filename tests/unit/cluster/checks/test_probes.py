@@ -112,6 +112,22 @@ def test_a_rank_is_an_orphan_when_its_launcher_is_gone(node: FakeNode, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("cgroup", "orphan"),
+    [
+        ("0::/system.slice/vllm.service", False),
+        ("0::/system.slice/ssh.service", True),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0", True),
+        ("0::/user.slice/user-1000.slice/session-3.scope", True),
+    ],
+)
+def test_a_service_on_a_gpu_is_nothing_left_over(node: FakeNode, cgroup: str, orphan: bool) -> None:
+    process(node, 900, 1, "python serve.py")
+    node.write("/proc/900/cgroup", cgroup)
+    node.gpus["0.pid"] = "900"
+    assert gpus(node)[0]["processes"] == [{"pid": 900, "command": "python serve.py", "orphan": orphan}]
+
+
+@pytest.mark.parametrize(
     ("text", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), (None, set()), ("x-y,3-", {3})]
 )
 def test_lists_of_cpus_are_read(text: str | None, cpus: set[int]) -> None:
