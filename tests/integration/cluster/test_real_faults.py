@@ -106,6 +106,27 @@ def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Node]
 
 
 @pytest.mark.chaos
+def test_faults_on_all_nodes_at_once_are_each_named(eight: tuple[list[Node], Noticed]) -> None:
+    nodes, always = eight
+    names = (
+        (),
+        ("a node that refuses the key",),
+        ("a host key that has changed",),
+        ("no ssh key on a node", "another version of the package", "a small /dev/shm"),
+        ("a read-only disk", "another MTU", "another directory for shared storage"),
+        ("shared storage that is not mounted", "data that are missing"),
+        ("a clock that is wrong",),
+        ("a harmful variable in a login",),
+    )
+    planted = [(TAKEN_PORT, nodes[0])]
+    planted += [(BY_NAME[name], node) for node, of_node in zip(nodes, names, strict=True) for name in of_node]
+    with ExitStack() as stack:
+        for fault, node in planted:
+            stack.enter_context(fault.plant(node))
+        assert notice(nodes) - always == expected(*planted)
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_each_fault_is_noticed_by_its_own_check_only(
     eight: tuple[list[Node], Noticed], fault: PlantedFault[Node]
