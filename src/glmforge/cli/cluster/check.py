@@ -48,6 +48,9 @@ def check(
     only: Annotated[list[str] | None, typer.Option(help="Only this check or subject; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Not this check or subject; may be repeated.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped checks fail, too.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="With --local: Slurm drains this node if it fails, and takes it back later.")
+    ] = False,
     list_checks: Annotated[bool, typer.Option("--list", help="List checks and their limits, and end.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all findings there; - for standard output, without a table.")
@@ -57,9 +60,11 @@ def check(
 
     Exit status 0: nothing failed. 1: something did, or --strict and something was skipped.
 
-    Example:
+    Examples:
 
         glmforge cluster check cluster.yaml --level thorough
+
+        glmforge cluster check cluster.yaml --local --level quick --drain
     """
     from glmforge.cluster.checks.check import Context, Level
     from glmforge.cluster.checks.examine import examine
@@ -73,6 +78,8 @@ def check(
     if list_checks:
         _list()
         return
+    if drain and not local:
+        raise typer.BadParameter("--drain is for the node itself: add --local")
     cluster = read_cluster(config, hosts, hostfile, partition, ssh)
     machines = [HostLine("localhost")] if local else machines_of(cluster)
     chosen = choose_checks(Level[level.name.upper()], only or (), skip or ())
@@ -85,13 +92,25 @@ def check(
             fanout_of(cluster),
             progress=lambda done, total: show(done, f"{done} of {total} nodes have answered"),
         )
-    if json_file == Path("-"):
+    if drain:
+        _drain(findings)
+    elif json_file == Path("-"):
         typer.echo(json.dumps(as_json(findings), indent=1))
     else:
         _print(findings)
         if json_file is not None:
             json_file.write_text(json.dumps(as_json(findings), indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(exit_status(findings, strict))
+
+
+def _drain(findings: "Findings") -> None:
+    """One line for Slurm's log instead of the table."""
+    from glmforge.cluster.checks.drain import apply_to_node, reason_of
+
+    reason = reason_of(findings)
+    if reason is not None:
+        typer.echo(reason)
+    typer.echo(apply_to_node(reason), err=True)
 
 
 def _print(findings: "Findings") -> None:
@@ -124,11 +143,13 @@ def _print_line(console: Console, status: "Status", name: str, text: str) -> Non
 
 
 def _list() -> None:
+    from glmforge.cluster.checks.examine import REACH
     from glmforge.cluster.checks.registry import CHECKS
     from glmforge.cluster.checks.thresholds import threshold_table
 
     console = Console(highlight=False)
     table = Table("check", "level", "finds out", box=None, pad_edge=False)
+    table.add_row(REACH, "quick", "whether the machine answers at all; always found out")
     for each in CHECKS:
         table.add_row(each.name, each.level.name.lower(), escape(each.about))
     console.print(table)

@@ -57,8 +57,7 @@ def examine(
             if host not in nodes:
                 findings.add(check.name, host, _NOT_REACHED)
         if check.act is not None:
-            facts = {host: node.facts for host, node in nodes.items()}
-            outcomes = check.act(Session(context, list(nodes), fanout, facts)) if nodes else {}
+            outcomes = _act(check, nodes, context, fanout) if nodes else {}
         else:
             outcomes = outcomes_of(check, nodes, context)
         for host in nodes:
@@ -71,6 +70,15 @@ def outcomes_of(check: Check, nodes: Mapping[str, NodeFacts], context: Context) 
     if check.compare is not None:
         return _compare(check, nodes, context)
     return {host: _judge(check, node, context) for host, node in nodes.items()}
+
+
+def _act(check: Check, nodes: Mapping[str, NodeFacts], context: Context, fanout: Fanout) -> Mapping[str, Outcome]:
+    assert check.act is not None
+    facts = {host: node.facts for host, node in nodes.items()}
+    try:
+        return check.act(Session(context, list(nodes), fanout, facts))
+    except FactError as error:
+        return {host: _no_facts(check, str(error)) for host in nodes}
 
 
 def _ask(

@@ -6,6 +6,7 @@ the others answer all the same.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,8 +29,8 @@ _TIMES = "times"
 """Stands among the probes in an answer: the node's own clock."""
 
 _PACKAGE = "glmforge.cluster.checks.probes"
-_SHARED = ("reading", "nvml", "nvidia_smi")
-"""What probes may import from ours; it goes with those that do, each after what it imports itself."""
+_IMPORT = re.compile(rf"^from {re.escape(_PACKAGE)}\.(\w+) import ", re.MULTILINE)
+"""What probes may import from ours, whose modules go with those that do."""
 
 _PROGRAM = r"""
 import json, os, select, signal, sys, time, types
@@ -117,12 +118,25 @@ class NodeFacts:
 
 def probe_program(names: Iterable[str], cluster: ClusterConfig, limit_s: float) -> bytes:
     """The program that gathers the facts of these probes; it takes little longer than `limit_s`."""
-    sources = {name: _source(name) for name in names}
+    return _program({name: _source(name) for name in names}, cluster, limit_s)
+
+
+def action_program(
+    probe: str, function: str, arguments: Mapping[str, Any], cluster: ClusterConfig, limit_s: float
+) -> bytes:
+    """The program that calls another function of a probe, with the cluster and the arguments of the host that is its
+    own first argument; it answers like a probe.
+    """
+    given = f"json.loads({json.dumps(json.dumps(dict(arguments)))})[sys.argv[1]]"
+    call = f"\nimport json, sys\n\ndef gather(cluster):\n    return {function}(cluster, {given})\n"
+    return _program({probe: _source(probe) + call}, cluster, limit_s)
+
+
+def _program(sources: Mapping[str, str], cluster: ClusterConfig, limit_s: float) -> bytes:
     settings = cluster.model_dump(mode="json")
     # JSON's ASCII text of an ASCII text is a Python literal of it; whatever a path holds stays data.
-    data = ", ".join(
-        f"json.loads({json.dumps(json.dumps(each))})" for each in (_shared(sources.values()), sources, settings)
-    )
+    given = (_shared(sources.values()), dict(sources), settings)
+    data = ", ".join(f"json.loads({json.dumps(json.dumps(each))})" for each in given)
     return f"{_PROGRAM}\nMARK, TIMES = {MARK!r}, {_TIMES!r}\nmain({data}, {limit_s!r})\n".encode()
 
 
@@ -158,14 +172,13 @@ def _times(found: Any, answer: Answer) -> Times | None:
 
 
 def _shared(sources: Iterable[str]) -> dict[str, str]:
-    modules = {f"{_PACKAGE}.{name}": files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8") for name in _SHARED}
-    text = "\n".join(sources)
-    wanted: list[str] = []
-    for name, source in reversed(modules.items()):
-        if f"from {name} import" in text:
-            wanted.append(name)
-            text += source
-    return {name: modules[name] for name in modules if name in wanted}
+    """The modules that these import from ours, each after what it imports itself."""
+    found: dict[str, str] = {}
+    for text in sources:
+        for name in _IMPORT.findall(text):
+            source = _source(name)
+            found |= {**_shared([source]), f"{_PACKAGE}.{name}": source}
+    return found
 
 
 @cache

@@ -37,7 +37,7 @@ def machines_of(cluster: ClusterConfig) -> list[HostLine]:
 
 def slurm_nodes(partition: str | None) -> list[str]:
     """The nodes of a Slurm partition, drained ones included; of the default one for None. Raises `HostError`."""
-    listed = _slurm("sinfo", "--noheader", "--Node", "--format=%N %P")
+    listed = ask_slurm("sinfo", "--noheader", "--Node", "--format=%N %P")
     rows = [words for words in map(str.split, listed.splitlines()) if len(words) == 2]
     partitions = {name.rstrip("*") for _, name in rows}
     if partition is not None and partition not in partitions:
@@ -51,7 +51,7 @@ def slurm_nodes(partition: str | None) -> list[str]:
 def gres_of(partition: str | None) -> list[str]:
     """What Slurm promises of devices on the nodes of a partition (None: of all), such as "gpu:h200:8"."""
     options = [] if partition is None else [f"--partition={partition}"]
-    return _slurm("sinfo", "--noheader", "--format=%G", *options).split()
+    return ask_slurm("sinfo", "--noheader", "--format=%G", *options).split()
 
 
 def ssh_of(cluster: ClusterConfig) -> Ssh:
@@ -72,7 +72,8 @@ def fanout_of(cluster: ClusterConfig) -> Fanout:
     return Fanout(ssh_of(cluster), at_once=cluster.ssh.at_once)
 
 
-def _slurm(*command: str) -> str:
+def ask_slurm(*command: str) -> str:
+    """What a command of Slurm's prints. Raises `HostError`."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_LIMIT_S, check=False)
     except FileNotFoundError:

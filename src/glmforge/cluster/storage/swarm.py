@@ -195,7 +195,7 @@ class Swarm:
     def _free(self, givers: Collection[str], taker: str) -> str | None:
         """One that can give now: that to which there is a connection, or the least busy one of some."""
         last = self._last.get(taker)
-        if last in givers and self._giving[last] < GIVEN_AT_ONCE:
+        if last is not None and last in givers and self._giving[last] < GIVEN_AT_ONCE:
             return last
         start = self._random.randrange(max(1, len(givers) - _ASK_AT_RANDOM))
         for some in (itertools.islice(givers, start, start + _ASK_AT_RANDOM), givers):

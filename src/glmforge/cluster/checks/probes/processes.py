@@ -41,7 +41,7 @@ def _is_of_this_host(pid: int) -> bool:
 
 def _namespace(pid: str) -> str | None:
     try:
-        return os.readlink(at(f"/proc/{pid}/ns/uts"))  # noqa: PTH115  # Path.readlink is of Python 3.9
+        return os.readlink(at(f"/proc/{pid}/ns/uts"))  # Path.readlink is of Python 3.9
     except OSError:
         return None
 

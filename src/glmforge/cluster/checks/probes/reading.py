@@ -14,7 +14,9 @@ from pathlib import Path
 ROOT = "GLMFORGE_PROBE_ROOT"
 
 _MAX_FILE = 1 << 20
-_LAUNCHERS = ("python", "torchrun", "slurmstepd", "mpirun")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "glmforge", "slurmstepd", "mpirun")
+_KEEPER = "cluster/dev/keeper.py"
+"""The first process of a development cluster's host, which starts no ranks."""
 
 
 def at(path: str) -> str:
@@ -106,7 +108,16 @@ def is_orphan(pid: int) -> bool:
         if parent is None:
             return False
         if parent <= 1:
-            return not any(word in command_of(1) for word in _LAUNCHERS)  # a container's first process may be one
+            first = read_text("/proc/1/cmdline") or ""  # a container's first process may be a launcher
+            return _KEEPER in first or not any(word in first for word in _LAUNCHERS)
         if not is_rank(parent):
             return False
         pid = parent
+
+
+def is_service(pid: int) -> bool:
+    """Whether systemd runs it as a service of its own; its parent is the first process by right.
+
+    What came in through sshd or slurmd is no service of its own, even where it stands in theirs.
+    """
+    return bool(re.search(r"system\.slice/(?!ssh|slurm)[^/\n]*\.service", read_text(f"/proc/{pid}/cgroup") or ""))

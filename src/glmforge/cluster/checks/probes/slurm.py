@@ -1,0 +1,63 @@
+"""Slurm on a node: its daemon, and whether munge takes what another node has signed."""
+
+import os
+import re
+import shutil
+import subprocess
+
+_LIMIT_S = 5
+_MOST = 100_000
+
+
+def gather(cluster: dict) -> dict:
+    return {"slurmd_there": find("slurmd") is not None, "slurmd_up": _runs("slurmd")}
+
+
+def sign(cluster: dict, arguments: dict) -> dict:
+    return _ask([find("munge") or "munge", *_socket(), "-n"], None)
+
+
+def read_signed(cluster: dict, arguments: dict) -> dict:
+    return _ask([find("unmunge") or "unmunge", *_socket()], arguments["credential"])
+
+
+def _socket() -> list:
+    """The option for munged's socket, if Slurm is told of another one than the usual."""
+    told = _ask([find("scontrol") or "scontrol", "show", "config"], None)["printed"] or ""
+    found = re.search(r"^AuthInfo\s*=\s*(?:\S*,)?socket=([^,\s]+)", told, re.MULTILINE)
+    return ["--socket=" + found[1]] if found else []
+
+
+def find(program: str) -> "str | None":
+    return shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+
+
+def _ask(command: "list[str]", text: "str | None") -> dict:
+    try:
+        done = subprocess.run(
+            command,
+            input=(text or "").encode(),
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return {"status": None, "printed": None, "said": "there is no " + os.path.basename(command[0])}
+    except subprocess.TimeoutExpired:
+        return {"status": 1, "printed": None, "said": f"no answer within {_LIMIT_S} s"}
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace").strip()
+    lines = err.splitlines() or [line for line in out.splitlines() if line.startswith("STATUS")]
+    return {"status": done.returncode, "printed": out[:_MOST].strip(), "said": lines[-1] if lines else None}
+
+
+def _runs(name: str) -> bool:
+    """Whether a process of this name runs: of those that this node sees."""
+    for pid in os.listdir("/proc"):
+        if pid.isdecimal():
+            try:
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                    if file.read().strip() == name:
+                        return True
+            except OSError:  # it has just ended
+                continue
+    return False
