@@ -127,6 +127,8 @@ def bench(options: BenchOptions) -> None:
     from glmforge.cluster.collectives.local import run_local
     from glmforge.cluster.collectives.run import choose_backend
 
+    if options.json_file == Path("-"):
+        raise ConfigError("--json -: the table is on standard output; name a file")
     if options.local is not None and not 2 <= options.local <= MAX_LOCAL:
         raise ConfigError(f"--local {options.local}: give from 2 to {MAX_LOCAL} ranks")
     backend = choose_backend(options.backend.value)

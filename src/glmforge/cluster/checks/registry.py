@@ -19,6 +19,7 @@ from glmforge.cluster.checks import (
     limits,
     memory,
     monitoring,
+    nccl,
     network,
     numa,
     nvlink,
@@ -66,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
     *environment.CHECKS,
     *monitoring.CHECKS,
     *slurm.CHECKS,
+    *nccl.CHECKS,
     *job.CHECKS,
 )
 
