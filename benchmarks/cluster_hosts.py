@@ -1,4 +1,4 @@
-"""Setup's dry run on many hosts: seconds, processor time per host on each side, and memory.
+"""Setup's dry run and the quick checks on many hosts: seconds, processor time per host on each side, and memory.
 
     python benchmarks/cluster_hosts.py                        # 1,024 hosts without ssh's cost, 128 with a real server
     python benchmarks/cluster_hosts.py --hosts 1024 --real-hosts 1024
@@ -7,13 +7,16 @@ Two kinds of hosts, since on one machine the servers' work would hide ours:
 
 - `plain`: in ssh's place a program that hands the script to a shell here. What is measured is our own work, and that of
   the nodes' Python.
+- `recorded` (checks only): in ssh's place a program that prints what a node has answered once. What is measured is our
+  own work alone.
 - `ssh`: one real sshd that answers at as many addresses of the loopback. Its processor time is measured apart: on a
   cluster it is spread over the nodes.
 
-Beside both stands the dry run that connects to nothing. Writes benchmarks/results/cluster_hosts.json.
+Beside these stands the dry run that connects to nothing. Writes benchmarks/results/cluster_hosts.json.
 """
 
 import argparse
+import json
 import os
 import resource
 import shlex
@@ -71,9 +74,14 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="glmforge-hosts-") as name:
         directory = Path(name)
+        plain, recorded = str(_plain_ssh(directory, given.hosts)), str(_recorded_ssh(directory))
         rows = [
             _measure(directory, "offline", given.hosts, given.at_once, "ssh", "--offline"),
-            _measure(directory, "plain", given.hosts, given.at_once, str(_plain_ssh(directory, given.hosts))),
+            _measure(directory, "plain", given.hosts, given.at_once, plain),
+        ]
+        checks = [
+            _measure_check(directory, "recorded", given.hosts, given.at_once, recorded),
+            _measure_check(directory, "plain", given.hosts, given.at_once, plain),
         ]
         with _server(directory, given.real_hosts) as (pid, command):
             for kex in ("default", "curve25519-sha256"):
@@ -82,45 +90,84 @@ def main() -> None:
                 row = _measure(directory, f"ssh, key exchange {kex}", given.real_hosts, given.at_once, ssh)
                 row["server_ms_per_host"] = round(1000 * (_processor_seconds(pid) - before) / given.real_hosts, 1)
                 rows.append(row)
-    for row in rows:
+            before = _processor_seconds(pid)
+            row = _measure_check(directory, "ssh, key exchange default", given.real_hosts, given.at_once, command)
+            row["server_ms_per_host"] = round(1000 * (_processor_seconds(pid) - before) / given.real_hosts, 1)
+            checks.append(row)
+    for row in (*rows, *checks):
         print(row)
     write_result(
         "cluster_hosts",
-        {"node_ms": _node_milliseconds(), "at_once": given.at_once, "dry_runs": rows},
-        code=["src/glmforge/cluster/setup", "src/glmforge/cluster/hosts"],
+        {"node_ms": _node_milliseconds(), "at_once": given.at_once, "dry_runs": rows, "quick_checks": checks},
+        code=["src/glmforge/cluster/setup", "src/glmforge/cluster/hosts", "src/glmforge/cluster/checks"],
         out=given.out,
     )
 
 
 def _measure(directory: Path, kind: str, hosts: int, at_once: int, ssh: str, *more: str) -> dict[str, Any]:
-    """One dry run in a process of its own. Its processor time includes its ssh clients', not the servers'."""
+    """One dry run."""
+    out = ("--type", "manual", "--dry-run", "--nodes", str(hosts), "--out", str(directory / "cluster"))
+    file = _cluster(directory, hosts, at_once, ssh)
+    row, said = _run("setup", str(file), *out, *more)
+    if "authorized_keys" not in said or "error:" in said:
+        raise SystemExit(f"{kind}: the dry run went wrong:\n{said[-3000:]}")
+    return {"kind": kind, "hosts": hosts, **row, "ms_per_host": round(1000 * row["processor_seconds"] / hosts, 1)}
+
+
+def _measure_check(directory: Path, kind: str, hosts: int, at_once: int, ssh: str) -> dict[str, Any]:
+    """One check at level quick."""
+    findings = directory / "findings.json"
+    file = _cluster(directory, hosts, at_once, ssh)
+    row, said = _run("check", str(file), "--level", "quick", "--json", str(findings))
+    reached = json.loads(findings.read_text())["checks"]["reach.ssh"]
+    if {outcome["status"] for outcome in reached.values()} != {"pass"}:
+        raise SystemExit(f"{kind}: not all hosts were reached:\n{said[:3000]}")
+    return {"kind": kind, "hosts": hosts, **row, "ms_per_host": round(1000 * row["processor_seconds"] / hosts, 1)}
+
+
+def _cluster(directory: Path, hosts: int, at_once: int, ssh: str) -> Path:
     file = directory / "cluster.yaml"
     nodes = ", ".join(f"'{name}'" for name in _names(hosts))
     file.write_text(
         f"nodes: [{nodes}]\ngpus_per_node: 8\nlocal_path: {directory}\npython: {_PYTHON}\n"
         f"ssh: {{command: '{ssh}', at_once: {at_once}}}\n"
     )
-    out = directory / "cluster"
-    command = [sys.executable, "-m", "glmforge", "cluster", "setup", str(file), "--type", "manual", "--dry-run"]
+    return file
+
+
+def _run(*arguments: str) -> tuple[dict[str, Any], str]:
+    """A command of the group in its own process. Processor time includes its ssh clients, not the servers."""
     started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
-        [*command, "--nodes", str(hosts), "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, "-m", "glmforge", "cluster", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert process.stdout is not None
     said = process.stdout.read().decode()
     _, _, used = os.wait4(process.pid, 0)
     seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if "authorized_keys" not in said or "error:" in said:
-        raise SystemExit(f"{kind}: the dry run went wrong:\n{said[-3000:]}")
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {
-        "kind": kind,
-        "hosts": hosts,
+    row = {
         "seconds": round(seconds, 2),
         "processor_seconds": round(processor, 2),
-        "ms_per_host": round(1000 * processor / hosts, 1),
         "peak_mb": round(used.ru_maxrss / 1024, 1),
     }
+    return row, said
+
+
+def _recorded_ssh(directory: Path) -> Path:
+    """A program that reads what it is sent and prints what this machine has answered to the quick checks."""
+    from glmforge.cluster.checks.check import Level
+    from glmforge.cluster.checks.probe import COMMAND, probe_program
+    from glmforge.cluster.checks.registry import choose_checks
+    from glmforge.config.cluster import ClusterConfig
+
+    probes = sorted({check.probe for check in choose_checks(Level.QUICK) if check.probe})
+    sent = probe_program(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
+    answer, program = directory / "answer", directory / "recorded-ssh"
+    answer.write_bytes(subprocess.run(["sh", "-c", COMMAND], input=sent, stdout=subprocess.PIPE, check=True).stdout)
+    program.write_text(f"#!/bin/sh\ncat > /dev/null\nexec cat {answer}\n")
+    program.chmod(0o755)
+    return program
 
 
 def _names(count: int) -> list[str]:
