@@ -24,7 +24,7 @@ from glmforge.config.cluster import ClusterConfig
 from helpers.dev_cluster import hosts_or_skip
 from helpers.packages import install_or_skip
 from helpers.planted_faults import PlantedFault
-from helpers.real_faults import FAULTS, MASTER_PORT, TAKEN_PORT, Node, furnish
+from helpers.real_faults import FAULTS, MASTER_PORT, SHM, TAKEN_PORT, Node, furnish
 
 OF_THE_MACHINE = ("processes.load", "memory.available", "shared.latency", "network.latency")
 """Held against a clock, or against what others do on this machine at the moment."""
@@ -43,7 +43,7 @@ def nodes_of(directory: Path, num: int) -> Iterator[list[Node]]:
     for name in ("shared", "checkpoints", "data"):
         (directory / name).mkdir()
     (directory / "data/train.bin").write_bytes(secrets.token_bytes(200_000))
-    with development_cluster(directory / "c", DevOptions(nodes=num, gpus=0, slurm=False, shm_size="8g")) as cluster:
+    with development_cluster(directory / "c", DevOptions(nodes=num, gpus=0, slurm=False, shm_size=SHM)) as cluster:
         nodes = [Node(cluster, name, directory) for name in cluster.nodes]
         for node in nodes:
             furnish(node)
@@ -103,6 +103,27 @@ def test_several_faults_at_once_are_each_named_and_gone_after_the_mend(tmp_path:
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Node], Noticed]]:
     with nodes_of(tmp_path_factory.mktemp("eight"), 8) as nodes:
         yield nodes, notice(nodes)
+
+
+@pytest.mark.chaos
+def test_faults_on_all_nodes_at_once_are_each_named(eight: tuple[list[Node], Noticed]) -> None:
+    nodes, always = eight
+    names = (
+        (),
+        ("a node that refuses the key",),
+        ("a host key that has changed",),
+        ("no ssh key on a node", "another version of the package", "a small /dev/shm"),
+        ("a read-only disk", "another MTU", "another directory for shared storage"),
+        ("shared storage that is not mounted", "data that are missing"),
+        ("a clock that is wrong",),
+        ("a harmful variable in a login",),
+    )
+    planted = [(TAKEN_PORT, nodes[0])]
+    planted += [(BY_NAME[name], node) for node, of_node in zip(nodes, names, strict=True) for name in of_node]
+    with ExitStack() as stack:
+        for fault, node in planted:
+            stack.enter_context(fault.plant(node))
+        assert notice(nodes) - always == expected(*planted)
 
 
 @pytest.mark.chaos

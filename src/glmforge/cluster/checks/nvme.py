@@ -4,7 +4,7 @@ from glmforge.cluster.checks.check import Check, Context, Level
 from glmforge.cluster.checks.facts import Facts
 from glmforge.cluster.checks.outcome import Outcome, failed, passed, skipped, warning, worst
 
-# Bits of the critical warning: NVM Express base specification 1.4, figure 196, byte 0.
+# Bits of the critical warning: NVM Express base specification 1.4, section 5.14.1.2, byte 0.
 _CRITICAL = (
     "its spare blocks are used up",
     "it is too hot or too cold",
