@@ -1,6 +1,6 @@
 """How often the search for slow hosts and paths is right, on simulated hosts.
 
-    python benchmarks/find_slow.py [--few 2000] [--many 100]     # writes benchmarks/results/find_slow.json
+    python benchmarks/find_slow.py [--few 400] [--many 10]     # writes benchmarks/results/find_slow.json
 
 Each trial plants something among hosts (`glmforge.cluster.collectives.slow.simulate` states the model) and counts as
 right if exactly that is named, no more and no less: a slow host, two of them, a slow path between two hosts, between
@@ -24,6 +24,7 @@ from record import write_result
 from glmforge.cluster.collectives.slow.simulate import Noise, SimulatedHosts, named_right, search_simulated
 
 SHARE = 0.5
+PARTS = ("explain", "rounds", "search", "simulate")
 NOISE = {
     "quiet": Noise(scatter=0.02, disturbed=0.001, left=(0.3, 0.9)),
     "usual": Noise(scatter=0.05, disturbed=0.01, left=(0.3, 0.9)),
@@ -54,7 +55,7 @@ def _mixture(num: int, draw: random.Random) -> dict[str, Any]:
     slow, lost, one, other = draw.sample(range(num), 4)
     return {
         "slow_hosts": {slow: SHARE},
-        "lost": {lost: draw.randint(1, 4)},
+        "lost": {lost: draw.randint(1, 3)},
         "slow_paths": {((one,), (other,)): SHARE},
     }
 
@@ -65,7 +66,7 @@ PLANTS: dict[str, Plant] = {
     "two_hosts": _hosts(2),
     "one_path": _path,
     "two_switches": _switches,
-    "lost_host": lambda num, draw: {"lost": {draw.randrange(num): draw.randint(1, 4)}},
+    "lost_host": lambda num, draw: {"lost": {draw.randrange(num): draw.randint(1, 3)}},
     "mixture": _mixture,
 }
 
@@ -107,10 +108,8 @@ def fewest_exchanges(num_hosts: int, count: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--few", type=int, default=2000, help="trials of each kind at 8 hosts")
-    parser.add_argument(
-        "--many", type=int, default=100, help="trials of each kind at 1,024 hosts, of which noise 'usual'"
-    )
+    parser.add_argument("--few", type=int, default=400, help="trials of each kind at 8 hosts")
+    parser.add_argument("--many", type=int, default=10, help="trials of each kind at 1,024 hosts")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result: dict[str, Any] = {"slow_share": SHARE, "slow_below": 0.7, "hosts_8": {}, "hosts_1024": {}}
@@ -119,7 +118,7 @@ def main() -> None:
         for plant, make in PLANTS.items():
             result["hosts_8"][name][plant] = trials(8, make, noise, options.few)
             print(8, name, plant, result["hosts_8"][name][plant], flush=True)
-    for name, share in (("usual", 1.0), ("noisy", 0.1)):
+    for name, share in (("usual", 1.0), ("noisy", 0.3)):
         result["hosts_1024"][name] = {}
         for plant, make in PLANTS.items():
             result["hosts_1024"][name][plant] = trials(1024, make, NOISE[name], max(1, int(options.many * share)))
@@ -137,7 +136,14 @@ def main() -> None:
                 "most_exchanges": max(one["most_exchanges"] for one in of_noise.values()),
             }
             of_noise["all"]["percent"] = 100 * of_noise["all"]["right"] / of_noise["all"]["trials"]
-    print(write_result("find_slow", result, code=["src/glmforge/cluster/collectives/slow"], out=options.out))
+    print(
+        write_result(
+            "find_slow",
+            result,
+            code=[f"src/glmforge/cluster/collectives/slow/{name}.py" for name in PARTS],
+            out=options.out,
+        )
+    )
 
 
 if __name__ == "__main__":

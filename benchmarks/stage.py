@@ -1,6 +1,6 @@
 """Weights on the disks of seven nodes: staged from one to the next, against each node reading shared storage itself.
 
-    python benchmarks/stage.py      # some two minutes as root; writes benchmarks/results/stage.json
+    python benchmarks/stage.py      # some four minutes as root; writes benchmarks/results/stage.json
 
 Eight hosts in network namespaces (`glmforge.cluster.dev`), each with one link of `--rate` in each direction. The first
 stands for shared storage: everything that is read from it goes through its link. The others are to have its files on
@@ -33,13 +33,14 @@ from record import write_result
 from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
 
 NODES = 8
+UNIT_MIB = 4  # of 64 as usual: as many units as there would be of larger files
 CODE = ["src/glmforge/cluster/storage", "src/glmforge/cli/cluster/stage.py"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rate", default="100mbit")
-    parser.add_argument("--megabytes", type=int, default=192)
+    parser.add_argument("--rate", default="50mbit")
+    parser.add_argument("--megabytes", type=int, default=128)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     size = arguments.megabytes * 10**6
@@ -84,7 +85,15 @@ def read_by_each(cluster: DevCluster, storage: str, nodes: list[str]) -> dict[st
 def staged(cluster: DevCluster, storage: str, nodes: list[str]) -> dict[str, Any]:
     """The command, on the first host."""
     command = [sys.executable, "-m", "glmforge", "cluster", "stage", f"{cluster.local_path}/shared"]
-    command += ["--to", f"{cluster.local_path}/cache", "--hosts", ",".join(nodes), "--json"]
+    command += [
+        "--to",
+        f"{cluster.local_path}/cache",
+        "--hosts",
+        ",".join(nodes),
+        "--json",
+        "--unit-mib",
+        str(UNIT_MIB),
+    ]
     command += ["--ssh", " ".join(cluster.ssh_command)]
     before, began = sent(cluster, storage), time.monotonic()
     done = subprocess.run(

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.cluster.dev import DevCluster
+from helpers.dev_cluster import hosts_or_skip
 from helpers.guide import GUIDES, Command, File, Launch, carry_out, check_launch, parsed, read_guide, unknown_commands
 
 BASE = "pre-training.md"
 ADAPTING = ("mid-training.md", "fine-tuning.md", "lora.md")
+ON_HOSTS = "infrastructure.md"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +30,17 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
     carry_out(guide, tmp_path)
 
 
+def test_the_guide_to_infrastructure_does_what_it_says(tmp_path: Path) -> None:
+    hosts_or_skip()
+    try:
+        carry_out(ON_HOSTS, tmp_path)
+    finally:
+        if (tmp_path / "lab").exists():
+            DevCluster.end(tmp_path / "lab")
+
+
 def test_every_guide_is_followed() -> None:
-    assert {path.name for path in GUIDES.glob("*.md")} == {BASE, *ADAPTING}
+    assert {path.name for path in GUIDES.glob("*.md")} == {BASE, *ADAPTING, ON_HOSTS}
 
 
 @pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)

@@ -143,11 +143,13 @@ def _print_line(console: Console, status: "Status", name: str, text: str) -> Non
 
 
 def _list() -> None:
+    from glmforge.cluster.checks.examine import REACH
     from glmforge.cluster.checks.registry import CHECKS
     from glmforge.cluster.checks.thresholds import threshold_table
 
     console = Console(highlight=False)
     table = Table("check", "level", "finds out", box=None, pad_edge=False)
+    table.add_row(REACH, "quick", "whether the machine answers at all; always found out")
     for each in CHECKS:
         table.add_row(each.name, each.level.name.lower(), escape(each.about))
     console.print(table)

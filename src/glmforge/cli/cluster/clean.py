@@ -65,7 +65,7 @@ def clean(
             asked.append(cleaned)
             show(len(asked), f"{len(asked)} of {len(names)} nodes have answered")
 
-        found = clean_nodes(names, order, fanout_of(cluster), cluster.python, count)
+        found = clean_nodes(names, order, fanout_of(cluster), on_answer=count)
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found.values()], indent=1))
     else:

@@ -45,6 +45,9 @@ class UpOptions:
     link_rate: Annotated[
         str | None, typer.Option(help="Limit of every link, such as 100mbit.", show_default="none")
     ] = None
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Nodes that know nothing of each other, to be set up: empty homes, no keys.")
+    ] = False
     plain: Annotated[
         bool, typer.Option("--plain", help="Daemons on the loopback, as where namespaces are not allowed.")
     ] = False
@@ -81,6 +84,7 @@ def up(options: UpOptions) -> None:
             health_check_interval_s=options.health_check_interval,
             slurmd_timeout_s=options.slurmd_timeout,
             link_rate=options.link_rate,
+            bare=options.bare,
             mode="plain" if options.plain else None,
         ),
         say=lambda line: typer.echo(line, err=True),

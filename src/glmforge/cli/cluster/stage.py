@@ -37,6 +37,10 @@ def stage(
     trust: Annotated[
         bool, typer.Option("--trust", help="Compare length and time of what is there, rather than read it.")
     ] = False,
+    unit_mib: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="MiB that are sent, checked and, after an interruption, kept at one time."),
+    ] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="What was done, as JSON.")] = False,
 ) -> None:
     """Copy shards and weights to the own disks of all nodes: shared storage is read once, nodes serve each other.
@@ -70,6 +74,7 @@ def stage(
             peer_ssh=None if peer_ssh == "none" else Ssh.of_command(peer_ssh) if peer_ssh is not None else reach,
             verify=not trust,
             at_once=cluster.ssh.at_once,
+            unit_bytes=unit_mib << 20,
             report=lambda now: show(
                 sum(node.came_bytes for node in now.nodes.values()),
                 f"{format_bytes(sum(node.came_bytes for node in now.nodes.values()))} on {len(now.nodes)} nodes, "

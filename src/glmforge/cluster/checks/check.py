@@ -60,7 +60,7 @@ class Check:
         name: "subject.thing", as users name it: "disk.free".
         about: what it finds out, in one line.
         level: the lowest level at which it runs.
-        probe: whose facts `judge` and `compare` read; empty for `act`.
+        probe: whose facts `judge` and `compare` read; for `act` those that it needs, or none.
     """
 
     name: str
@@ -74,4 +74,4 @@ class Check:
     def __post_init__(self) -> None:
         ways = [way for way in (self.judge, self.compare, self.act) if way is not None]
         assert len(ways) == 1, f"{self.name} has {len(ways)} ways of finding out"
-        assert bool(self.probe) == (self.act is None), f"{self.name}: a probe is what judge and compare read"
+        assert self.probe or self.act is not None, f"{self.name}: a probe is what judge and compare read"

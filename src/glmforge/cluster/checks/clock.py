@@ -30,7 +30,7 @@ def skew(nodes: Mapping[str, Facts], context: Context) -> Mapping[str, Outcome]:
         off = max(low - agreed, agreed - high, 0.0)
         sign = "ahead" if low > agreed else "behind"
         if off > limit:
-            outcomes[host] = failed(f"at least {off:.1f} s {sign}", threshold, mend)
+            outcomes[host] = failed(f"at least {off:,.1f} s {sign}" if off < 1e10 else "another age", threshold, mend)
         elif (most := max(high - agreed, agreed - low)) > limit:
             outcomes[host] = skipped(
                 f"asking took too long to tell more than within {most:.1f} s", "check it when idle"

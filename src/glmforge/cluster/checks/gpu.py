@@ -11,6 +11,7 @@ _GIB = 1 << 30
 _SLOWED = {0x08: "hardware slowdown", 0x40: "hardware, by temperature", 0x80: "hardware, by the power supply"}
 _HOT = {0x20: "software, by temperature"}
 _BUSY = 90
+_SHOWN_PIDS = 50
 
 
 def count(facts: Facts, context: Context) -> Outcome:
@@ -19,7 +20,7 @@ def count(facts: Facts, context: Context) -> Outcome:
     lost = [index for index, gpu in enumerate(gpus) if gpu.flag("lost")]
     threshold = f"{expected} GPUs (gpus_per_node)"
     if lost:
-        names = ", ".join(f"GPU {index}" for index in lost)
+        names = ", ".join(f"GPU {index}" for index in lost[:8])
         return failed(f"{names} cannot be reached on the bus", threshold, "drain the node, power it off and on again")
     if len(gpus) == expected:
         return passed(f"{len(gpus)} GPUs", threshold) if expected else skipped("the cluster has no GPUs")
@@ -140,7 +141,7 @@ def processes(gpu: Facts, context: Context) -> Outcome:
     found = gpu.each("processes")
     stale = [each for each in found if each.flag("orphan")]
     if stale:
-        pids = " ".join(str(each.count("pid")) for each in stale)
+        pids = " ".join(str(each.count("pid")) for each in stale[:_SHOWN_PIDS])
         value = f"held by what is left of an ended job: {stale[0].text('command')} (pid {pids})"
         return failed(value, threshold, f"end it: kill {pids}")
     used, limit = gpu.number("memory_used", 0), context.thresholds.get("gpu-memory-held")

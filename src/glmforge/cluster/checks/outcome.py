@@ -56,7 +56,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
     return max(outcomes, key=lambda outcome: order.index(outcome.status))
 
 
-_SHOWN = 4
+_SHOWN, _SHOWN_NAMES = 4, 8
 
 
 def together(parts: Mapping[str, Outcome], well: str) -> Outcome:
@@ -76,6 +76,10 @@ def together(parts: Mapping[str, Outcome], well: str) -> Outcome:
     by_value: dict[str, list[str]] = {}
     for name, outcome in same.items():
         by_value.setdefault(outcome.value, []).append(name)
-    told = [f"{', '.join(names)}: {value}" for value, names in by_value.items()]
-    rest = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-    return Outcome(worst_part.status, "; ".join(told[:_SHOWN]) + rest, worst_part.threshold, worst_part.mend)
+    told = [f"{_few(names, ', ', _SHOWN_NAMES)}: {value}" for value, names in by_value.items()]
+    return Outcome(worst_part.status, _few(told, "; ", _SHOWN), worst_part.threshold, worst_part.mend)
+
+
+def _few(items: list[str], between: str, most: int) -> str:
+    rest = f" and {len(items) - most} more" if len(items) > most else ""
+    return between.join(items[:most]) + rest

@@ -4,7 +4,7 @@ from glmforge.cluster.checks.check import Check, Context, Level
 from glmforge.cluster.checks.facts import Facts
 from glmforge.cluster.checks.outcome import Outcome, failed, passed, skipped, warning
 
-_SHOWN = 3
+_SHOWN, _SHOWN_PIDS = 3, 50
 
 
 def stale(facts: Facts, context: Context) -> Outcome:
@@ -13,7 +13,7 @@ def stale(facts: Facts, context: Context) -> Outcome:
     threshold = "no rank without its launcher"
     if not found:
         return passed("none", threshold)
-    pids = " ".join(str(each.count("pid")) for each in found)
+    pids = " ".join(str(each.count("pid")) for each in found[:_SHOWN_PIDS])
     value = f"{len(found)} left by ended jobs: {_named(found)}"
     return failed(value, threshold, f"end them: kill {pids}")
 
@@ -30,7 +30,9 @@ def stuck(facts: Facts, context: Context) -> Outcome:
 
 def zombies(facts: Facts, context: Context) -> Outcome:
     """Few: many are a parent that does not wait, and fill the table of processes."""
-    found, limit = facts.count("zombies") or 0, context.thresholds.get("zombies").value
+    found, limit = facts.count("zombies"), context.thresholds.get("zombies").value
+    if found is None:
+        return skipped("processes are not told")
     threshold = f"at most {limit:g}"
     mend = "restart their parent: 'ps -eo ppid,stat | grep Z' names it"
     return passed(f"{found}", threshold) if found <= limit else warning(f"{found}", threshold, mend)

@@ -15,6 +15,7 @@ from glmforge.cluster.checks import (
     hostfile,
     infiniband,
     job,
+    latency,
     limits,
     memory,
     monitoring,
@@ -33,6 +34,7 @@ from glmforge.cluster.checks import (
     xid,
 )
 from glmforge.cluster.checks.check import Check, Level
+from glmforge.cluster.checks.examine import REACH
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 
@@ -46,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     *pcie.CHECKS,
     *infiniband.CHECKS,
     *roce.CHECKS,
+    *latency.CHECKS,
     *numa.CHECKS,
     *clock.CHECKS,
     *processes.CHECKS,
@@ -67,10 +70,16 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+_ALWAYS = (REACH, REACH.split(".")[0])
+
+
 def choose_checks(level: Level, only: Sequence[str] = (), skip: Sequence[str] = ()) -> list[Check]:
-    """The checks of a level, or those named, by name or by subject ("disk" for all "disk.*"). Raises `ConfigError`."""
+    """The checks of a level, or those named, by name or by subject ("disk" for all "disk.*"). Raises `ConfigError`.
+
+    Whether a machine is reached is found out in any case; "reach" alone asks nothing else.
+    """
     for name in (*only, *skip):
-        if not any(_means(name, check) for check in CHECKS):
+        if name not in _ALWAYS and not any(_means(name, check) for check in CHECKS):
             known = sorted({check.name for check in CHECKS} | {check.name.split(".")[0] for check in CHECKS})
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean '{near[0]}'?" if near else "; 'glmforge cluster check --list' names them"

@@ -60,6 +60,8 @@ class BringUp:
         if options.slurm:
             self.wait(lambda: _is_socket(places.munge_socket), "munged does not come up")
             self.start("slurmctld", [HEAD])
+            # A slurmd that does not find the controller asks again a second later.
+            self.wait(lambda: self._listens(HEAD, "slurmctld", 6817), "slurmctld does not come up")
             self.start("slurmd", nodes)
         self.wait_until_up(nodes)
         if options.accounting:
@@ -176,6 +178,12 @@ class BringUp:
         for name, host in started.items():
             record = self.state.hosts[name]
             record.keeper, record.launcher, record.cut = host.keeper, host.launcher, False
+
+    def _listens(self, name: str, daemon: str, port: int) -> bool:
+        record = self.state.hosts[name]
+        with suppress(OSError), socket.create_connection((record.address, record.ports.get(daemon, port)), 1.0):
+            return True
+        return False
 
     def _answers_ssh(self, name: str) -> bool:
         record = self.state.hosts[name]

@@ -39,7 +39,7 @@ class HostLine:
 
 def parse_hosts(names: str, origin: str = "--hosts") -> list[str]:
     """Names separated by commas, with ranges: `node[001-004,7],login`. Raises `HostError`."""
-    return _without_duplicates(expand_hosts(_split(names), origin), origin)
+    return _without_duplicates(expand_hosts(split_names(names), origin), origin)
 
 
 def read_hostfile(file: Path) -> list[str]:
@@ -121,8 +121,8 @@ def _numbers(text: str, origin: str) -> list[str]:
     return numbers
 
 
-def _split(names: str) -> list[str]:
-    """At commas outside brackets."""
+def split_names(names: str) -> list[str]:
+    """Names and ranges of a list, which commas outside brackets separate; not yet checked."""
     return [name.strip() for name in re.split(r",(?![^\[]*\])", names) if name.strip()]
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from glmforge.cluster.hosts.fold import fold_hosts
-from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.cluster.hosts.hostfile import LOCAL, split_names
 from glmforge.cluster.hosts.machines import fanout_of, gres_of, machines_of
 from glmforge.cluster.setup.ask import Asker, Failure
 from glmforge.cluster.setup.steps.network import kind_of_network
-from glmforge.config.cluster import ClusterConfig, SlurmConfig
+from glmforge.config.cluster import ClusterConfig, SlurmConfig, SshConfig
 from glmforge.errors import HostError
 from glmforge.files import shown
 
@@ -49,6 +49,10 @@ def find_cluster(given: ClusterConfig, progress: Callable[[int, int], None] = la
     cluster = _with_machines(given, found)
     names = [line.name for line in machines_of(cluster)]
     found.said.append(f"{len(names)} machine{'s' if len(names) != 1 else ''}: {fold_hosts(names)}")
+    if cluster.nodes is not None:
+        found.settings["nodes"] = split_names(fold_hosts(names))
+    if given.ssh != SshConfig():
+        found.settings["ssh"] = given.ssh.model_dump(exclude_defaults=True, mode="json")
     asker = Asker(fanout_of(cluster))
     answers, failures = asker.ask({name: {"facts": {"mounts": True}} for name in names}, progress)
     _tell_of_ssh(names, failures, found)

@@ -28,7 +28,9 @@ COPIES = (*TRANSFER, "copies")
 CLEAN = ("wire", "traces", "leftovers", "clean")
 
 BOOT = (
-    "import sys,json,types;i=sys.stdin.buffer;p=i.read(int(i.readline()))\n"
+    "import sys,json,types\n"
+    "if sys.version_info<(3,9): sys.exit('Python 3.9 or newer is needed there: give python in cluster.yaml')\n"
+    "i=sys.stdin.buffer;p=i.read(int(i.readline()))\n"
     "for n,t in json.loads(p):\n"
     " m=types.ModuleType(n);sys.modules[n]=m;exec(compile(t,n,'exec'),m.__dict__)\n"
     "m.main(p)"

@@ -40,7 +40,7 @@ class StagedNode:
     """What became of a node. `problem` is empty if it has everything now; `note` tells of a detour."""
 
     host: str
-    problem: str = "was not begun"
+    problem: str = "was not finished"
     note: str = ""
     had_bytes: int = 0
     came_bytes: int = 0
@@ -258,7 +258,7 @@ class Staging:
                     self._named[node.host].add(step.file)
                 elif isinstance(step, Task) and "peer_failed" in answer:
                     self._swarm.failed(node.host)
-                    node.note = node.note or f"did not reach {step.giver}: {answer['peer_failed']}"
+                    node.note = node.note or f"did not reach {step.giver}: {last_line(str(answer['peer_failed']))}"
                 elif isinstance(step, Task):
                     self._swarm.done(node.host, answer["digest"])
                     self._count(step, node)

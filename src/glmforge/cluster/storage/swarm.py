@@ -8,6 +8,7 @@ give, and a run that is repeated needs no other rule than the first one.
 Nothing here knows of connections: this is the state, and what to do next. It is used under one lock.
 """
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -23,7 +24,8 @@ RELAYED_AT_ONCE = 4
 GIVEN_AT_ONCE = 2
 """Units that one node gives at the same time: the second one fills the pauses of the first."""
 
-_LOOK_AT = 64
+_LOOK_AT = 16
+_ASK_AT_RANDOM = 8
 _MAX_FAILURES = 3
 """Nodes that do not reach a node before nobody asks it any more; and that a node does not reach before it asks none."""
 
@@ -67,6 +69,7 @@ class Swarm:
         self._lacking_of: dict[str, Counter[int]] = {}
         self._giving: dict[str, int] = {}
         self._failures: dict[str, set[str]] = {}  # node -> those that it did not reach
+        self._unreached: Counter[str] = Counter()  # node -> by how many others
         self._unrelayed: dict[str, set[str]] = {}  # node -> those from which this machine got nothing for it
         self._taking: dict[str, Task] = {}
         self._last: dict[str, str] = {}
@@ -125,6 +128,7 @@ class Swarm:
             self._unrelayed[node].add(task.giver)
         elif task.way is Way.PEER:
             self._failures[node].add(task.giver)
+            self._unreached[task.giver] += 1
             if len(self._failures[node]) >= _MAX_FAILURES:
                 self.alone.add(node)
 
@@ -177,22 +181,28 @@ class Swarm:
                 break
         return best
 
-    def _givers(self, holders: set[str], taker: str) -> tuple[Way, list[str]]:
+    def _givers(self, holders: Collection[str], taker: str) -> tuple[Way, Collection[str]]:
         """Those of whom the taker can get something itself; or those of whom this machine may, if there are none."""
         if taker not in self.alone:
-            reached = [n for n in holders - self.private - self._failures[taker] if self._is_reached(n)]
+            if not (self.private or self._unreached):  # as usual, and there may be a thousand of them
+                return Way.PEER, holders
+            out = self.private | self._failures[taker]
+            reached = [node for node in holders if node not in out and self._unreached[node] < _MAX_FAILURES]
             if reached:
                 return Way.PEER, reached
         return Way.RELAY, [node for node in holders if node not in self._unrelayed[taker]]
 
-    def _is_reached(self, giver: str) -> bool:
-        return sum(giver in failed for failed in self._failures.values()) < _MAX_FAILURES
-
-    def _free(self, givers: Sequence[str], taker: str) -> str | None:
-        free = [node for node in givers if self._giving[node] < GIVEN_AT_ONCE]
-        if self._last.get(taker) in free:
-            return self._last[taker]  # there is a connection to it
-        return min(free, key=lambda node: (self._giving[node], self._random.random())) if free else None
+    def _free(self, givers: Collection[str], taker: str) -> str | None:
+        """One that can give now: that to which there is a connection, or the least busy one of some."""
+        last = self._last.get(taker)
+        if last is not None and last in givers and self._giving[last] < GIVEN_AT_ONCE:
+            return last
+        start = self._random.randrange(max(1, len(givers) - _ASK_AT_RANDOM))
+        for some in (itertools.islice(givers, start, start + _ASK_AT_RANDOM), givers):
+            free = [node for node in some if self._giving[node] < GIVEN_AT_ONCE]
+            if free:
+                return min(free, key=lambda node: self._giving[node])
+        return None
 
     def _read(self, node: str) -> Task | None:
         """What nobody has, in the order of the source; or what the node gets from nobody."""

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from helpers.dev_cluster import hosts_or_skip
 from helpers.snapshots import Seen, snapshot
 
 NUM_HOSTS = 8
+FEW = 3  # where more would only take longer
 
 
 @dataclass
@@ -25,12 +26,17 @@ class Hosts:
     dev: DevCluster
     here: Path
     ssh_config: Path
+    count: int = NUM_HOSTS
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.dev.nodes[: self.count]
 
     def options(self, *more: str) -> list[str]:
         """The command line of a setup of all hosts."""
         return [
             *("cluster", "setup", "--type", "manual", "--hostfile", str(self.here / "hosts.txt")),
-            *("--nodes", str(NUM_HOSTS), "--gpus-per-node", "0", "--nvme-path", str(self.dev.local_path)),
+            *("--nodes", str(self.count), "--gpus-per-node", "0", "--nvme-path", str(self.dev.local_path)),
             *("--out", str(self.here / "cluster"), "--ssh", f"ssh -F {self.ssh_config}", *more),
         ]
 
@@ -64,12 +70,19 @@ def hosts(cluster: DevCluster, tmp_path: Path) -> Iterator[Hosts]:
     config = tmp_path / "ssh_config"
     # Every test makes some hundred connections; this key exchange takes a sixth of the default one's time.
     config.write_text("KexAlgorithms curve25519-sha256\n" + (cluster.directory / "ssh/config").read_text())
-    (tmp_path / "hosts.txt").write_text("node[1-8] slots=1\n")
+    (tmp_path / "hosts.txt").write_text(f"node[1-{NUM_HOSTS}] slots=1\n")
     yield Hosts(cluster, tmp_path, config)
     for node in cluster.nodes:
         for place in (cluster.disk(node), cluster.home(node)):
             for path in place.iterdir():
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@pytest.fixture
+def few(hosts: Hosts) -> Hosts:
+    """The first of the hosts."""
+    (hosts.here / "hosts.txt").write_text(f"node[1-{FEW}] slots=1\n")
+    return replace(hosts, count=FEW)
 
 
 def test_from_nothing_to_nothing_to_change_and_back(hosts: Hosts) -> None:
@@ -104,8 +117,8 @@ def test_from_nothing_to_nothing_to_change_and_back(hosts: Hosts) -> None:
     assert hosts.snapshot() == before
 
 
-def test_lines_of_others_stay_as_they_are(hosts: Hosts) -> None:
-    plain, linked = (hosts.dev.home(node) / ".ssh" for node in ("node1", "node2"))
+def test_lines_of_others_stay_as_they_are(few: Hosts) -> None:
+    plain, linked = (few.dev.home(node) / ".ssh" for node in ("node1", "node2"))
     plain.mkdir(mode=0o700)
     (plain / "authorized_keys").write_bytes(b"ssh-ed25519 AAAA first\nssh-ed25519 BBBB no line break at the end \xe9")
     (plain / "authorized_keys").chmod(0o640)
@@ -113,28 +126,28 @@ def test_lines_of_others_stay_as_they_are(hosts: Hosts) -> None:
     (linked / "elsewhere").write_text("# nothing yet\n")
     (linked / "elsewhere").chmod(0o600)
     (linked / "authorized_keys").symlink_to("elsewhere")
-    before = hosts.snapshot()
-    hosts.setup()
-    hosts.setup()
+    before = few.snapshot()
+    few.setup()
+    few.setup()
     lines = (plain / "authorized_keys").read_bytes().split(b"\n")
     assert lines[:2] == before[str(plain / "authorized_keys")].content.split(b"\n")
     assert lines[2].startswith(b"restrict,pty ssh-ed25519 ")
     assert lines[3:] == [b""]
     assert (plain / "authorized_keys").stat().st_mode & 0o777 == 0o640
     assert (linked / "authorized_keys").is_symlink()
-    hosts.setup("--undo")
-    assert hosts.snapshot() == before
+    few.setup("--undo")
+    assert few.snapshot() == before
 
 
-def test_a_line_that_came_later_survives_undo(hosts: Hosts) -> None:
-    hosts.setup()
-    file = hosts.dev.home("node4") / ".ssh/authorized_keys"
+def test_a_line_that_came_later_survives_undo(few: Hosts) -> None:
+    few.setup()
+    file = few.dev.home("node2") / ".ssh/authorized_keys"
     with file.open("a") as stream:
         stream.write("ssh-ed25519 CCCC later\n")
-    said = hosts.setup("--undo", status=1)
+    said = few.setup("--undo", status=1)
     assert file.read_text() == "ssh-ed25519 CCCC later\n"
     (error,) = [line for line in said.splitlines() if "error" in line]
-    assert error.startswith("  error: node4: ")
+    assert error.startswith("  error: node2: ")
     assert error.endswith("/.ssh is not empty: it holds authorized_keys; move that away, then undo again")
 
 
@@ -165,104 +178,126 @@ def test_an_unreachable_host_is_named_and_the_rest_is_done(hosts: Hosts) -> None
     assert hosts.snapshot() == before
 
 
-def test_a_changed_host_key_is_refused_and_named(hosts: Hosts) -> None:
-    known = hosts.here / "known_hosts"
-    lines = (hosts.dev.directory / "ssh/known_hosts").read_text().splitlines()
-    other = hosts.host_key("node1").split()[1]
-    known.write_text("".join(f"{line}\n" if not line.startswith("node5 ") else f"node5 ssh-ed25519 {other}\n"
+def test_a_changed_host_key_is_refused_and_named(few: Hosts) -> None:
+    known = few.here / "known_hosts"
+    lines = (few.dev.directory / "ssh/known_hosts").read_text().splitlines()
+    other = few.host_key("node1").split()[1]
+    known.write_text("".join(f"{line}\n" if not line.startswith("node2 ") else f"node2 ssh-ed25519 {other}\n"
                              for line in lines))  # fmt: skip
-    text = hosts.ssh_config.read_text()
-    hosts.ssh_config.write_text(text.replace(f"{hosts.dev.directory}/ssh/known_hosts", str(known)))
-    said = hosts.setup(status=1)
+    text = few.ssh_config.read_text()
+    few.ssh_config.write_text(text.replace(f"{few.dev.directory}/ssh/known_hosts", str(known)))
+    said = few.setup(status=1)
     errors = [line for line in said.splitlines() if "error:" in line]
-    assert "node5: its host key is not the one that is known" in said, errors
-    assert not (hosts.dev.home("node5") / ".ssh").exists()
-    assert (hosts.dev.home("node6") / ".ssh/authorized_keys").exists()
-    mended = hosts.setup("--ssh", f"ssh -F {hosts.dev.directory}/ssh/config")
-    assert "node5: make directory" in mended
+    assert "node2: its host key is not the one that is known" in said, errors
+    assert not (few.dev.home("node2") / ".ssh").exists()
+    assert (few.dev.home("node3") / ".ssh/authorized_keys").exists()
+    mended = few.setup("--ssh", f"ssh -F {few.dev.directory}/ssh/config")
+    assert "node2: make directory" in mended
     # A machine in another's place, after setup: refused through the cluster's own file, too.
-    own = hosts.here / "cluster/ssh/known_hosts"
-    own.write_text(own.read_text().replace(hosts.host_key("node5").split()[1], other))
-    assert "node5" in hosts.setup("--ssh", f"ssh -F {hosts.dev.directory}/ssh/config", status=1)
+    own = few.here / "cluster/ssh/known_hosts"
+    own.write_text(own.read_text().replace(few.host_key("node2").split()[1], other))
+    assert "node2" in few.setup("--ssh", f"ssh -F {few.dev.directory}/ssh/config", status=1)
 
 
-def test_no_host_key_is_taken_unless_somebody_accepts_it(hosts: Hosts) -> None:
-    text = hosts.ssh_config.read_text()
-    hosts.ssh_config.write_text(text.replace(f"{hosts.dev.directory}/ssh/known_hosts", "/dev/null"))
-    before = hosts.snapshot()
-    said = hosts.setup(status=1)
-    after = hosts.snapshot()
+def test_no_host_key_is_taken_unless_somebody_accepts_it(few: Hosts) -> None:
+    text = few.ssh_config.read_text()
+    few.ssh_config.write_text(text.replace(f"{few.dev.directory}/ssh/known_hosts", "/dev/null"))
+    before = few.snapshot()
+    said = few.setup(status=1)
+    after = few.snapshot()
     assert {path for path in after if path not in before} <= {
-        path for path in after if path.startswith(str(hosts.here / "cluster"))
+        path for path in after if path.startswith(str(few.here / "cluster"))
     }
-    assert not (hosts.here / "cluster/ssh/known_hosts").exists()
-    assert said.count("SHA256:") == NUM_HOSTS
+    assert not (few.here / "cluster/ssh/known_hosts").exists()
+    assert said.count("SHA256:") == FEW
     fingerprints = {}
-    for node in hosts.dev.nodes:
-        file = hosts.dev.directory / f"ssh/{node}.host_key.pub"
+    for node in few.nodes:
+        file = few.dev.directory / f"ssh/{node}.host_key.pub"
         done = subprocess.run(["ssh-keygen", "-lf", str(file)], capture_output=True, text=True, check=True)
         fingerprints[node] = done.stdout.split()[1]
         assert f"  {node} {fingerprints[node]} (ed25519)" in said
-    accepted = hosts.here / "fingerprints.txt"
+    accepted = few.here / "fingerprints.txt"
     wrong = fingerprints | {"node2": fingerprints["node3"]}
     accepted.write_text("".join(f"{node} {said}  # by the console\n" for node, said in wrong.items()))
-    said = hosts.setup("--accept-host-keys", str(accepted), status=1)
+    said = few.setup("--accept-host-keys", str(accepted), status=1)
     assert f"node2: it shows {fingerprints['node2']}, which is not what is accepted" in said
-    assert not (hosts.dev.home("node2") / ".ssh").exists()
-    assert (hosts.dev.home("node3") / ".ssh/authorized_keys").exists()
+    assert not (few.dev.home("node2") / ".ssh").exists()
+    assert (few.dev.home("node3") / ".ssh/authorized_keys").exists()
     accepted.write_text("".join(f"{node} {said}\n" for node, said in fingerprints.items()))
-    said = hosts.setup("--accept-host-keys", str(accepted))
+    said = few.setup("--accept-host-keys", str(accepted))
     assert "node2: make directory" in said
-    assert "nothing to change" in hosts.setup().splitlines()[-1]  # now they are known
+    assert "nothing to change" in few.setup().splitlines()[-1]  # now they are known
 
 
 @pytest.mark.parametrize("then", ["again", "undo"])
-def test_killed_halfway_it_can_be_run_again_or_undone(hosts: Hosts, then: str) -> None:
-    before = hosts.snapshot()
-    program = hosts.here.parent / f"{hosts.here.name}-ssh"
+def test_killed_halfway_it_can_be_run_again_or_undone(few: Hosts, then: str) -> None:
+    before = few.snapshot()
+    program = few.here.parent / f"{few.here.name}-ssh"
     program.write_text(
         '#!/bin/sh\ncase "$*" in *-G*) exec ssh "$@" ;; esac\n'
         'input=$(mktemp)\ncat >"$input"\n'
-        'if grep -q \'"apply"\' "$input"; then case "$*" in *"-- node5 "*) kill -9 "$VICTIM"; esac; fi\n'
+        'if grep -q \'"apply"\' "$input"; then case "$*" in *"-- node2 "*) kill -9 "$VICTIM"; esac; fi\n'
         'ssh "$@" <"$input"\nstatus=$?\nrm -f "$input"\nexit "$status"\n'
     )
     program.chmod(0o755)
-    command = [sys.executable, "-m", "glmforge", *hosts.options("--ssh", f"{program} -F {hosts.ssh_config}")]
+    command = [sys.executable, "-m", "glmforge", *few.options("--ssh", f"{program} -F {few.ssh_config}")]
     done = subprocess.run(["sh", "-c", 'export VICTIM=$$; exec "$@"', "sh", *command], capture_output=True, text=True)
     program.unlink()
     assert done.returncode == -9, done.stderr
-    assert not (hosts.here / "cluster/launch.sh").exists()
+    assert not (few.here / "cluster/launch.sh").exists()
     if then == "again":
-        hosts.setup()
-        assert "nothing to change" in hosts.setup().splitlines()[-1]
-    hosts.setup("--undo")
-    assert hosts.snapshot() == before
+        few.setup()
+        assert "nothing to change" in few.setup().splitlines()[-1]
+    few.setup("--undo")
+    assert few.snapshot() == before
 
 
-def test_what_somebody_changed_since_is_named_and_stays(hosts: Hosts) -> None:
-    hosts.setup()
-    script, data = hosts.here / "cluster/launch.sh", hosts.dev.disk("node7") / "glmforge/data/shard.bin"
+def test_what_somebody_changed_since_is_named_and_stays(few: Hosts) -> None:
+    few.setup()
+    script, data = few.here / "cluster/launch.sh", few.dev.disk("node2") / "glmforge/data/shard.bin"
     script.write_text("# mine now\n")
     data.write_bytes(b"precious")
-    said = hosts.setup(status=1)
+    said = few.setup(status=1)
     assert f"{script} has been changed, or is not setup's" in said
     assert script.read_text() == "# mine now\n"
-    said = hosts.setup("--undo", status=1)
+    said = few.setup("--undo", status=1)
     assert f"{script} has been changed since" in said
-    assert "node7" in said
+    assert "node2" in said
     assert "it holds shard.bin" in said
     assert (script.read_text(), data.read_bytes()) == ("# mine now\n", b"precious")
-    assert not (hosts.dev.disk("node6") / "glmforge").exists()
-    assert not (hosts.here / "cluster/on_node.sh").exists()
+    assert not (few.dev.disk("node3") / "glmforge").exists()
+    assert not (few.here / "cluster/on_node.sh").exists()
 
 
-def test_wrong_paths_on_nodes_are_named(hosts: Hosts) -> None:
+def test_wrong_paths_on_nodes_are_named(few: Hosts) -> None:
     for node, make in (("node1", lambda path: path.write_text("")), ("node2", lambda path: None)):
-        make(hosts.dev.disk(node) / "disk")
-    for node in hosts.dev.nodes[2:]:
-        (hosts.dev.disk(node) / "disk").mkdir()
-    path = hosts.dev.local_path / "disk"
-    said = hosts.setup("--dry-run", "--nvme-path", str(path), status=1)
+        make(few.dev.disk(node) / "disk")
+    for node in few.nodes[2:]:
+        (few.dev.disk(node) / "disk").mkdir()
+    path = few.dev.local_path / "disk"
+    said = few.setup("--dry-run", "--nvme-path", str(path), status=1)
     assert f"node1: {path} is a file; give --nvme-path the directory where the disk is mounted" in said
     assert f"node2: {path} is not there; mount the disk, or correct --nvme-path" in said
-    assert f"node[3-8]: make directory {path}/glmforge" in said
+    assert f"node3: make directory {path}/glmforge" in said
+
+
+def test_the_launcher_starts_every_node_through_the_clusters_own_key(hosts: Hosts) -> None:
+    python = hosts.here / "python"  # tells how it was called, where it is not setup's
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *torch.distributed.run*) ;; *) exec python3 "$@" ;; esac\n'
+        f'printf "%s\\n" "$MASTER_ADDR" "$PWD" "$@" >{hosts.dev.local_path}/called\n'
+    )
+    python.chmod(0o755)
+    (hosts.here / "cluster.yaml").write_text(f"hostfile: hosts.txt\npython: {python}\n")
+    options = hosts.options()
+    options[options.index("--hostfile") : options.index("--hostfile") + 2] = [str(hosts.here / "cluster.yaml")]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, (result.output, result.exception)
+    command = ["bash", str(hosts.here / "cluster/launch.sh"), "train", "a b", "$(reboot)", "it's"]
+    done = subprocess.run(command, cwd=hosts.here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for number, node in enumerate(hosts.dev.nodes):
+        lines = (hosts.dev.disk(node) / "called").read_text().splitlines()
+        assert lines[:2] == ["node1", str(hosts.here)]
+        assert lines[lines.index("--node-rank") + 1] == str(number)
+        assert lines[-6:] == ["-m", "glmforge", "train", "a b", "$(reboot)", "it's"]

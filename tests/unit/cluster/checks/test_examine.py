@@ -156,6 +156,7 @@ def test_facts_are_of_their_types() -> None:
 def test_checks_are_chosen_by_name_subject_and_level() -> None:
     assert [check.name for check in choose_checks(Level.QUICK, only=["limits.files"])] == ["limits.files"]
     assert {check.name.split(".")[0] for check in choose_checks(Level.QUICK, only=["limits"])} == {"limits"}
+    assert choose_checks(Level.QUICK, only=["reach"]) == []
     assert "limits.files" not in {check.name for check in choose_checks(Level.THOROUGH, skip=["limits"])}
     assert {check.level for check in choose_checks(Level.QUICK)} == {Level.QUICK}
     with pytest.raises(ConfigError, match=r"did you mean 'limits\.files'"):

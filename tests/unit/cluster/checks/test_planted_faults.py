@@ -19,9 +19,19 @@ from helpers.node_faults import EVERYWHERE, FAULTS, ROCE
 from helpers.planted_faults import PlantedFault, matrix
 
 PROBES = (
-    "clock", "gpu", "infiniband", "kernel", "limits", "memory", "numa", "nvlink", "pcie", "processes", "versions"
-)  # fmt: skip
-OURS = [check for check in CHECKS if check.probe in PROBES]
+    "clock",
+    "gpu",
+    "infiniband",
+    "kernel",
+    "limits",
+    "memory",
+    "numa",
+    "nvlink",
+    "pcie",
+    "processes",
+    "versions",
+)
+OURS = [check for check in CHECKS if check.probe in PROBES and check.act is None]
 HOSTS = ("node1", "node2", "node3")
 
 
@@ -30,7 +40,13 @@ class Cluster:
 
     def __init__(self, node: FakeNode, network: str) -> None:
         self.node = node
-        config = {"gpus_per_node": 2, "network": network, "expected": {"numpy": "2.4.6"}, "nodes": list(HOSTS)}
+        config = {
+            "gpus_per_node": 2,
+            "python": "python3",
+            "network": network,
+            "expected": {"numpy": "2.4.6"},
+            "nodes": list(HOSTS),
+        }
         self.context = Context(ClusterConfig.model_validate(config), Thresholds())
         self.well = self.gather(PROBES)
 
@@ -135,3 +151,19 @@ def test_the_matrix_names_faults_and_checks() -> None:
     faults = FAULTS[:2]
     table = matrix(faults, ["gpu.count", "gpu.model"], {fault.name: fault.checks for fault in faults})
     assert table.splitlines() == ["fault,gpu.count,gpu.model", "a GPU is missing,x,", "a GPU fell off the bus,x,"]
+
+
+@pytest.mark.parametrize("expected", ["2.12.0", "2.12.0+cu128"])
+def test_a_version_that_the_cluster_expects_beats_the_majority(cluster: Cluster, expected: str) -> None:
+    config = cluster.context.cluster.model_copy(update={"expected": {"torch": expected}})
+    check = next(check for check in OURS if check.name == "versions.torch-equal")
+    outcomes = outcomes_of(check, dict.fromkeys(HOSTS, cluster.well), Context(config, Thresholds()))
+    assert {outcome.status for outcome in outcomes.values()} == {Status.FAIL}
+    assert outcomes["node1"].mend == "install torch 2.12.0"
+
+
+def test_one_node_alone_is_compared_with_nothing(cluster: Cluster) -> None:
+    outcomes = cluster.outcomes({"node1": cluster.well})
+    compared = {check.name for check in OURS if check.compare is not None}
+    passed = {name for name in compared if outcomes[name]["node1"].status is Status.PASS}
+    assert passed == {"clock.skew", "versions.expected", "versions.installed", "infiniband.rate"}

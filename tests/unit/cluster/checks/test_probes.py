@@ -1,6 +1,9 @@
 """Probes alone: each runs on an old Python with its standard library, wherever it is sent, and tells what it finds."""
 
 import ast
+import os
+import signal
+import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +24,7 @@ from helpers.healthy_node import MODEL, healthy, process
 
 PACKAGE = "glmforge.cluster.checks.probes"
 SOURCES = sorted(each.name for each in files(PACKAGE).iterdir() if each.name.endswith(".py"))
-ON_NODE = ClusterConfig(gpus_per_node=2)
+ON_NODE = ClusterConfig(gpus_per_node=2, python="python3")
 
 BASIC = "name,uuid,temperature.gpu,utilization.gpu,memory.total,memory.used,persistence_mode"
 SMI = (
@@ -109,6 +112,22 @@ def test_a_rank_is_an_orphan_when_its_launcher_is_gone(node: FakeNode, monkeypat
 
 
 @pytest.mark.parametrize(
+    ("cgroup", "orphan"),
+    [
+        ("0::/system.slice/vllm.service", False),
+        ("0::/system.slice/ssh.service", True),
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0", True),
+        ("0::/user.slice/user-1000.slice/session-3.scope", True),
+    ],
+)
+def test_a_service_on_a_gpu_is_nothing_left_over(node: FakeNode, cgroup: str, orphan: bool) -> None:
+    process(node, 900, 1, "python serve.py")
+    node.write("/proc/900/cgroup", cgroup)
+    node.gpus["0.pid"] = "900"
+    assert gpus(node)[0]["processes"] == [{"pid": 900, "command": "python serve.py", "orphan": orphan}]
+
+
+@pytest.mark.parametrize(
     ("text", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), (None, set()), ("x-y,3-", {3})]
 )
 def test_lists_of_cpus_are_read(text: str | None, cpus: set[int]) -> None:
@@ -168,3 +187,28 @@ def test_probes_find_a_node_when_they_are_sent_there(node: FakeNode) -> None:
     statuses = {name: of_hosts["localhost"].status for name, of_hosts in findings.outcomes.items()}
     assert {name for name, status in statuses.items() if status not in (Status.PASS, Status.SKIPPED)} == set()
     assert statuses["gpu.ecc"] is statuses["nvlink.links"] is statuses["infiniband.state"] is Status.PASS
+
+
+def stale_findings() -> tuple[Status, str]:
+    """Of this machine itself."""
+    chosen = choose_checks(CHECKS[0].level, only=["processes.stale"])
+    cluster = ClusterConfig(gpus_per_node=0)
+    outcome = examine(["localhost"], chosen, Context(cluster, Thresholds()), Fanout()).outcomes["processes.stale"]
+    return outcome["localhost"].status, outcome["localhost"].value
+
+
+def test_a_real_rank_without_its_launcher_is_found(tmp_path: Path) -> None:
+    """Started by a shell that ends at once, as the ranks of a launcher that was killed."""
+    mark = tmp_path / "rank"
+    mark.symlink_to("/bin/sleep")
+    script = f"{mark} 600 >/dev/null 2>&1 & echo $!"
+    started = subprocess.run(
+        ["sh", "-c", script], env=os.environ | {"RANK": "0", "WORLD_SIZE": "1"}, stdout=subprocess.PIPE, check=True
+    )
+    pid = int(started.stdout)
+    try:
+        assert str(mark) in stale_findings()[1]
+        assert f"pid {pid}" in stale_findings()[1]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert str(mark) not in stale_findings()[1]

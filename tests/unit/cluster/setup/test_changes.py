@@ -69,15 +69,15 @@ def test_whatever_the_umask(tmp_path: Path) -> None:
 
 
 def test_a_secret_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even while it is written: seen at every call that could show it."""
+    """Not even before it gets the mode that it is to have."""
     modes = []
-    real = os.rename
+    real = os.fchmod
 
-    def rename(source: str, target: str) -> None:
-        modes.append(stat.S_IMODE(Path(source).stat().st_mode))
-        real(source, target)
+    def fchmod(descriptor: int, mode: int) -> None:
+        modes.append(stat.S_IMODE(os.fstat(descriptor).st_mode))
+        real(descriptor, mode)
 
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "fchmod", fchmod)
     old = os.umask(0)
     try:
         change = file(tmp_path / "key", "PRIVATE", 0o600)
@@ -85,7 +85,18 @@ def test_a_secret_is_never_readable_by_others(tmp_path: Path, monkeypatch: pytes
     finally:
         os.umask(old)
     assert modes == [0o600]
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert "text" not in look(change | {"secret": True})
+
+
+def test_part_of_a_line_is_not_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ssh-ed25519 AAAA mine\nssh-ed25519 AAAA mine too\n")
+    change = line(path, "ssh-ed25519 AAAA mine")
+    before = look(change)
+    assert not is_done(change, before)
+    apply(change, before)
+    assert path.read_text().endswith("mine too\nssh-ed25519 AAAA mine\n")
 
 
 # Lines as files have them, also bytes that are no UTF-8 and a last line without an end.

@@ -74,6 +74,15 @@ def test_lost_nodes_cost_only_what_they_alone_had() -> None:
     assert len(rounds.read) <= 40 + 3 * 5  # a lost node had at most one unit per round
 
 
+def test_what_only_a_lost_node_had_is_read_again() -> None:
+    swarm = Swarm(units(1))
+    swarm.join({"a": {}, "b": {}})
+    assert swarm.next_task("a") == Task((0, 0), Way.SOURCE)
+    swarm.done("a", "x")
+    swarm.lose("a")
+    assert swarm.next_task("b") == Task((0, 0), Way.SOURCE)
+
+
 def test_a_node_that_reaches_no_other_gets_all_through_this_machine() -> None:
     rounds = begin(20)
     rounds.run(fails=lambda node, task: node == NODES[5] and task.way is Way.PEER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glmforge.cluster.checks.probes.nvidia_smi import smi_devices, smi_driver
 from glmforge.cluster.checks.probes.nvml import Nvml
-from glmforge.cluster.checks.probes.reading import command_of, is_orphan, names_in
+from glmforge.cluster.checks.probes.reading import command_of, is_orphan, is_service, names_in
 
 
 def gather(cluster: dict) -> dict:
@@ -30,4 +30,5 @@ def _from_library() -> dict:
 
 def _process(pid: int) -> dict:
     known = str(pid) in names_in("/proc")
-    return {"pid": pid, "command": command_of(pid) if known else None, "orphan": is_orphan(pid) if known else None}
+    orphan = is_orphan(pid) and not is_service(pid) if known else None
+    return {"pid": pid, "command": command_of(pid) if known else None, "orphan": orphan}

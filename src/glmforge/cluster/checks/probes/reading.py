@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = "GLMFORGE_PROBE_ROOT"
 
 _MAX_FILE = 1 << 20
-_LAUNCHERS = ("python", "torchrun", "slurmstepd", "mpirun")
+_LAUNCHERS = ("torchrun", "torch.distributed.run", "glmforge", "slurmstepd", "mpirun")
 _KEEPER = "cluster/dev/keeper.py"
 """The first process of a development cluster's host, which starts no ranks."""
 
@@ -113,3 +113,11 @@ def is_orphan(pid: int) -> bool:
         if not is_rank(parent):
             return False
         pid = parent
+
+
+def is_service(pid: int) -> bool:
+    """Whether systemd runs it as a service of its own; its parent is the first process by right.
+
+    What came in through sshd or slurmd is no service of its own, even where it stands in theirs.
+    """
+    return bool(re.search(r"system\.slice/(?!ssh|slurm)[^/\n]*\.service", read_text(f"/proc/{pid}/cgroup") or ""))

@@ -2,10 +2,11 @@
 
 1. Every two hosts once, in log2(N) rounds (`glmforge.cluster.collectives.slow.rounds`).
 2. Suspects again, three times each, in one round: slow pairs, and slow hosts with good partners. What was a disturbance
-   is gone then; what is left is reported.
+   is gone then. Only where there were so many suspects that some would be disturbed three times more, what is left of
+   them is measured in another round.
 
-8 hosts need 3 + 1 rounds, 1,024 need 10 + 1; one more for each time that a host is lost on the way, whose group could
-not finish: what that lacks is measured again without it, `_TRIES` times at most.
+8 hosts need 3 + 1 rounds, 1,024 need 10 + 1 or 10 + 2; one more for each time that a host is lost on the way, whose
+group could not finish: what that lacks is measured again without it, `_TRIES` times at most.
 
 What log2(N) rounds are, and what they are not. A host's speed shows in any exchange, so that with one exchange in each
 round (`max_partners=1`) all slow hosts and slow paths between neighbouring blocks are found in a time that grows with
@@ -40,8 +41,10 @@ _REPEATS = 3
 """Measurements of a suspect."""
 _WITNESSES = 3
 """Good partners with whom a suspected host is measured again."""
-_MOST_EXCHANGES = 48
+_MOST_EXCHANGES = 64
 """Of a host in the round of suspects, each of which is repeated."""
+_BY_CHANCE = 0.01
+"""False findings that chance may be expected to leave after one round of suspects; if it is more, there is another."""
 
 
 class Measured(NamedTuple):
@@ -108,7 +111,8 @@ class Search:
         self.num_hosts, self.slow_below = num_hosts, slow_below
         self._expected, self._max_partners = expected, max_partners
         self._best: Floats = np.full((num_hosts, num_hosts), np.nan)
-        self._confirmed = np.zeros((num_hosts, num_hosts), dtype=bool)
+        self._times_again = np.zeros((num_hosts, num_hosts), dtype=np.int32)
+        self._times_needed = 1
         self._lost: set[int] = set()
         self._level, self._tries = 1, 0
         self._num_rounds = self._num_exchanges = 0
@@ -140,7 +144,9 @@ class Search:
         known = np.isfinite(measured.bandwidth)
         first, second, bandwidth = first[known], second[known], measured.bandwidth[known]
         if self._level > num_levels(self.num_hosts):
-            self._confirmed[first, second] = self._confirmed[second, first] = True
+            again = np.zeros_like(self._times_again)
+            again[first, second] = again[second, first] = 1
+            self._times_again += again
         upper = np.where(np.isfinite(self._best), self._best, -np.inf)
         np.maximum.at(upper, (first, second), bandwidth)
         upper = np.maximum(upper, upper.T)
@@ -150,7 +156,7 @@ class Search:
         """What is known. Hosts that were lost are in no other finding."""
         best, reference = self._of_the_living(), self._get_reference()
         slow = slow_pairs(best, reference, self.slow_below)
-        paths = slow_paths(best, slow, self._confirmed)
+        paths = slow_paths(best, slow, self._times_again > 0)
         living = self.num_hosts - len(self._lost)
         return Findings(
             hosts=slow_hosts(best, reference, self.slow_below),
@@ -181,11 +187,16 @@ class Search:
         sets of hosts each host is measured once."""
         best, reference = self._of_the_living(), self._get_reference()
         slow = slow_pairs(best, reference, self.slow_below)
-        paths = [path for path in slow_paths(best, slow, self._confirmed) if path.bandwidth > 0 and not path.confirmed]
-        pairs = self._with_witnesses(best, reference)
+        enough = self._times_again >= self._times_needed
+        paths = [path for path in slow_paths(best, slow, enough) if path.bandwidth > 0 and not path.confirmed]
+        pairs: list[tuple[int, int]] = []
         for path in sorted(paths, key=lambda path: path.bandwidth):
             pairs += [pair for pair in zip(path.first, path.second, strict=False) if slow[pair]]
-        return chosen_round("suspects again", dict.fromkeys(pairs), self.num_hosts, _MOST_EXCHANGES, _REPEATS)
+        suspected = len(pairs) / max(1, int(np.isfinite(best).sum()) // 2)
+        if not self._times_again.any() and len(pairs) * suspected**_REPEATS > _BY_CHANCE:
+            self._times_needed = 2
+        chosen = dict.fromkeys([*self._with_witnesses(best, reference), *pairs])
+        return chosen_round("suspects again", chosen, self.num_hosts, _MOST_EXCHANGES, _REPEATS)
 
     def _with_witnesses(self, best: Floats, reference: float) -> list[tuple[int, int]]:
         """Slow hosts with good partners, different ones as far as there are enough."""
@@ -199,7 +210,7 @@ class Search:
             for turn in range(min(_WITNESSES, len(good)))
             for place, suspect in enumerate(suspects)
         ]
-        return [(min(pair), max(pair)) for pair in pairs if not self._confirmed[pair]]
+        return [(min(pair), max(pair)) for pair in pairs if not self._times_again[pair]]
 
     def _of_the_living(self) -> Floats:
         best = self._best.copy()

@@ -25,9 +25,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     """Everything that the plan is made from. `request["paths"]`: whose file systems are wanted."""
     mounts = _mounts()
     return {
-        "hostname": socket.gethostname(),
-        "uid": os.getuid(),
-        "python": list(sys.version_info[:3]),
         "packages": {name: _has_package(name) for name in ("glmforge", "torch")},
         "programs": [name for name in _PROGRAMS if _which(name)],
         "gpus": find_gpus(),
@@ -40,7 +37,6 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "mounts": [_with_room(mount) for mount in mounts if _counts(mount)] if request.get("mounts") else [],
         "addresses": _addresses(request.get("names", [])),
         "memlock": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     }
 
 

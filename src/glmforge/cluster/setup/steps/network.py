@@ -27,6 +27,14 @@ def network(context: Context) -> Step:
         },
     )
     step.problems += _judge_interfaces(context)
+    master = context.wanted.master_addr
+    step.problems += problems_by_text(
+        {
+            host: (f"does not know the master, {master}", "add it to DNS or /etc/hosts there, or give its address")
+            for host, of_host in facts.items()
+            if not of_host["addresses"].get(master)
+        }
+    )
     if wanted != "tcp":
         step.problems += problems_by_text(
             {

@@ -61,11 +61,9 @@ def _remove(found: Leftover) -> bool:
     """Whether it was removed by us: not if it is gone, or is not any more what was looked at."""
     with contextlib.suppress(OSError):
         now = found.path.lstat()
-        if (now.st_ino, now.st_dev, now.st_mtime_ns) != (
-            found.status.st_ino,
-            found.status.st_dev,
-            found.status.st_mtime_ns,
-        ):
+        before = found.status
+        # The time of the last change of the inode is the kernel's: nobody can set it, and numbers are used again.
+        if (now.st_ino, now.st_dev, now.st_ctime_ns) != (before.st_ino, before.st_dev, before.st_ctime_ns):
             return False
         if not stat.S_ISDIR(now.st_mode):
             found.path.unlink()
