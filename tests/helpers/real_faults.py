@@ -19,6 +19,7 @@ from helpers.planted_faults import PlantedFault
 
 MASTER_PORT = 29_500
 DISK_MB = 64
+SHM = "8g"
 _RESTART_S = 60.0
 
 
@@ -245,12 +246,11 @@ def stale_rank(node: Node) -> Iterator[None]:
 
 @contextmanager
 def small_shm(node: Node) -> Iterator[None]:
-    before = node.shell("findmnt -n -o OPTIONS /dev/shm").strip().split("size=")[1].split(",")[0]
     node.run("mount", "-o", "remount,size=1m", "/dev/shm")
     try:
         yield
     finally:
-        node.run("mount", "-o", f"remount,size={before}", "/dev/shm")
+        node.run("mount", "-o", f"remount,size={SHM}", "/dev/shm")
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def judge_each(told: Told, judge: Callable[[str, Facts], Outcome]) -> dict[str, 
 
 def start_together(hosts: Sequence[str]) -> dict[str, float]:
     """Arguments for what all hosts begin at the same moment, by their clocks; a wrong clock begins at once or late."""
-    wait_s = _START_S + _PER_HOST_S * len(hosts)
+    wait_s = _START_S + _PER_HOST_S * len(hosts) if len(hosts) > 1 else 0.0
     return {"start_at": time.time() + wait_s, "wait_s": 2 * wait_s}
 
 
