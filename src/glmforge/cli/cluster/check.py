@@ -85,13 +85,7 @@ def check(
     chosen = choose_checks(Level[level.name.upper()], only or (), skip or ())
     context = Context(cluster, Thresholds(cluster.thresholds), {machine.name: machine for machine in machines})
     with work_progress("checking", 16) as show:
-        findings = examine(
-            list(context.machines),
-            chosen,
-            context,
-            fanout_of(cluster),
-            progress=lambda done, total: show(done, f"{done} of {total} nodes have answered"),
-        )
+        findings = examine(list(context.machines), chosen, context, fanout_of(cluster), progress=show)
     if drain:
         _drain(findings)
     elif json_file == Path("-"):

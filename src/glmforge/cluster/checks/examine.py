@@ -21,8 +21,8 @@ REACH = "reach.ssh"
 _PROBE_S, _CONNECT_S = 20.0, 60.0
 _NOT_REACHED = skipped("the node was not reached")
 
-Progress = Callable[[int, int], None]
-"""Called with the number of machines that have answered, and of all."""
+Progress = Callable[[float, str], None]
+"""Called with the number of answers and of checks that act that are done, and what is being done."""
 
 
 @dataclass
@@ -52,11 +52,13 @@ def examine(
     findings = Findings(list(hosts))
     names = sorted({check.probe for check in checks if check.probe})
     nodes = _ask(findings, hosts, names, context, fanout, probe_limit_s, progress)
-    for check in checks:
+    for number, check in enumerate(checks):
         for host in hosts:
             if host not in nodes:
                 findings.add(check.name, host, _NOT_REACHED)
         if check.act is not None:
+            if progress is not None:
+                progress(len(hosts) + number, f"{check.name} on {len(nodes)} nodes")
             outcomes = _act(check, nodes, context, fanout) if nodes else {}
         else:
             outcomes = outcomes_of(check, nodes, context)
@@ -99,7 +101,7 @@ def _ask(
         nonlocal num_answers
         num_answers += 1
         if progress is not None:
-            progress(num_answers, len(hosts))
+            progress(num_answers, f"{num_answers} of {len(hosts)} nodes have answered")
 
     answers = fanout.run(hosts, COMMAND, probe_limit_s + _CONNECT_S, stdin=program, on_answer=take)
     for host, answer in answers.items():

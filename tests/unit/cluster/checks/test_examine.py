@@ -124,7 +124,12 @@ def test_a_check_that_acts_gets_who_answered(tmp_path: Path) -> None:
         return {}
 
     fanout = ssh_that(tmp_path, "exit 255")
-    findings = examine(["node1", "localhost"], [Check("a.b", "", Level.QUICK, act=act)], CONTEXT, fanout)
+    told: list[str] = []
+    checks = [Check("a.b", "", Level.QUICK, act=act)]
+    findings = examine(
+        ["node1", "localhost"], checks, CONTEXT, fanout, progress=lambda done, what: told.append(f"{done:g} {what}")
+    )
+    assert told == ["1 1 of 2 nodes have answered", "2 2 of 2 nodes have answered", "2 a.b on 1 nodes"]
     assert seen == ["localhost"]
     assert statuses(findings.outcomes["a.b"]) == {"node1": "skipped", "localhost": "skipped"}
 
