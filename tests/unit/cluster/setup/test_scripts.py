@@ -34,6 +34,7 @@ CLUSTER = ClusterConfig(
     ssh=SshConfig(user="trainer"),
     network="infiniband",
     infiniband=["mlx5_0"],
+    python="python3",
 )
 
 
@@ -117,14 +118,15 @@ def test_a_shell_finds_the_path_and_nothing_else(path: str, tmp_path: Path) -> N
     found = scripts(Wanted.of("manual", CLUSTER.model_copy(update={"local_path": out}), HOSTS, out, 2))
     (out / "job.sbatch").write_text(render("job.sbatch", wanted=Wanted.of("slurm", CLUSTER, HOSTS, out, 2)))
     (out / "launch.sh").write_text('printf "%s\\n" "$@" >called\n')
-    subprocess.run(["bash", str(out / "job.sbatch"), "train", "a b"], cwd=tmp_path, check=True)
+    subprocess.run(["bash", str(out / "job.sbatch"), "train", "a b"], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "called").read_text() == "train\na b\n"
     (out / "env.sh").write_text("true\n")
     (out / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$TMPDIR" >seen\n')
     (out / "python").chmod(0o755)
     text = found["on_node.sh"].replace("python=python3", f"python={shlex.quote(str(out / 'python'))}")
+    assert text != found["on_node.sh"]
     (out / "on_node.sh").write_text(text)
-    subprocess.run(["bash", str(out / "on_node.sh"), "0", str(tmp_path), "train"], check=True)
+    subprocess.run(["bash", str(out / "on_node.sh"), "0", str(tmp_path), "train"], check=True, timeout=60)
     assert (tmp_path / "seen").read_text() == f"{out}/glmforge/tmp\n"
     assert not list(tmp_path.rglob("PWNED"))
 
