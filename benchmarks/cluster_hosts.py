@@ -81,7 +81,7 @@ def main() -> None:
         ]
         checks = [
             _measure_check(directory, "recorded", given.hosts, given.at_once, recorded),
-            _measure_check(directory, "plain", given.hosts, given.at_once, plain),
+            _measure_check(directory, "plain", given.real_hosts, given.at_once, plain),
         ]
         with _server(directory, given.real_hosts) as (pid, command):
             for kex in ("default", "curve25519-sha256"):
