@@ -46,7 +46,7 @@ exec sleep infinity
 
 _SSH = """#!/bin/sh
 while :; do
-  case $1 in -o) shift 2 ;; --) shift ;; *) break ;; esac
+  case $1 in -o) shift 2 ;; --|-a|-x|-T) shift ;; *) break ;; esac
 done
 case $1 in
 {cases}

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def home() -> Iterator[Path]:
+    """A short path, since sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="user-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def run(home: Path) -> Run:
     """Runs a command as a user with no rights, in whose home nothing is."""
     install_slurm_or_skip()
     become = [] if os.geteuid() != 0 else ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
@@ -27,17 +35,17 @@ def run(tmp_path: Path) -> Run:
 
     def run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         words = [*become, *command]
-        variables = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "c")} | environment
+        variables = os.environ | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "c")} | environment
         return subprocess.run(words, env=variables, capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
     return run
 
 
-def test_up_jobs_fail_heal_down(run: Run, tmp_path: Path) -> None:
+def test_up_jobs_fail_heal_down(run: Run, home: Path) -> None:
     def dev(*arguments: str) -> "subprocess.CompletedProcess[str]":
         return run(sys.executable, "-m", "glmforge", "cluster", "dev", *arguments)
 
-    directory = tmp_path / "c/glmforge/dev/mine"
+    directory = home / "c/glmforge/dev/mine"
     mine = ["--name", "mine"]
     up = dev("up", "--nodes", "2", "--gpus", "2", *mine)
     assert up.returncode == 0, up.stderr
@@ -66,4 +74,4 @@ def test_up_jobs_fail_heal_down(run: Run, tmp_path: Path) -> None:
         down = dev("down", *mine)
     assert down.returncode == 0, down.stderr
     assert processes_of(directory) == []
-    assert not (tmp_path / "c/glmforge").exists()
+    assert not (home / "c/glmforge").exists()
