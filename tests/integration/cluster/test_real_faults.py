@@ -26,7 +26,17 @@ from helpers.packages import install_or_skip
 from helpers.planted_faults import PlantedFault
 from helpers.real_faults import FAULTS, MASTER_PORT, SHM, TAKEN_PORT, Node, furnish
 
-OF_THE_MACHINE = ("processes.load", "memory.available", "shared.latency", "network.latency")
+OF_THE_MACHINE = (
+    "processes.load",
+    "processes.stuck",
+    "processes.zombies",
+    "memory.available",
+    "memory.swap",
+    "memory.out-of-memory",
+    "memory.machine-checks",
+    "shared.latency",
+    "network.latency",
+)
 """Held against a clock, or against what others do on this machine at the moment."""
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
