@@ -18,7 +18,7 @@ packages = {}
 for name in sys.argv[1:]:
     try:
         packages[name] = importlib.metadata.version(name)
-    except Exception:
+    except Exception:  # whatever is wrong with its metadata, it is not installed as it should be
         packages[name] = None
 cuda = None
 found = importlib.util.find_spec("torch")
