@@ -26,3 +26,7 @@ class CheckpointError(GlmforgeError):
 
 class HostError(GlmforgeError):
     """A machine that cannot be reached, or cannot do what is asked of it."""
+
+
+class LaunchError(GlmforgeError):
+    """A job that cannot be started, found or controlled."""

@@ -1,0 +1,143 @@
+"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, whatever the launcher.
+
+Options of the command line and a file of them (`glmforge launch --options site.yaml`) are the same fields. The job
+keeps all of them in its `job.yaml`, so that it can be submitted again as it was.
+"""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+
+from glmforge.config.cluster import Interface, Port, Word
+from glmforge.config.fields import YamlPath
+from glmforge.config.model import Strict, refuse
+
+Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
+"""Where a job runs: on this machine, on hosts through ssh, under Slurm or PBS, or by mpirun over hosts."""
+
+Starter = Literal["local", "ssh", "srun", "torchrun", "mpirun"]
+"""What starts the ranks of an attempt on the nodes that the job has."""
+
+STARTERS: dict[str, tuple[Starter, ...]] = {
+    "local": ("local", "torchrun"),
+    "ssh": ("ssh", "torchrun"),
+    "slurm": ("srun", "torchrun", "mpirun"),
+    "pbs": ("ssh", "srun", "mpirun"),
+    "mpi": ("mpirun",),
+}
+"""Starters of each launcher; the first is the default."""
+
+JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")]
+Time = Annotated[str, StringConstraints(pattern=r"^(\d{1,4}|\d{1,4}(:\d{2}){1,2}|\d{1,3}-\d{1,2}(:\d{2}){0,2})$")]
+"""As Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+Memory = Annotated[str, StringConstraints(pattern=r"^\d{1,9}[KMGT]?$")]
+Signal = Annotated[str, StringConstraints(pattern=r"^(SIG)?[A-Z][A-Z0-9]{1,9}(@\d{1,5})?$")]
+Array = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?$")]
+Dependency = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[A-Za-z0-9_.+-]+)*([,?][a-z]+(:[A-Za-z0-9_.+-]+)*)*$")]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$", max_length=32_768)]
+
+
+class SupervisorConfig(Strict):
+    """What the supervisor may do when an attempt ends."""
+
+    min_nodes: PositiveInt | None = Field(default=None, description="continue on so few; None: never on fewer")
+    max_nodes: PositiveInt | None = Field(default=None, description="grow to so many; None: 'nodes'")
+    spare_nodes: NonNegativeInt = Field(default=0, description="allocated beside 'nodes', and used when one fails")
+    max_restarts: NonNegativeInt = Field(
+        default=5, description="attempts in a row that ended with a failure and made no training step"
+    )
+    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="whatever they achieved")
+    back_off_s: NonNegativeFloat = Field(default=5.0, description="before the first restart; doubles with each")
+    max_back_off_s: PositiveFloat = 300.0
+    same_error: PositiveInt = Field(
+        default=2, description="attempts that end with the same error at the same step before the code is blamed"
+    )
+    node_failures: PositiveInt = Field(default=3, description="of one node before it is out")
+    bad_node: Literal["exclude", "drain", "ignore"] = Field(
+        default="exclude", description="drain: also in Slurm, for all users"
+    )
+    node_back_after_s: PositiveFloat | None = Field(
+        default=3600.0, description="an excluded node is checked again after this; None: only 'glmforge jobs allow'"
+    )
+    grace_s: PositiveFloat = Field(
+        default=60.0, description="that the other ranks have to end by themselves once one has ended"
+    )
+    silent_after_s: PositiveFloat | None = Field(
+        default=None, description="no line and no step of any rank for so long is a hang; None: the run's own watchdog"
+    )
+    check: bool = Field(default=True, description="check a node that is blamed, and one that comes back")
+
+
+class LaunchConfig(Strict):
+    """How a job is launched. None leaves the choice to the scheduler, or to what is found."""
+
+    launcher: Launcher = "local"
+    starter: Starter | None = Field(default=None, description="None: the launcher's own")
+    supervise: bool = Field(default=True, description="restart, blame and replace nodes; else the job runs once")
+
+    nodes: PositiveInt = 1
+    ranks_per_node: PositiveInt | None = Field(default=None, description="None: gpus_per_node, or 1 without GPUs")
+    gpus_per_node: NonNegativeInt = Field(default=0, le=64)
+    cpus_per_task: PositiveInt | None = Field(default=None, description="of each rank")
+    mem: Memory | None = Field(default=None, description="of each node: 64G")
+    time: Time | None = Field(default=None, description="limit: 24:00:00 or 2-00:00:00")
+    partition: Word | None = Field(default=None, description="the queue, under PBS")
+    qos: Word | None = None
+    account: Word | None = None
+    exclusive: bool = Field(default=False, description="whole nodes")
+    constraint: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.&|*()\[\],-]{1,200}$")] | None = None
+    exclude: list[NodeName] = Field(default=[], description="nodes that are not to be used")
+    array: Array | None = None
+    dependency: Dependency | None = None
+    signal: Signal | None = Field(default="USR1@120", description="warning before the time limit and preemption")
+    requeue: bool = True
+    container: Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f'\"]{1,500}$")] | None = Field(
+        default=None, description="image that every rank runs in: by srun's --container-image, or 'apptainer exec'"
+    )
+    env: dict[VariableName, Value] = Field(default={}, description="variables of every rank")
+
+    hosts: list[str] = Field(default=[], description="of the launchers ssh and mpi: names or ranges")
+    hostfile: YamlPath | None = Field(default=None, description="of the launchers ssh and mpi")
+    cluster: YamlPath | None = Field(default=None, description="cluster.yaml: hosts, ssh, interfaces, checks")
+    interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
+    port: Port | None = Field(default=None, description="where ranks meet; None: one made of the job's number")
+
+    supervisor: SupervisorConfig = SupervisorConfig()
+
+    @property
+    def ranks(self) -> int:
+        """Of one node."""
+        return self.ranks_per_node or self.gpus_per_node or 1
+
+    @property
+    def chosen_starter(self) -> Starter:
+        return self.starter or STARTERS[self.launcher][0]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chosen_starter not in STARTERS[self.launcher]:
+            known = ", ".join(STARTERS[self.launcher])
+            refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
+        if self.launcher == "local" and self.nodes != 1:
+            refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
+        if len([name for name in ("hosts", "hostfile") if getattr(self, name)]) > 1:
+            refuse("hostfile", "hosts says already which machines there are; keep one of them")
+        supervisor = self.supervisor
+        if supervisor.min_nodes is not None and supervisor.min_nodes > self.nodes:
+            refuse("supervisor.min_nodes", f"{supervisor.min_nodes} is more than nodes ({self.nodes})")
+        if supervisor.max_nodes is not None and supervisor.max_nodes < self.nodes:
+            refuse("supervisor.max_nodes", f"{supervisor.max_nodes} is less than nodes ({self.nodes})")
+        if self.array and not re.search(r"\d", self.array):
+            refuse("array", f"'{self.array}' names no task")
+        return self

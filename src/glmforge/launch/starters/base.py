@@ -1,0 +1,68 @@
+"""What starts the ranks of an attempt.
+
+A starter takes the nodes it is given and no others: which they are is the supervisor's choice. Whatever the starter,
+each rank is started by `glmforge.launch.ranks` on its node, which sets the variables that every training program knows,
+keeps the rank's log and its record, and ends it when the one who asked for it is gone.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from glmforge.launch.job import AttemptDirectory
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of an attempt: `ranks_per_node` on each of `nodes`, numbered node by node.
+
+    Attributes:
+        directory: of the attempt; exists already, on storage that all nodes see.
+        command: of every rank.
+        environment: variables besides those that a rank gets anyway.
+        address, port: where ranks meet: an address of the first node that all nodes reach.
+        interface: between nodes; None: that of the route to `address`.
+        cwd: the directory in which they run.
+        grace_s: that ranks have to end by themselves after a signal, or after one of them has ended.
+    """
+
+    directory: AttemptDirectory
+    nodes: tuple[str, ...]
+    ranks_per_node: int
+    command: tuple[str, ...]
+    cwd: Path
+    address: str
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    interface: str | None = None
+    gpus_per_node: int = 0
+    cpus_per_task: int | None = None
+    container: str | None = None
+    grace_s: float = 60.0
+
+    @property
+    def world_size(self) -> int:
+        return len(self.nodes) * self.ranks_per_node
+
+
+class Running(Protocol):
+    """Ranks that were started."""
+
+    def poll(self) -> int | None:
+        """The starter's status once all ranks that can be reached have ended; negative: a signal."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every rank."""
+
+    def kill(self) -> None:
+        """End every process on every node that can be reached, and wait for it, for a bounded time."""
+
+
+class Starter(Protocol):
+    """Starts ranks. Raises `LaunchError` if its program is not there."""
+
+    name: str
+
+    def start(self, ranks: Ranks) -> Running: ...
