@@ -3,7 +3,6 @@
 One class for each kind of place. All of them are asked the same, so that the loop knows no scheduler.
 """
 
-import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,8 +92,3 @@ class Here:
 
     def undrain(self, node: str) -> None:
         """There is no scheduler that could be told."""
-
-
-def this_submission() -> str:
-    """Of a job without a scheduler."""
-    return f"{socket.gethostname()}:{os.getpid()}"

@@ -16,14 +16,22 @@ from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory
+from glmforge.launch.schedulers.here import id_of_this_process
 from glmforge.launch.starters.base import Starter
-from glmforge.launch.supervisor.allocation import Allocation, Here, this_submission
+from glmforge.launch.supervisor.allocation import Allocation, Here
 from glmforge.launch.supervisor.slurm import SlurmAllocation
 from glmforge.launch.supervisor.supervise import Supervisor
 
 _CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")
 """What speaks of a broken node. Others (limits, clocks, versions) were no different before the job began."""
 _PROBE_S = 15.0
+_STARTERS = {
+    "local": ("local", "LocalStarter"),
+    "ssh": ("ssh", "SshStarter"),
+    "srun": ("srun", "SrunStarter"),
+    "torchrun": ("torchrun", "TorchrunStarter"),
+    "mpirun": ("mpirun", "MpirunStarter"),
+}
 
 
 def supervisor_of(job: JobDirectory) -> Supervisor:
@@ -41,8 +49,8 @@ def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) 
     if launch.launcher == "slurm":
         return SlurmAllocation.here()
     if launch.launcher == "local":
-        return Here(this_submission())
-    return Here(this_submission(), hosts_of(launch, cluster), fanout)
+        return Here(id_of_this_process())
+    return Here(id_of_this_process(), hosts_of(launch, cluster), fanout)
 
 
 def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
@@ -61,8 +69,8 @@ def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
 
 def starter_of(launch: LaunchConfig) -> Starter:
     """The starter that the job's options choose."""
-    module = importlib.import_module(f"glmforge.launch.starters.{launch.chosen_starter}")
-    made: Starter = module.starter(launch)
+    module, name = _STARTERS[launch.chosen_starter]
+    made: Starter = getattr(importlib.import_module(f"glmforge.launch.starters.{module}"), name)()
     return made
 
 

@@ -29,6 +29,8 @@ class Progress:
         self._events_mark: tuple[int, int] | None = None
         self._events: list[RunEvent] = []
         self._ranks: list[RankRecord] = []
+        self._log_mark: tuple[int, int] | None = None
+        self._logged: int | None = None
 
     def ranks(self) -> list[RankRecord]:
         """As they were when a record was last written."""
@@ -52,9 +54,7 @@ class Progress:
     def step(self) -> int | None:
         """The last training step that is known to be done in this attempt; None before the first."""
         known = [rank.last_step for rank in self.ranks() if rank.last_step is not None]
-        metrics = self._metrics_step()
-        if metrics is not None:
-            known.append(metrics)
+        known += [step for step in (self._metrics_step(), self._logged_step()) if step is not None]
         return max(known, default=None)
 
     def last_sign(self) -> float:
@@ -67,18 +67,37 @@ class Progress:
                 times.append(RunDirectory(self.run).metrics.stat().st_mtime)
         return max(times)
 
+    def _logged_step(self) -> int | None:
+        """In the first rank's log each line has time, rank and step."""
+        path = self.directory.log(0)
+        mark = _mark(path)
+        if mark is not None and mark != self._log_mark:
+            self._log_mark = mark
+            with suppress(OSError):
+                fields = [line.split(b" ", 3) for line in _last_lines(path)]
+                steps = [int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()]
+                self._logged = steps[-1] if steps else self._logged
+        return self._logged
+
     def _metrics_step(self) -> int | None:
         mark = _metrics_mark(self.run)
         if self.run is None or mark is None or mark == self._first_metrics:
             return None
-        with suppress(OSError, ValueError), RunDirectory(self.run).metrics.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+        with suppress(OSError, ValueError):
+            lines = _last_lines(RunDirectory(self.run).metrics)
             step = json.loads(lines[-1]).get("step") if lines else None
             # What was recorded before this attempt does not count: it may have been cut off and be written again.
             if isinstance(step, int) and self.first_step is not None and step > self.first_step:
                 return step
         return None
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """Whole ones among the last of a file."""
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        lines = file.read().splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
 
 
 def _metrics_mark(run: Path | None) -> tuple[int, int] | None:

@@ -128,7 +128,7 @@ def _orphaned(evidence: Evidence) -> Verdict | None:
     if not evidence.orphaned:
         return None
     first = first_failing(evidence)
-    if first is not None and _followed(first) < 2 and first.status is not None:
+    if first is not None and _followed(first, evidence.ended_early) < 2 and first.status is not None:
         return None
     return Verdict(cause=Cause.UNKNOWN, why="its supervisor was lost: its node went down, or it was killed")
 
@@ -152,6 +152,8 @@ def _failed(evidence: Evidence) -> Verdict:
     if words.kind is Kind.MACHINE:
         why = f"{who}: {words.meaning} ({words.line})"
         return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=error)
+    if status is None and evidence.ended_early:
+        return Verdict(cause=Cause.UNKNOWN, why="the supervisor ended the ranks, and none had said why it failed")
     if status is None:
         why = f"{who}: it left no word, nor did the program that started it"
         return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why)
@@ -211,14 +213,12 @@ def first_failing(evidence: Evidence) -> RankRecord | None:
     for number, _ in names.most_common():
         if number in by_rank and who_was_lost(by_rank[number].last_words) is None:
             return by_rank[number]
-    return min(failed, key=lambda rank: (_followed(rank), _when(rank, evidence), rank.rank))
+    return min(failed, key=lambda rank: (_followed(rank, evidence.ended_early), _when(rank, evidence), rank.rank))
 
 
-def _followed(rank: RankRecord) -> int:
-    """0: failed by itself; 1: may have; 2: ended because others had."""
-    if rank.status in _ENDED_BY_OTHERS:
-        return 2
-    if rank.status == PREEMPTED:
+def _followed(rank: RankRecord, ended_early: bool) -> int:
+    """0: failed by itself; 1: may have; 2: ended because others had, or by the supervisor."""
+    if rank.status in _ENDED_BY_OTHERS or rank.status == PREEMPTED or (rank.status is None and ended_early):
         return 2
     kind = read_words(rank.last_words).kind
     if kind is Kind.FOLLOWED:
