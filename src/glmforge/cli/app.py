@@ -31,6 +31,7 @@ from glmforge.cli import (
 )
 from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
+from glmforge.cli.launch.jobs import app as jobs
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
@@ -59,6 +60,7 @@ app.command("health")(health.health)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")
