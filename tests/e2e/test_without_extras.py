@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "init": ("{out}/new.yaml --tokenizer {data}/tokenizer --data {data}/train --model tiny", None),
     "train": ("{run}.yaml", None),
     "plan": ("{run}.yaml", None),
+    "launch": ("{run}.yaml --launcher local --dry-run", None),
     "chat": ("{run} --prompt def --max-new-tokens 2 --complete", None),
     "generate": ("{run} --prompt def --max-new-tokens 2", None),
     "export": ("{run} {out}/export", None),

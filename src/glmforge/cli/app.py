@@ -32,6 +32,7 @@ from glmforge.cli import (
 from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
 from glmforge.cli.launch.jobs import app as jobs
+from glmforge.cli.launch.launch import launch
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
@@ -50,6 +51,7 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan)
+app.command("launch")(launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)

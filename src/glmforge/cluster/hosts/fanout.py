@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from queue import SimpleQueue
 from typing import IO
 
 from glmforge.cluster.hosts.hostfile import LOCAL
@@ -29,6 +30,9 @@ AT_ONCE = 64
 
 MAX_OUTPUT = 4 << 20
 """Bytes kept of what one machine prints; the rest is read and dropped."""
+
+GO = b"go\n"
+"""What a script that says it is ready is told."""
 
 _CHUNK = 1 << 16
 _STDERR = 1 << 14
@@ -93,6 +97,7 @@ class Fanout:
         timeout_s: float,
         stdin: bytes | Callable[[str], bytes] = b"",
         on_answer: Callable[[Answer], None] | None = None,
+        ready: bytes = b"",
     ) -> dict[str, Answer]:
         """The answers by host, in the order of `hosts`, when all have come.
 
@@ -101,9 +106,11 @@ class Fanout:
             timeout_s: for each host, counted from when it is asked.
             stdin: what every script gets to read; or what makes it from the host's name.
             on_answer: called with each answer as it comes, in the calling thread.
+            ready: what a script prints before it goes on. `stdin` then stays open until it has printed that, or its
+                output has ended, and `GO` is added: who has been killed by then tells nobody to go on.
         """
         answers: dict[str, Answer] = {}
-        for answer in self.answers(hosts, script, timeout_s, stdin):
+        for answer in self.answers(hosts, script, timeout_s, stdin, ready):
             answers[answer.host] = answer
             if on_answer is not None:
                 on_answer(answer)
@@ -115,6 +122,7 @@ class Fanout:
         script: str | Callable[[str], str],
         timeout_s: float,
         stdin: bytes | Callable[[str], bytes] = b"",
+        ready: bytes = b"",
     ) -> Iterator[Answer]:
         """Answers as they come. Whoever stops iterating ends what is still running."""
         self._stopped.clear()
@@ -123,7 +131,8 @@ class Fanout:
             give = stdin if callable(stdin) else lambda _: stdin
             # Each host's input is made when its turn comes: a thousand of them need not be in memory at once.
             futures = [
-                pool.submit(lambda host: self._ask(host, make(host), timeout_s, give(host)), each) for each in hosts
+                pool.submit(lambda host: self._ask(host, make(host), timeout_s, give(host), ready), each)
+                for each in hosts
             ]
             try:
                 for future in as_completed(futures):
@@ -138,7 +147,7 @@ class Fanout:
             for child in self._running:
                 _kill(child)
 
-    def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes) -> Answer:
+    def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes, ready: bytes) -> Answer:
         here = host in LOCAL
         command = ["sh", "-c", script] if here else self.ssh.to_shell(host, script)
         asked_at, started = time.time(), time.monotonic()
@@ -159,7 +168,7 @@ class Fanout:
             reason = f"'{command[0]}' cannot be started here: {error.strerror}"
             return Answer(host, Outcome.FAILED, reason=reason, mend=f"install '{command[0]}', or correct --ssh")
         try:
-            out, err, in_time = _converse(child, stdin, timeout_s)
+            out, err, in_time = _converse(child, stdin, timeout_s, ready)
         finally:
             with self._lock:  # no longer among those to be killed when its pid may become another's
                 self._running.discard(child)
@@ -185,7 +194,7 @@ def _judge(
     return Answer(host, outcome, status, out, err, seconds, reason, mend)
 
 
-def _converse(child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float) -> tuple[bytes, str, bool]:
+def _converse(child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float, ready: bytes) -> tuple[bytes, str, bool]:
     """What the child prints, bounded; and whether it ended in time. A thread for each pipe, so that none blocks.
 
     It is killed, but not yet waited for: until then its pid stays its own.
@@ -194,15 +203,17 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float) ->
     assert child.stdout is not None
     assert child.stderr is not None
     kept: dict[str, bytes] = {}
+    is_ready: SimpleQueue[bool] = SimpleQueue()
     threads = [
-        threading.Thread(target=_read, args=(child.stdout, MAX_OUTPUT, kept, "out"), daemon=True),
+        threading.Thread(target=_read, args=(child.stdout, MAX_OUTPUT, kept, "out", ready, is_ready), daemon=True),
         threading.Thread(target=_read, args=(child.stderr, _STDERR, kept, "err"), daemon=True),
-        threading.Thread(target=_write, args=(child.stdin, stdin), daemon=True),
+        threading.Thread(target=_write, args=(child.stdin, stdin, is_ready if ready else None), daemon=True),
     ]
     for thread in threads:
         thread.start()
     in_time = _has_ended(child, timeout_s)
     _kill(child)  # also whatever it left in its session, which could keep the pipes open
+    is_ready.put(False)
     for thread in threads:
         thread.join(_END_S)
     return kept.get("out", b""), kept.get("err", b"").decode(errors="replace"), in_time
@@ -219,20 +230,38 @@ def _has_ended(child: subprocess.Popen[bytes], timeout_s: float) -> bool:
         os.close(descriptor)
 
 
-def _read(pipe: IO[bytes], limit: int, kept: dict[str, bytes], name: str) -> None:
-    chunks, size = [], 0
+def _read(
+    pipe: IO[bytes],
+    limit: int,
+    kept: dict[str, bytes],
+    name: str,
+    ready: bytes = b"",
+    is_ready: SimpleQueue[bool] | None = None,
+) -> None:
+    """Keeps what comes, and tells `is_ready` when `ready` has come, or when nothing comes any more."""
+    chunks, size, last = [], 0, b""
     with pipe:
         while chunk := pipe.read1(_CHUNK):  # type: ignore[attr-defined]  # a buffered pipe
             if size < limit:
                 chunks.append(chunk[: limit - size])
                 size += len(chunk)
+            if is_ready is not None and ready and ready in last + chunk:
+                is_ready.put(True)
+                is_ready = None
+            last = (last + chunk)[-len(ready) :] if ready else b""
     kept[name] = b"".join(chunks)
+    if is_ready is not None:
+        is_ready.put(False)
 
 
-def _write(pipe: IO[bytes], content: bytes) -> None:
+def _write(pipe: IO[bytes], content: bytes, is_ready: SimpleQueue[bool] | None) -> None:
     # One that ended without reading to the end tells so by its status.
     with contextlib.suppress(BrokenPipeError), pipe:
         pipe.write(content)
+        if is_ready is not None:
+            pipe.flush()
+            if is_ready.get():
+                pipe.write(GO)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,8 @@
 
 The program is the source of `on_node`. It goes to the machine's Python through ssh, on standard input, together with
 the request: no name, path or text of a user's is ever part of a command line or of a program.
+
+Standard input stays open until the program is ready to change something, and then tells it to go on: see `turns`.
 """
 
 import json
@@ -13,17 +15,18 @@ from importlib.resources import files
 from typing import Any
 
 from glmforge.cluster.hosts.fanout import Answer, Fanout, Outcome
-from glmforge.cluster.setup.on_node import changes, facts, serve
+from glmforge.cluster.setup.on_node import changes, facts, serve, turns
 from glmforge.errors import HostError
 from glmforge.files import escaped, parse_json
 
 _MARK = b"glmforge-answer:"
+_READY = f"\n{turns.READY}\n".encode()
 _PROGRAM = """import json, sys
-given = json.loads(sys.stdin.read())
+given = json.loads(sys.stdin.buffer.readline())
 space = {"__name__": "glmforge_on_node"}
 for source in given["sources"]:
     exec(compile(source, "glmforge", "exec", dont_inherit=True), space)
-print("\\nglmforge-answer:" + json.dumps(space["serve"](given["request"], space)))
+print("\\nglmforge-answer:" + json.dumps(space["answer"](given["request"], space)))
 """
 TIMEOUT_S = 120.0
 
@@ -59,12 +62,20 @@ class Asker:
             came += 1
             progress(came, len(hosts))
 
-        answers = self.fanout.run(hosts, self._command, self.timeout_s, lambda host: _stdin(requests[host]), count)
+        ready = _READY if any(map(turns.changes_something, requests.values())) else b""
+        answers = self.fanout.run(
+            hosts, self._command, self.timeout_s, lambda host: _stdin(requests[host]), count, ready
+        )
         for host, answer in answers.items():
             try:
                 found[host] = _read(answer)
             except HostError as error:
                 failures.append(Failure(host, str(error), answer.mend or self._mend(answer)))
+                continue
+            refused = found[host].get("refused")
+            if refused is not None:
+                del found[host]
+                failures.append(Failure(host, escaped(str(refused)), "wait until no setup is running there"))
         return found, failures
 
     def _command(self, host: str) -> str:
@@ -94,10 +105,10 @@ def _read(answer: Answer) -> dict[str, Any]:
 
 
 def _stdin(request: Mapping[str, Any]) -> bytes:
-    return json.dumps({"sources": _sources(), "request": request}).encode()
+    return json.dumps({"sources": _sources(), "request": request}).encode() + b"\n"
 
 
 @cache
 def _sources() -> Sequence[str]:
-    names = ("facts.py", "changes.py", "serve.py")
+    names = ("facts.py", "changes.py", "serve.py", "turns.py")
     return [files("glmforge.cluster.setup.on_node").joinpath(name).read_text(encoding="utf-8") for name in names]

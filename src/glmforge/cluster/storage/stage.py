@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.cluster.hosts.on_node.wire import CHUNK
 from glmforge.cluster.hosts.ssh import Ssh, last_line
-from glmforge.cluster.storage.connection import TRANSFER, Connection, NodeLost, NodeRefused, command_for
-from glmforge.cluster.storage.node.wire import CHUNK
+from glmforge.cluster.storage.connection import TRANSFER, Connection, NodeLost, NodeRefused
 from glmforge.cluster.storage.place import CACHE_LOCK
 from glmforge.cluster.storage.sources import SourceFile
 from glmforge.cluster.storage.swarm import Swarm, Task, Unit, Way
@@ -303,7 +303,7 @@ class Staging:
         """The node gets the unit from another one."""
         assert self.peer_ssh is not None, "else every node is private"
         at, unit = task.unit
-        peer = {"name": task.giver, "command": command_for(task.giver, self.peer_ssh, self.python)}
+        peer = {"name": task.giver, "command": TRANSFER.command(task.giver, self.peer_ssh, self.python)}
         digest = self._swarm.digests[task.unit]
         order = {"do": "get", "file": at, "unit": unit, "sha256": digest, "peer": peer}
         return connection.ask(order) | {"digest": digest}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from glmforge.cluster.hosts.remote_program import BOOT
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.cluster.storage.place import place_for
 from glmforge.cluster.storage.sources import list_sources
@@ -262,7 +263,7 @@ def kill_processes_of(nodes: tuple[Ssh, Path, Path], host: str) -> None:
     disk = (nodes[2] / host).stat().st_ino
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            ours = b"import sys,json,types" in (process / "cmdline").read_bytes()
+            ours = BOOT.encode() in (process / "cmdline").read_bytes()
             if ours and (process / "root" / str(nodes[1])[1:]).stat().st_ino == disk:
                 os.kill(int(process.name), signal.SIGKILL)
 

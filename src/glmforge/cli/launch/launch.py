@@ -1,0 +1,135 @@
+"""`glmforge launch`: a job, submitted."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from glmforge.cli.launch.options import LaunchOptions, read_launch
+from glmforge.cli.signature import takes
+
+if TYPE_CHECKING:
+    from glmforge.config.launch import LaunchConfig
+    from glmforge.launch.job import Submission
+    from glmforge.launch.new_job import NewJob
+
+_JOB, _BEFORE = "Job", "Before it is submitted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options(LaunchOptions):
+    """Of `glmforge launch` alone."""
+
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CONFIG [key.sub=value]...",
+            help="A run's YAML file or a packaged run's name, and settings to change; with --script, its arguments.",
+        ),
+    ] = None
+    script: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A program of your own, on every rank; see below.", rich_help_panel=_JOB),
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Default: the run's.", rich_help_panel=_JOB)] = None
+    jobs_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs", rich_help_panel=_JOB),
+    ] = None
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of the script: one of your own.", rich_help_panel=_JOB)
+    ] = None
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.", rich_help_panel=_JOB),
+    ] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the script; ask and submit nothing.", rich_help_panel=_BEFORE)
+    ] = False
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Say what was submitted to a machine.", rich_help_panel=_JOB)
+    ] = False
+
+
+@takes(_Options)
+def launch(options: _Options) -> None:
+    """Submit a job: a training run, or a program of your own, under Slurm, PBS, by ssh, MPI, or on this machine.
+
+    The job has a name and a directory with its script, its logs, and what became of it; a supervisor starts it again
+    when a rank, a node or the scheduler ends it early.
+
+    Examples:
+
+        glmforge launch configs/small_1b.yaml --nodes 2 --gpus-per-node 8 --time 24:00:00
+
+        glmforge launch run.yaml optim.lr=1e-4 --hosts 'node[1-4]' --gpus-per-node 8 --spare-nodes 1
+
+        glmforge launch --script train.py --nodes 2 --gpus-per-node 8 -- --epochs 3
+
+        glmforge launch configs/demo.yaml --dry-run
+    """
+    from glmforge.launch.hand_over import scheduler_of
+
+    config = read_launch(options)
+    job = _new_job(options, config)
+    if options.dry_run:
+        typer.echo(job.script, nl=False)
+        typer.echo(f"{job.directory.root}: is where it would be; nothing was submitted", err=True)
+        return
+    scheduler_of(config.launcher).check(config)
+    _submit(job, options)
+
+
+def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
+    from glmforge.launch.new_job import jobs_root, script_job, training_job
+
+    words = options.words or []
+    root = jobs_root(options.jobs_dir)
+    if options.script is not None:
+        return script_job(options.script, words, config, root, options.name, options.template)
+    if not words:
+        raise typer.BadParameter("give a CONFIG, or --script with a program of your own")
+    return training_job(words[0], words[1:], config, root, options.name, options.template)
+
+
+def _submit(job: "NewJob", options: _Options) -> None:
+    from glmforge.launch.hand_over import hand_over, note_submission
+    from glmforge.launch.schedulers.here import become, id_of_this_process
+
+    launch = job.description.launch
+    in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach
+    job.write()
+    if in_foreground:
+        submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
+        _tell(job, submission, as_json=options.as_json, runs_here=True)
+        become(job.directory)
+    with job.removed_on_failure():
+        submission = hand_over(job.directory)
+    _tell(job, submission, as_json=options.as_json, runs_here=False)
+
+
+def _tell(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: bool) -> None:
+    from glmforge.observe.units import counted
+
+    root = job.directory.root
+    if as_json:
+        told = {
+            "name": job.directory.name,
+            "directory": str(root),
+            "launcher": submission.launcher,
+            "submission": submission.id,
+            "run": None if job.description.run is None else str(job.description.run),
+        }
+        typer.echo(json.dumps(told))
+        return
+    launch = job.description.launch
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    size = f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}"
+    where = "here" if submission.launcher not in ("slurm", "pbs") else f"to {submission.launcher} as {submission.id}"
+    console.print(f"[bold]{job.directory.name}[/bold]: {size}, submitted {where}")
+    console.print(f"Logs: {root}/attempts, {root}/scheduler-*.log", markup=False)
+    if not runs_here:
+        console.print(f"Next: glmforge jobs follow {job.directory.name}", markup=False)

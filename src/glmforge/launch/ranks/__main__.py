@@ -1,0 +1,110 @@
+"""`python -P -m glmforge.launch.ranks DIRECTORY (--node N | --by STARTER)`: run by starters, not by hand."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from glmforge.errors import LaunchError
+from glmforge.launch.ranks.assignment import Assignment
+from glmforge.launch.ranks.guard import Guard
+from glmforge.launch.ranks.ports import hold
+from glmforge.launch.ranks.rank import FindStep, Rank
+from glmforge.launch.ranks.seats import STARTERS, Seat, seat_by, seats_of_node
+from glmforge.launch.ranks.steps import VARIABLE
+from glmforge.launch.ranks.variables import attempt_number, find_interface, rank_variables
+from glmforge.launch.ranks.watch import Watch
+from glmforge.launch.ranks.writer import Writer
+
+USAGE = f"DIRECTORY --node N [--control] | DIRECTORY --by {'|'.join(STARTERS)}"
+_STORAGE_LIMIT_S = 30.0
+
+
+def main(arguments: list[str]) -> int:
+    """The status of the rank that failed first, 128 and the signal if one ended it; 0 if none did."""
+    try:
+        directory, by, node, control = _parse(arguments)
+        assignment = Assignment.read(directory)
+        seats = seats_of_node(assignment, node) if node is not None else [seat_by(by, assignment, os.environ)]
+        find_step = _step_finder(assignment.step_pattern)
+    except LaunchError as error:
+        print(f"glmforge.launch.ranks: {error}", file=sys.stderr, flush=True)
+        return 1
+    return _run(directory, assignment, seats, by, find_step, control)
+
+
+def _run(
+    directory: Path, assignment: Assignment, seats: list[Seat], by: str, find_step: FindStep | None, control: bool
+) -> int:
+    guard = Guard()
+    writer = Writer()
+    interface = find_interface(assignment)
+    held = hold(assignment.port) if seats[0].rank == 0 else None
+    ranks = [Rank(directory, assignment, seat, writer, find_step) for seat in seats]
+    watch = Watch(ranks, guard, assignment.grace_s, sys.stdin.fileno() if control else None)
+    watch.start()
+    attempt = attempt_number(directory)
+    for rank in ranks:
+        variables = rank_variables(assignment, rank.seat, os.environ, attempt=attempt, by=by, interface=interface)
+        rank.start(variables | {VARIABLE: rank.steps.path} if rank.steps.path else variables, guard)
+        rank.write_record()
+    writer.start()
+    watch.run()
+    for rank in ranks:
+        rank.finish()
+    writer.close(_STORAGE_LIMIT_S)
+    guard.close()
+    if held is not None:
+        os.close(held)
+    return _status(ranks)
+
+
+def _status(ranks: list[Rank]) -> int:
+    failed = [rank for rank in ranks if rank.status != 0]
+    if not failed:
+        return 0
+    status = min(failed, key=lambda rank: rank.ended_at).status
+    assert status is not None
+    return status if status >= 0 else 128 - status
+
+
+def _parse(arguments: list[str]) -> tuple[Path, str, int | None, bool]:
+    """Two forms only: a parser of the library's costs more time than all else here."""
+    match arguments:
+        case [directory, "--node", node, *rest] if node.isdecimal() and rest in ([], ["--control"]):
+            return Path(directory).absolute(), "node", int(node), bool(rest)
+        case [directory, "--by", by] if by in STARTERS:
+            return Path(directory).absolute(), by, None, False
+    raise LaunchError(f"usage: python -P -m glmforge.launch.ranks {USAGE}")
+
+
+def _step_finder(pattern: str | None) -> FindStep | None:
+    if pattern is None:
+        return None
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise LaunchError(f"step pattern {pattern!r}: not a regular expression ({error}); correct it") from None
+    if compiled.groups < 1:
+        raise LaunchError(f"step pattern {pattern!r}: has no group for the number, such as 'step (\\d+)'")
+
+    def find(line: str) -> int | None:
+        found = compiled.search(line)
+        text = found[1] if found else None
+        return int(text) if text and text.isdecimal() and len(text) < 18 else None
+
+    return find
+
+
+def _leave(status: int) -> NoReturn:
+    """At once: a thread that waits for storage is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _leave(main(sys.argv[1:]))
