@@ -31,6 +31,7 @@ from glmforge.cli import (
 )
 from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
+from glmforge.cli.launch.jobs import app as jobs
 from glmforge.cli.launch.launch import launch
 from glmforge.cli.launch.supervise import supervise
 from glmforge.cli.plan.command import plan
@@ -63,6 +64,7 @@ app.command("supervise", hidden=True)(supervise)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")
