@@ -33,6 +33,7 @@ from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
 from glmforge.cli.launch.jobs import app as jobs
 from glmforge.cli.launch.launch import launch
+from glmforge.cli.launch.supervise import supervise
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
@@ -59,6 +60,7 @@ app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
 app.command("health")(health.health)
+app.command("supervise", hidden=True)(supervise)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(cluster.app, name="cluster")
