@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glmforge.cluster.lease import newest_claim
+from glmforge.config.launch import Launcher
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import parse_json, read_end, read_text, shown
@@ -29,7 +30,7 @@ from glmforge.launch.job import (
 from glmforge.launch.schedulers.base import Scheduler, Seen, State
 from glmforge.launch.state import CANCELLED, SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
 
-SchedulerOf = Callable[[str], Scheduler]
+SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher hands its jobs to."""
 
 _END_BYTES = 1 << 16
@@ -50,11 +51,6 @@ class Job:
     @property
     def name(self) -> str:
         return self.directory.name
-
-
-def jobs_root(given: Path | None = None) -> Path:
-    """Where jobs lie: as given, else as the environment says, else ./jobs."""
-    return given if given is not None else Path(os.environ.get(JOBS_VARIABLE) or "jobs")
 
 
 def job_names(root: Path) -> list[str]:
@@ -236,10 +232,10 @@ def _num_steps(run_config: Path) -> int | None:
 
 def _ask(files: Sequence[JobFiles], scheduler_of: SchedulerOf) -> dict[str, Seen | str]:
     """Job -> its newest submission, as its scheduler tells of it, or in words why it does not."""
-    ids: dict[str, dict[str, str]] = {}
+    ids: dict[Launcher, dict[str, str]] = {}
     for job in files:
         if job.submission is not None:
-            ids.setdefault(job.submission.launcher, {})[job.directory.name] = job.submission.id
+            ids.setdefault(job.description.launch.launcher, {})[job.directory.name] = job.submission.id
     found: dict[str, Seen | str] = {}
     for launcher, of_job in ids.items():
         told = _look(scheduler_of, launcher, set(of_job.values()))
@@ -247,7 +243,7 @@ def _ask(files: Sequence[JobFiles], scheduler_of: SchedulerOf) -> dict[str, Seen
     return found
 
 
-def _look(scheduler_of: SchedulerOf, launcher: str, ids: set[str]) -> Mapping[str, Seen] | str:
+def _look(scheduler_of: SchedulerOf, launcher: Launcher, ids: set[str]) -> Mapping[str, Seen] | str:
     try:
         told = scheduler_of(launcher).look(ids)
     except LaunchError as error:

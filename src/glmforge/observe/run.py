@@ -9,6 +9,7 @@
     samples.jsonl      texts that the model wrote at evaluations
     needles.jsonl      what it retrieved from long texts at evaluations
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
+    time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are left out since a loss spike
     control            a command to the live run, until it is taken
@@ -85,6 +86,10 @@ class RunDirectory:
     @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
+
+    @property
+    def time(self) -> Path:
+        return self.root / "time.jsonl"
 
     @property
     def checkpoints(self) -> Path:
