@@ -20,6 +20,7 @@ from glmforge.config.launch import Launcher
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import parse_json, read_end, read_text, shown
+from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.job import (
     JOBS_VARIABLE,
     AttemptRecord,
@@ -28,7 +29,7 @@ from glmforge.launch.job import (
     Submission,
 )
 from glmforge.launch.schedulers.base import Scheduler, Seen, State
-from glmforge.launch.state import CANCELLED, SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
+from glmforge.launch.state import SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
 
 SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher hands its jobs to."""
@@ -150,7 +151,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         description=description,
         submissions=submissions,
         attempt=attempt,
-        cancelled=bool(submissions) and _is_cancelled(directory, submissions[-1]),
+        cancelled=bool(submissions) and is_cancelled(directory, submissions[-1]),
         holder=newest_claim(directory.root, name=SUPERVISOR_LEASE),
         step=_step(description, attempt),
         num_steps=_num_steps(directory.run_config),
@@ -183,16 +184,6 @@ def attempt_numbers(directory: JobDirectory) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name, re.ASCII))
-
-
-def _is_cancelled(directory: JobDirectory, submission: Submission) -> bool:
-    """Whether somebody has cancelled it: looked for among the newest events."""
-    if not directory.events.exists():
-        return False
-    lines = read_end(directory.events, error=LaunchError, max_bytes=_END_BYTES).split(b"\n")
-    named = [line for line in lines if b'"' + CANCELLED.encode() + b'"' in line]
-    events = [record for line in named if (record := _record(directory.events, line, True)) is not None]
-    return any(event.get("event") == CANCELLED and event.get("submission") == submission.id for event in events)
 
 
 def _step(description: JobDescription, attempt: AttemptRecord | None) -> int | None:

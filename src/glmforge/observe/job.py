@@ -31,6 +31,12 @@ class JobOfRun:
     attempt: int
     directory: Path | None
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """For the event of the run's start."""
+        place = {} if self.directory is None else {"job_directory": str(self.directory)}
+        return {"job": self.name, "attempt": self.attempt} | place
+
     def note(self, run: Path, **facts: object) -> None:
         """Append a line to the run's `time.jsonl`. Raises `RunFileError` if it cannot be written."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -136,7 +136,9 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
-        record_start(directory.root, name=config.name, step=trainer.state.step)
+        job = job_of_this_process()
+        facts = job.facts if job is not None else None
+        record_start(directory.root, name=config.name, step=trainer.state.step, facts=facts)
         write_text(directory.config, dump_config(config))
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
