@@ -36,7 +36,7 @@ def run(
         stages:
           pretrain: {config: pretrain.yaml, launch: {nodes: 16}}
           sft: {needs: [pretrain], config: sft.yaml, overrides: ["init_from=${pretrain.run}"]}
-          evaluate: {needs: [sft], command: "glmforge evaluate ppl ${sft.run} --data data/held_out"}
+          evaluate: {needs: [sft], command: "glmforge evaluate needles ${sft.run} --length 4096"}
 
     Examples:
 

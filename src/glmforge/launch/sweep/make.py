@@ -111,9 +111,7 @@ def make_sweep(
         overrides=list(overrides),
         launcher=launch.launcher,
         at_once=at_once,
-        points=[
-            PointRecord(task=run.point.task, job=run.name, settings=dict(run.point.settings)) for run in runs
-        ],
+        points=[PointRecord(task=run.point.task, job=run.name, settings=dict(run.point.settings)) for run in runs],
     )
     script = None
     if launch.launcher in ARRAYS:
@@ -165,8 +163,8 @@ def _free_name(source: str, overrides: Sequence[str], root: Path) -> str:
 def _check_options(name: str, launch: LaunchConfig, at_once: int | None) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {shown(name)}: a sweep's name has up to {_MAX_NAME} letters, digits, '_', '-' and '.', and begins with "
-            "a letter or a digit"
+            f"--name {shown(name)}: a sweep's name has up to {_MAX_NAME} letters, digits, '_', '-' and '.', and begins "
+            "with a letter or a digit"
         )
     if at_once is not None and at_once < 1:
         raise ConfigError(f"--at-once {at_once}: must be at least 1")
