@@ -78,8 +78,17 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster env": ("--network tcp", None),
     "cluster clean": ("--path {out}/cache --dry-run", None),
     "cluster stage": ("{data}/train --to {out}/cache", None),
+    "jobs list": ("--jobs-dir {out}", None),
+    "jobs show": ("none --jobs-dir {out}", None),
+    "jobs logs": ("none --jobs-dir {out}", None),
+    "jobs follow": ("none --jobs-dir {out}", None),
+    "jobs cancel": ("none --jobs-dir {out}", None),
+    "jobs resubmit": ("none --jobs-dir {out}", None),
+    "jobs allow": ("none node1 --jobs-dir {out}", None),
+    "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
+    "supervise": "it goes on until a job is done; `tests/integration/launch/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
     "health": "its status is the machine's; `tests/integration/cluster/test_health.py` runs it",
 }
@@ -92,6 +101,10 @@ REFUSES = {
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
+    **dict.fromkeys(
+        ("jobs show", "jobs logs", "jobs follow", "jobs cancel", "jobs resubmit", "jobs allow", "jobs goodput"),
+        "there is no job none",
+    ),
     **dict.fromkeys(
         ("cluster dev status", "cluster dev shell", "cluster dev fail", "cluster dev cut", "cluster dev heal"),
         "no development cluster is up there",

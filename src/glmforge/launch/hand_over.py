@@ -14,7 +14,7 @@ from glmforge.launch.schedulers.slurm import Slurm
 _PROBE_LIMIT_S = 10.0
 
 
-def scheduler_of(launcher: Launcher) -> Scheduler:
+def scheduler_of(launcher: str) -> Scheduler:
     """What runs the jobs of a launcher."""
     if launcher == "slurm":
         return Slurm()

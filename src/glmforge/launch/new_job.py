@@ -98,8 +98,18 @@ def training_job(
         raise LaunchError(
             f"array: every task would train the same run, {shown(config.output_dir)}; for runs that differ, use --sweep"
         )
-    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
-    return _job(directory, "train", command, launch, template, config)
+    return _run_job(directory, config, launch, template)
+
+
+def run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None = None) -> NewJob:
+    """A job that trains a run whose configuration is known, as a point of a sweep. Raises `ConfigError`."""
+    check_layout(config, launch)
+    return _run_job(directory, config, launch, template)
+
+
+def command_job(directory: JobDirectory, command: Sequence[str], launch: LaunchConfig) -> NewJob:
+    """A job that runs a command on every rank: a stage of a chain that trains nothing. Raises `LaunchError`."""
+    return _job(directory, "stage", command, launch, None, None)
 
 
 def script_job(
@@ -129,6 +139,11 @@ def check_layout(config: RunConfig, launch: LaunchConfig) -> None:
         resolve_layout(config, ranks)
     except ConfigError as error:
         raise ConfigError(f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}: {error}") from None
+
+
+def _run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None) -> NewJob:
+    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
+    return _job(directory, "train", command, launch, template, config)
 
 
 def _job(

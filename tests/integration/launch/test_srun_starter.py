@@ -1,5 +1,6 @@
 """Ranks by srun, in a job on a real Slurm of two nodes: the right ranks at the right places, signals, and the end."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from glmforge.launch.job import AttemptDirectory
 from glmforge.launch.ranks.ports import reserve
 from helpers.dev_cluster import Cluster, slurm_cluster
-from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts, until
+from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts
 
 _SUPERVISOR = """
 import json, signal, sys, time
@@ -18,7 +19,7 @@ from glmforge.launch.job import AttemptDirectory
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.srun import SrunStarter
 
-given = json.loads(sys.argv[1])
+given = json.loads(Path(sys.argv[1]).read_text())
 attempt = AttemptDirectory(Path(given.pop("directory")))
 given["cwd"] = Path(given["cwd"])
 running = SrunStarter().start(Ranks(directory=attempt, **given))
@@ -42,8 +43,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def submit(cluster: Cluster, attempt: AttemptDirectory, command: list[str], **changes: object) -> str:
     """The job whose batch script starts two ranks on each of its nodes; the last node is the first in order."""
-    import json
-
     given = {
         "directory": str(attempt.root),
         "nodes": list(reversed(cluster.dev.nodes)),
@@ -55,16 +54,15 @@ def submit(cluster: Cluster, attempt: AttemptDirectory, command: list[str], **ch
         "cpus_per_task": 1,
         "grace_s": PATIENCE_S,
     } | changes
-    program = attempt.root / "supervisor.py"
+    program, orders, script = attempt.root / "supervisor.py", attempt.root / "given.json", attempt.root / "job.sh"
     program.write_text(_SUPERVISOR)
-    script = attempt.root / "job.sh"
-    script.write_text(f"#!/bin/bash\nexec {sys.executable} {program} '{json.dumps(given)}'\n")
+    orders.write_text(json.dumps(given))
     log = attempt.root / "job.log"
     # What a job's environment may say to srun, and must not.
     trap = {"SLURM_EXPORT_ENV": "NONE", "SLURM_NTASKS_PER_NODE": "1", "SLURM_DISTRIBUTION": "cyclic"}
     script.write_text(
         f"#!/bin/bash\nexport {' '.join(f'{name}={value}' for name, value in trap.items())}\n"
-        f"exec {sys.executable} {program} '{json.dumps(given)}'\n"
+        f"exec {sys.executable} {program} {orders}\n"
     )
     return cluster.submit(["--nodes=2", "--ntasks=2", "--cpus-per-task=2", f"--output={log}", str(script)])
 
@@ -90,7 +88,7 @@ def test_a_warning_reaches_every_rank_and_the_status_comes_back(cluster: Cluster
     attempt = attempt_in(tmp_path)
     command = ["bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done"]
     job = submit(cluster, attempt, command)
-    until(lambda: all(texts(attempt, rank) for rank in range(4)), "the ranks")
+    cluster.poll(job, lambda: all(texts(attempt, rank) for rank in range(4)), PATIENCE_S)
     (attempt.root / "ask-USR1").touch()
     assert status_of(cluster, job, attempt) == 75
     assert {rank.status for rank in attempt.read_ranks()} == {75}
@@ -100,7 +98,7 @@ def test_killed_ranks_end(cluster: Cluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     command = ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]
     job = submit(cluster, attempt, command)
-    until(lambda: all(texts(attempt, rank) for rank in range(4)), "the ranks")
+    cluster.poll(job, lambda: all(texts(attempt, rank) for rank in range(4)), PATIENCE_S)
     (attempt.root / "ask-kill").touch()
     assert status_of(cluster, job, attempt) != 0
 

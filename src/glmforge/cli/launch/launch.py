@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.launch.options import LaunchOptions, read_launch
+from glmforge.cli.launch.sweep import launch_sweep
 from glmforge.cli.signature import takes
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from glmforge.launch.job import Submission
     from glmforge.launch.new_job import NewJob
 
-_JOB, _BEFORE = "Job", "Before it is submitted"
+_JOB, _BEFORE, _SWEEP = "Job", "Before it is submitted", "Sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,25 @@ class _Options(LaunchOptions):
     ] = None
     template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of the script: one of your own.", rich_help_panel=_JOB)
+    ] = None
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2 [KEY=...]",
+            help="A run for each value, or log(low,high,count); several keys: the product. See 'glmforge sweep'.",
+            rich_help_panel=_SWEEP,
+        ),
+    ] = None
+    sweep_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Points, grid, random search, as YAML.", rich_help_panel=_SWEEP)
+    ] = None
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            help="Most runs of the sweep at the same time.",
+            show_default="no limit; 1 without a scheduler",
+            rich_help_panel=_SWEEP,
+        ),
     ] = None
     detach: Annotated[
         bool,
@@ -89,6 +109,8 @@ def launch(options: _Options) -> None:
 
         glmforge launch configs/demo.yaml --dry-run
 
+        glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) model=tiny,demo --at-once 4
+
         glmforge launch --interactive --nodes 2 --gpus-per-node 8 --time 1:00:00
     """
     from glmforge.launch.hand_over import scheduler_of
@@ -96,6 +118,9 @@ def launch(options: _Options) -> None:
     config = read_launch(options)
     if options.interactive:
         _interact(options, config)
+        return
+    if options.sweep or options.sweep_file:
+        _sweep(options, config)
         return
     job = _new_job(options, config)
     if options.dry_run:
@@ -105,6 +130,23 @@ def launch(options: _Options) -> None:
     scheduler_of(config.launcher).check(config)
     _look_before(job, options)
     _submit(job, options)
+
+
+def _sweep(options: _Options, config: "LaunchConfig") -> None:
+    if options.script is not None or not options.words:
+        raise typer.BadParameter("a sweep is of a CONFIG, and not of a --script")
+    launch_sweep(
+        options.words,
+        config,
+        axes=options.sweep or [],
+        file=options.sweep_file,
+        at_once=options.at_once,
+        name=options.name,
+        jobs_dir=options.jobs_dir,
+        template=options.template,
+        dry_run=options.dry_run,
+        detach=options.detach,
+    )
 
 
 def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
@@ -125,7 +167,7 @@ def _interact(options: _Options, config: "LaunchConfig") -> None:
     from glmforge.launch.hand_over import scheduler_of
     from glmforge.launch.interactive import allocation, enter
 
-    if options.words or options.script is not None:
+    if options.words or options.script is not None or options.sweep:
         raise typer.BadParameter("--interactive gives a shell, and runs nothing: leave out CONFIG and --script")
     command = allocation(config, options.name or "interactive")
     if options.dry_run:

@@ -1,0 +1,110 @@
+"""The allocation of a Slurm job, asked through Slurm's own commands by the supervisor inside it.
+
+The controller may be down for a while, as every server is: whatever it does not answer counts as unchanged.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from glmforge.cluster.checks.drain import apply_to_node
+from glmforge.cluster.hosts.machines import ask_slurm
+from glmforge.cluster.slurm import address_of_node
+from glmforge.errors import HostError, LaunchError
+
+_GONE = {"DOWN", "NOT_RESPONDING", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"}
+"""States of a node that has been lost, as `scontrol show node` tells them: DOWN*, IDLE+NOT_RESPONDING."""
+_OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
+_ENDED_WITHIN_S = 600.0
+_ASK_EVERY_S = 5.0
+
+
+@dataclass
+class SlurmAllocation:
+    """The job that this process is part of."""
+
+    submission: str
+    restart: int
+    names: tuple[str, ...]
+    can_requeue: bool = True
+    is_given: bool = True
+    _drained: set[str] = field(default_factory=set)
+
+    @classmethod
+    def here(cls) -> "SlurmAllocation":
+        """Raises `LaunchError` outside a job, `HostError` if Slurm's commands do not work."""
+        job, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not nodes:
+            raise LaunchError("SLURM_JOB_ID is not set: this job is Slurm's; submit it with 'glmforge launch'")
+        task, array = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")
+        names = tuple(ask_slurm("scontrol", "show", "hostnames", nodes).split())
+        submission = f"{array}_{task}" if array and task else job
+        return cls(submission, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
+
+    def nodes(self) -> tuple[str, ...]:
+        return self.names
+
+    def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Nodes that Slurm does not reach, in one question for all."""
+        if not nodes:
+            return {}
+        found = {}
+        for line in ask_slurm("scontrol", "show", "node", "--oneliner", ",".join(nodes)).splitlines():
+            name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
+            if name is None or state is None or name[1] not in nodes:
+                continue
+            flags = set(re.split(r"[+*~#!%$@^-]", state[1]))
+            if flags & _GONE or "*" in state[1]:
+                found[name[1]] = f"Slurm says {state[1]}"
+        return found
+
+    def address(self, node: str) -> str:
+        return address_of_node(node)
+
+    def still_ours(self) -> bool:
+        """A job that is being cancelled, or over its time, is no longer `RUNNING`."""
+        try:
+            state = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%T").strip()
+        except HostError:
+            return True
+        return state not in _OVER
+
+    def ends(self) -> datetime | None:
+        text = os.environ.get("SLURM_JOB_END_TIME", "")
+        return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
+
+    def requeue(self, without: Iterable[str]) -> None:
+        """Comes back only if the requeue did not end this process in ten minutes.
+
+        A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
+        would then count as failed. So it waits to be ended.
+        """
+        nodes = sorted(without)
+        if nodes:
+            # Refused by some versions while the job runs; then the next supervisor finds them out again.
+            self._try("scontrol", "update", f"JobId={self.submission}", f"ExcNodeList={','.join(nodes)}")
+        for _ in range(60):
+            if self._try("scontrol", "requeue", self.submission):
+                time.sleep(_ENDED_WITHIN_S)
+                break
+            if not self.still_ours():  # Slurm has queued it again by itself, or ends it
+                break
+            time.sleep(_ASK_EVERY_S)
+        else:
+            raise LaunchError(f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand")
+
+    def drain(self, node: str, reason: str) -> None:
+        apply_to_node(f"glmforge check: {reason}"[:200], node)
+
+    def undrain(self, node: str) -> None:
+        apply_to_node(None, node)
+
+    def _try(self, *command: str) -> bool:
+        try:
+            ask_slurm(*command)
+        except HostError:
+            return False
+        return True
