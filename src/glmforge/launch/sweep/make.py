@@ -111,9 +111,7 @@ def make_sweep(
         overrides=list(overrides),
         launcher=launch.launcher,
         at_once=at_once,
-        points=[
-            PointRecord(task=run.point.task, job=run.name, settings=dict(run.point.settings)) for run in runs
-        ],
+        points=[PointRecord(task=run.point.task, job=run.name, settings=dict(run.point.settings)) for run in runs],
     )
     script = None
     if launch.launcher in ARRAYS:
