@@ -150,6 +150,7 @@ def _attempt(
         fault=fault,
         steps=steps,
         hung=record.verdict is not None and record.verdict.cause is Cause.HANG,
+        goes_on=record.ended is None,
     )
 
 
@@ -204,7 +205,7 @@ def _seconds(value: object) -> float:
 def metrics_of(goodput: Goodput) -> dict[str, Any]:
     """As `glmforge.observe.metrics` names them."""
     lost = {use.value: micro / 1e6 for use, micro in goodput.by_use().items() if use is not Use.USEFUL}
-    share = {} if goodput.share is None else {"goodput": goodput.share}
+    share = {"goodput": goodput.share} if goodput.attempts and goodput.share is not None else {}
     return share | {
         "allocated_node_seconds": goodput.allocated / 1e6,
         "lost_node_seconds": lost,
