@@ -91,6 +91,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "chain show": ("none --jobs-dir {out}", None),
     "chain resume": ("none --jobs-dir {out}", None),
     "chain cancel": ("none --jobs-dir {out}", None),
+    "jobs cancel": ("none --jobs-dir {out}", None),
+    "jobs resubmit": ("none --jobs-dir {out}", None),
+    "jobs allow": ("none node1 --jobs-dir {out}", None),
+    "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
     "supervise": "it goes on until a job is done; `tests/integration/launch/test_supervise.py` runs it",
@@ -106,7 +110,10 @@ REFUSES = {
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
-    **dict.fromkeys(("jobs show", "jobs logs", "jobs follow"), "there is no job none"),
+    **dict.fromkeys(
+        ("jobs show", "jobs logs", "jobs follow", "jobs cancel", "jobs resubmit", "jobs allow", "jobs goodput"),
+        "there is no job none",
+    ),
     **dict.fromkeys(
         ("sweep show", "sweep page", "sweep resubmit", "sweep cancel", "sweep task"), "there is no such sweep"
     ),

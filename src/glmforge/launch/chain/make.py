@@ -13,7 +13,7 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
 from glmforge.launch.chain.file import read_chain_file
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
-from glmforge.launch.chain.stages import Stage, work_out
+from glmforge.launch.chain.stages import ChainStage, work_out
 from glmforge.launch.job import JobDirectory, utc_now
 from glmforge.launch.new_job import NewJob, command_job, run_job
 from glmforge.launch.schedulers.base import Scheduler
@@ -26,7 +26,7 @@ class NewChain:
 
     directory: ChainDirectory
     record: ChainRecord
-    stages: Sequence[Stage]
+    stages: Sequence[ChainStage]
     jobs: Sequence[NewJob]
     text: str
 
@@ -93,7 +93,7 @@ def make_chain(file: Path, root: Path, directory: Path) -> NewChain:
     return NewChain(ChainDirectory(root / chain.name), record, stages, jobs, read_text(file, error=LaunchError))
 
 
-def _job(stage: Stage, root: Path, chain: str) -> NewJob:
+def _job(stage: ChainStage, root: Path, chain: str) -> NewJob:
     directory = JobDirectory(root / stage.job)
     try:
         if stage.config is None:
