@@ -105,8 +105,16 @@ def slurm_directives(launch: LaunchConfig, name: str = "glmforge") -> str:
 
 def slurm_options(launch: LaunchConfig, name: str = "glmforge") -> list[str]:
     """The same as options of salloc."""
-    lines = slurm_directives(launch, name).splitlines()
-    return [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+    return _options("#SBATCH ", slurm_directives(launch, name))
+
+
+def pbs_options(launch: LaunchConfig, name: str) -> list[str]:
+    """The #PBS lines of a job as options of qsub."""
+    return _options("#PBS ", _render(_ours(), "pbs_directives.jinja", Script(name=name, launch=launch)))
+
+
+def _options(marker: str, text: str) -> list[str]:
+    return [word for line in text.splitlines() if line.startswith(marker) for word in shlex.split(line)[1:]]
 
 
 def _render(environment: jinja2.Environment, name: str, script: Script) -> str:

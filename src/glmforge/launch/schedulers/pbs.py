@@ -66,10 +66,9 @@ class Pbs:
 
     def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
         """Raises `LaunchError`."""
-        environment = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
         # Names without a directory: Slurm's qsub puts its command line together without quotation marks.
         command = ("qsub", "-o", "scheduler.log", "-j", "oe", job.script.name)
-        answer = ask(*command, environment=environment, cwd=job.root, limit_s=_SUBMIT_LIMIT_S)
+        answer = ask(*command, environment=environment_of(), cwd=job.root, limit_s=_SUBMIT_LIMIT_S)
         id_ = (answer.stdout.split() or [""])[-1]
         if answer.status or not _ID.fullmatch(id_):
             raise LaunchError(f"qsub: {_complaint(answer)}; nothing was submitted")
@@ -85,6 +84,11 @@ class Pbs:
         answer = ask("qdel", submission)
         if answer.status and not _is_over(answer):
             raise LaunchError(f"qdel {submission}: {_complaint(answer)}")
+
+
+def environment_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What qsub gets: without variables that tell of another job."""
+    return {name: value for name, value in environment.items() if _is_passed_on(name)}
 
 
 def _look(id_: str) -> Seen:
