@@ -24,6 +24,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The chain.")],
     jobs_dir: _JobsDir = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; ask and submit nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse runs that by plan do not fit.")] = True,
     detach: _Detach = False,
 ) -> None:
     """Run a chain of stages: every stage is checked before the first one is submitted.
@@ -54,6 +55,8 @@ def run(
         _print_all(new)
         return
     new.check(scheduler_of)
+    if plan:
+        new.check_fit()
     new.write()
     _go_on(Chain(new.directory, scheduler_of), detach=detach)
 

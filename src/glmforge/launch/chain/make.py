@@ -16,6 +16,7 @@ from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecor
 from glmforge.launch.chain.stages import ChainStage, work_out
 from glmforge.launch.job import JobDirectory, utc_now
 from glmforge.launch.new_job import NewJob, command_job, run_job
+from glmforge.launch.preflight import check_fit
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.observe.run import write_text
 
@@ -35,6 +36,15 @@ class NewChain:
         for stage in self.stages:
             try:
                 scheduler_of(stage.launch.launcher).check(stage.launch)
+            except LaunchError as error:
+                raise LaunchError(f"stage {stage.name}: {error}") from None
+
+    def check_fit(self) -> None:
+        """Raises `LaunchError`, with the stage that by plan cannot fit the GPUs that are found."""
+        for stage in self.stages:
+            try:
+                if stage.config is not None:
+                    check_fit(stage.config, stage.launch)
             except LaunchError as error:
                 raise LaunchError(f"stage {stage.name}: {error}") from None
 
