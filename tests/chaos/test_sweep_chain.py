@@ -167,7 +167,9 @@ stages:
     overrides: {init_from: "${pretrain.run}", data.sources.0.path: TRAIN}
   evaluate:
     needs: [midtrain]
-    command: glmforge evaluate needles ${midtrain.run} --length 64 --depth 0.5 --out ${evaluate.outputs.needles}
+    command: >
+      glmforge evaluate needles ${midtrain.run} --length 200 --depth 0.5 --num-examples 1
+      --out ${evaluate.outputs.needles}
     outputs: {needles: "${evaluate.job}/needles.jsonl"}
 """
 MIDTRAIN = """
