@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "data chat": ("{out}/chats.jsonl --tokenizer {data}/tokenizer --show 1 --out {out}/chats", None),
+    "configs list": ("", None),
+    "configs copy": ("small_1b {out}/configurations/small.yaml", None),
     "model show": ("tiny", None),
     "checkpoint show": ("{run}", None),
     "checkpoint verify": ("{run}", None),
