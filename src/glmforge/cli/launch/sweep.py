@@ -10,7 +10,6 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
-    from glmforge.launch.sweep.results import Result
     from glmforge.launch.sweep.work import Sweep
 
 app = typer.Typer(no_args_is_help=True, help="Sweeps, that is many runs of one configuration: results, a page, again.")
