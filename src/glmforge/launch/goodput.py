@@ -6,7 +6,7 @@ the scheduler have written down, and added up. The sum over all uses is exactly 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -76,7 +76,8 @@ def goodput_of(job: JobDirectory, now: datetime | None = None) -> Goodput:
     """What a job has cost until now. Raises `GlmforgeError` if its files are damaged."""
     now = now or utc_now()
     description, records, events = job.read(), job.read_attempts(), job.read_events()
-    attempts = [_attempt(job, description, record, events, now) for record in records]
+    told = _told_by_run(description)
+    attempts = [_attempt(job, told.get(record.number, _Told()), record, events, now) for record in records]
     submissions = job.read_submissions()
     accounting = None
     if description.launch.launcher == "slurm":
@@ -125,14 +126,14 @@ def _own_queue(
 
 def _attempt(
     job: JobDirectory,
-    description: JobDescription,
+    told: "_Told",
     record: AttemptRecord,
     events: Sequence[Mapping[str, Any]],
     now: datetime,
 ) -> Attempt:
     own = [event for event in events if event.get("attempt") == record.number]
     fault = next((_parsed(event.get("fault")) for event in own if event.get("event") == "verdict"), None)
-    marks, steps = _told_by_run(description, record)
+    marks, steps = told.marks, told.steps
     end = record.ended or now
     first = RankRecord.read(job.attempt(record.number).rank(0))
     training = next((event for event in own if event.get("event") == "training"), None)
@@ -150,26 +151,33 @@ def _attempt(
         fault=fault,
         steps=steps,
         hung=record.verdict is not None and record.verdict.cause is Cause.HANG,
+        goes_on=record.ended is None,
     )
 
 
-def _told_by_run(description: JobDescription, record: AttemptRecord) -> tuple[dict[str, datetime], list[Step]]:
-    """From the run's `time.jsonl`; nothing of a program that is none of ours."""
-    if description.run is None:
-        return {}, []
-    path = RunDirectory(description.run).time
-    marks: dict[str, datetime] = {}
-    steps: list[Step] = []
-    for row in read_jsonl(path) if path.exists() else []:
-        time = time_of(row)
-        if time is None or (row.get("job"), row.get("attempt")) != (description.name, record.number):
+@dataclass(frozen=True)
+class _Told:
+    """What a run tells of an attempt."""
+
+    marks: dict[str, datetime] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+
+def _told_by_run(description: JobDescription) -> dict[int, _Told]:
+    """Of each attempt, from the run's `time.jsonl`; nothing of a program that is none of ours."""
+    found: dict[int, _Told] = {}
+    path = RunDirectory(description.run).time if description.run is not None else None
+    for row in read_jsonl(path) if path is not None and path.exists() else []:
+        time, attempt = time_of(row), row.get("attempt")
+        if time is None or row.get("job") != description.name or not isinstance(attempt, int):
             continue
+        told = found.setdefault(attempt, _Told())
         if row.get("event") in ("joined", "loaded"):
-            marks[row["event"]] = time
+            told.marks[row["event"]] = time
         elif isinstance(row.get("step"), int) and isinstance(row.get("steps"), int):
             seconds = {use: _seconds(row.get(name)) for name, use in _PARTS.items()}
-            steps.append(Step(time, row["step"], max(1, row["steps"]), seconds))
-    return marks, steps
+            told.steps.append(Step(time, row["step"], max(1, row["steps"]), seconds))
+    return found
 
 
 def _told_by_supervisor(
@@ -204,7 +212,7 @@ def _seconds(value: object) -> float:
 def metrics_of(goodput: Goodput) -> dict[str, Any]:
     """As `glmforge.observe.metrics` names them."""
     lost = {use.value: micro / 1e6 for use, micro in goodput.by_use().items() if use is not Use.USEFUL}
-    share = {} if goodput.share is None else {"goodput": goodput.share}
+    share = {"goodput": goodput.share} if goodput.attempts and goodput.share is not None else {}
     return share | {
         "allocated_node_seconds": goodput.allocated / 1e6,
         "lost_node_seconds": lost,

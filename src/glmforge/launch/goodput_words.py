@@ -28,7 +28,7 @@ MEANINGS = {
     Use.STOP: "from the last step to the end: saving, noticing the failure, ending",
     Use.BACK_OFF: "waiting before the next attempt, for nodes or on purpose",
     Use.SPARE: "nodes kept for when others fail",
-    Use.NOT_MEASURED: "programs that tell no step",
+    Use.NOT_MEASURED: "programs that tell no step; what a run has not told yet",
 }
 
 

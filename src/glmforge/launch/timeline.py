@@ -65,6 +65,7 @@ class Attempt:
         fault: when the first rank failed, or was asked to stop.
         steps: in the order of time.
         hung: whether it ended because nothing happened any more.
+        goes_on: it has not ended: `end` is now.
     """
 
     number: int
@@ -78,6 +79,7 @@ class Attempt:
     fault: datetime | None = None
     steps: Sequence[Step] = ()
     hung: bool = False
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,9 @@ def _parts(begin: int, end: int, step: Step, again: int) -> Iterator[tuple[int, 
 def _tail(attempt: Attempt, begin: int, end: int) -> Iterator[tuple[int, int, Use]]:
     """After the last step that is known."""
     trained = bool(attempt.steps)
+    if attempt.goes_on and (trained or attempt.loaded is not None):
+        yield begin, end, Use.NOT_MEASURED
+        return
     if attempt.hung:
         yield begin, end, Use.HANG if trained or attempt.loaded else Use.START
         return

@@ -37,11 +37,15 @@ class JobOfRun:
         place = {} if self.directory is None else {"job_directory": str(self.directory)}
         return {"job": self.name, "attempt": self.attempt} | place
 
+    def line(self, **facts: object) -> dict[str, object]:
+        """Of `time.jsonl`, now."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return {"time": now, "job": self.name, "attempt": self.attempt} | facts
+
     def note(self, run: Path, **facts: object) -> None:
         """Append a line to the run's `time.jsonl`. Raises `RunFileError` if it cannot be written."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         with JsonlFile(RunDirectory(run).time) as file:
-            file.write({"time": now, "job": self.name, "attempt": self.attempt} | facts)
+            file.write(self.line(**facts))
 
 
 def job_of_this_process() -> JobOfRun | None:

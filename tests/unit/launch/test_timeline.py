@@ -129,6 +129,7 @@ ATTEMPTS = st.lists(
         fault=MARKS,
         steps=STEPS,
         hung=st.booleans(),
+        goes_on=st.booleans(),
     ),
     max_size=5,
 )

@@ -144,6 +144,9 @@ def _sweep(options: _Options, config: "LaunchConfig") -> None:
         name=options.name,
         jobs_dir=options.jobs_dir,
         template=options.template,
+        gpu=options.gpu,
+        plan=options.plan,
+        check=options.check,
         dry_run=options.dry_run,
         detach=options.detach,
     )

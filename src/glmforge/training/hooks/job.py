@@ -1,8 +1,9 @@
 """Where the time of a job's attempt goes, written down while it goes.
 
 Of each step: the wait for its batch, the step itself, what comes behind it up to the evaluation, and what comes last,
-which is saving. Added up over at least `_EVERY_S` seconds, so that a small model's steps do not each write a line; the
-end of a process that is killed is as long as that unknown. Only the rank that writes the run's records does it.
+which is saving. Added up over a second, and over more the longer the attempt lasts, so that neither a small model nor a
+long run writes many lines; the end of a process that is killed is as long as that unknown. Only the rank that writes
+the run's records does it.
 
 The first record of metrics tells besides what the job had cost until then, as its supervisor had added it up.
 """
@@ -16,6 +17,8 @@ from glmforge.errors import GlmforgeError
 from glmforge.files import read_json
 from glmforge.observe.job import JobOfRun
 from glmforge.observe.metrics import METRICS, Record
+from glmforge.observe.record_files import JsonlFile
+from glmforge.observe.run import RunDirectory
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -23,7 +26,9 @@ from glmforge.training.trainer import Hook, Trainer
 GOODPUT = "goodput.json"
 """What the supervisor writes into the job's directory before it starts an attempt."""
 
-_EVERY_S = 1.0
+_LEAST_S, _MOST_S = 1.0, 30.0
+_SHARE = 0.01
+"""Between two lines: of the attempt's age, within these bounds."""
 _PARTS = ("training_s", "data_s", "evaluation_s", "saving_s")
 
 
@@ -36,6 +41,8 @@ class JobHook(Hook):
     def __init__(self, run: Path, job: JobOfRun) -> None:
         self._run, self._job = run, job
         self._told = False
+        self._file: JsonlFile | None = None
+        self._started = time.monotonic()
         self._began: float | None = None
         self._ended: float | None = None
         self._step = 0
@@ -48,7 +55,8 @@ class JobHook(Hook):
         self._reset(time.monotonic())
         self._ended = None
         if trainer.world.is_main:
-            self._job.note(self._run, event="loaded", step=trainer.state.step)
+            self._file = JsonlFile(RunDirectory(self._run).time)
+            self._file.write(self._job.line(event="loaded", step=trainer.state.step))
 
     def on_step_start(self, trainer: Trainer) -> None:
         self._began = time.monotonic()
@@ -68,8 +76,9 @@ class JobHook(Hook):
         self._evaluated = False
         self._steps, self._step = self._steps + 1, trainer.state.step
         self._ended = now
-        if now - self._since >= _EVERY_S or trainer.state.is_done:
-            self._write(trainer, now)
+        every = min(_MOST_S, max(_LEAST_S, _SHARE * (now - self._started)))
+        if now - self._since >= every or trainer.state.is_done:
+            self._write(now)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         if not self._told and trainer.world.is_main:
@@ -77,12 +86,19 @@ class JobHook(Hook):
         self._told = True
 
     def on_rollback(self, trainer: Trainer) -> None:
-        self._write(trainer, time.monotonic())
+        self._write(time.monotonic())
+        self._ended = None
 
-    def _write(self, trainer: Trainer, now: float) -> None:
-        if trainer.world.is_main and self._steps:
+    def close(self) -> None:
+        if self._file is not None:
+            self._write(time.monotonic())
+            self._file.close()
+            self._file = None
+
+    def _write(self, now: float) -> None:
+        if self._file is not None and self._steps:
             parts = {name: round(seconds, 6) for name, seconds in self._seconds.items() if seconds}
-            self._job.note(self._run, step=self._step, steps=self._steps, **parts)
+            self._file.write(self._job.line(step=self._step, steps=self._steps, **parts))
         self._reset(now)
 
     def _reset(self, now: float) -> None:

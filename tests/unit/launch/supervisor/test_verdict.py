@@ -76,7 +76,7 @@ def attempt(number: int, step: int | None, verdict: Verdict | None = None, statu
 def earlier(
     number: int, error: str, step: int | None = 40, node: str | None = None, cause: Cause = Cause.UNKNOWN
 ) -> AttemptRecord:
-    return attempt(number, step, Verdict(cause=cause, why="", error=error, node=node))
+    return attempt(number, step, Verdict(cause=cause, why="", error=error, node=node, step=step))
 
 
 def evidence(case: Case) -> Evidence:

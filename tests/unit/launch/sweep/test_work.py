@@ -220,6 +220,13 @@ def test_more_points_than_an_array_of_this_slurm_can_have(new_sweep, scheduler, 
         new_sweep(partition="nowhere").check(lambda launcher: scheduler)
 
 
+def test_a_point_that_by_plan_does_not_fit_is_named(new_sweep):
+    axes = ["phases.0.batch_size=8,400_000"]
+    with pytest.raises(LaunchError, match=r"point 1 \(phases.0.batch_size=400000\): .*does not fit"):
+        new_sweep(axes=axes, mem="4G").check_fit()
+    assert "fits" in new_sweep(mem="4G").check_fit()
+
+
 def test_a_task_finds_its_job_and_does_nothing_if_that_has_finished(sweep, monkeypatch, capsys):
     called = []
     monkeypatch.setattr(task.os, "execv", lambda program, words: called.append(words))
