@@ -122,7 +122,9 @@ class FakeAllocation:
         del self.drained[node]
 
 
-def a_job(root: Path, *, kind: str = "script", run: Path | None = None, **options: object) -> JobDirectory:
+def a_job(
+    root: Path, *, kind: str = "script", run: Path | None = None, command: Sequence[str] = ("true",), **options: object
+) -> JobDirectory:
     """A job of a launcher with nodes; `supervisor` holds options of the supervisor."""
     supervisor = {"back_off_s": 0.0, "node_back_after_s": None, **options.pop("supervisor", {})}  # type: ignore[dict-item]
     launch = LaunchConfig(
@@ -131,7 +133,7 @@ def a_job(root: Path, *, kind: str = "script", run: Path | None = None, **option
     job = JobDirectory(root / "jobs" / "job")
     job.create(
         JobDescription(
-            name="job", kind=kind, command=["true"], directory=root, run=run, created=utc_now(), launch=launch
+            name="job", kind=kind, command=list(command), directory=root, run=run, created=utc_now(), launch=launch
         )
     )
     return job

@@ -14,6 +14,7 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     """The hooks that `config` asks for but those that evaluate, which a recipe brings, and the one that saves."""
     root, observe, faults, profiling = config.output_dir, config.observe, config.fault_tolerance, Profiling()
     yield hooks.RunLockHook(root)
+    yield hooks.LauncherHook()
     if faults.hang_timeout_s is not None:
         yield hooks.WatchdogHook(root, faults.hang_timeout_s)
     yield from _measurements(observe, profiling)

@@ -1,9 +1,9 @@
 """A chain's own directory, beside those of its stages.
 
-    jobs/life/chain.json     its stages and what each needs; written once, before anything is submitted
-    jobs/life/chain.yaml     the file that it was made of
-    jobs/life/events.jsonl   every submission, with the submissions that it waits for
-    jobs/life-pretrain/ ...  a job for each stage
+jobs/life/chain.json     its stages and what each needs; written once, before anything is submitted
+jobs/life/chain.yaml     the file that it was made of
+jobs/life/events.jsonl   every submission, with the submissions that it waits for
+jobs/life-pretrain/ ...  a job for each stage
 """
 
 from pathlib import Path

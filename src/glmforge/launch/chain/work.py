@@ -163,7 +163,9 @@ class Chain:
         directory = self.directory.stage(stage)
         description = directory.read()
         launch = with_dependency(description.launch, list(needed.values()))
-        write_text(directory.script, render(Script.of(description.model_copy(update={"launch": launch}), directory.root)))
+        write_text(
+            directory.script, render(Script.of(description.model_copy(update={"launch": launch}), directory.root))
+        )
         id_ = self.scheduler_of(stage.launcher).submit(directory, launch)
         note_submission(directory, id_, launch.launcher, again=bool(directory.read_attempts()))
         self._note(stage, id_, needed)
@@ -191,7 +193,9 @@ class Chain:
     def _hint(self, stage: StageRecord, jobs: Mapping[str, Job]) -> str:
         """Why a stage does not go on by itself, and what to do."""
         job = jobs[stage.name]
-        failed = [need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED]
+        failed = [
+            need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED
+        ]
         resume = f"'glmforge chain resume {self.record.name}'"
         if job.state is JobState.FINISHED:
             missing = [name for name, path in stage.outputs.items() if not path.exists()]

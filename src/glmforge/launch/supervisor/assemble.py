@@ -41,7 +41,9 @@ def supervisor_of(job: JobDirectory) -> Supervisor:
     fanout = fanout_of(cluster)
     fanout = replace(fanout, ssh=replace(fanout.ssh, connect_timeout_s=min(fanout.ssh.connect_timeout_s, 8)))
     allocation = allocation_of(launch, cluster, fanout)
-    return Supervisor(job, starter_of(launch), allocation, checker=NodeChecker(cluster, fanout))
+    # Whatever speaks of a broken node is of its GPUs: without any there is nothing to look at.
+    checker = NodeChecker(cluster.model_copy(update={"gpus_per_node": launch.gpus_per_node}), fanout)
+    return Supervisor(job, starter_of(launch), allocation, checker=checker if launch.gpus_per_node else None)
 
 
 def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) -> Allocation:

@@ -6,7 +6,8 @@ or, when a whole machine has gone, not at all before the process group's limit o
 that a rank has failed, the others get as long as it takes to write down what they know, and are then ended:
 
 * `grace_s` where they may be saving, or writing where they hang;
-* `_HURRY_S` where a rank has crashed, was killed, or failed with an error of its own;
+* `HURRY_S` where a rank has crashed, was killed, or failed with an error of its own; less for programs other than
+  ours, whose ranks notice at once or never;
 * `_GONE_S` where a node does not answer any more.
 """
 
@@ -26,7 +27,7 @@ Say = Callable[..., None]
 """`JobDirectory.event`."""
 
 _POLL_S, _LOOK_S, _ASK_S = 0.1, 1.0, 15.0
-_HURRY_S = 15.0
+HURRY_S, HURRY_OTHERS_S = 15.0, 5.0
 _GONE_S = 3.0
 _QUIET_S = 10.0
 """Nodes are asked whether they answer only when there has been no sign of life for so long."""
@@ -45,7 +46,7 @@ class Limits:
 
     grace_s: float
     silent_after_s: float | None = None
-    hurry_s: float = _HURRY_S
+    hurry_s: float = HURRY_S
     gone_s: float = _GONE_S
     ask_s: float = _ASK_S
     quiet_s: float = _QUIET_S

@@ -153,16 +153,20 @@ def signature(words: Words, hosts: Collection[str] = ()) -> str:
 def _telling_line(lines: Sequence[str]) -> tuple[str, str]:
     """The line that says what happened, and the place that a traceback before it gives.
 
-    That of glmforge, else the last exception, else the last line that speaks of an error. What a program prints
-    without a word of failure is no error.
+    That of glmforge, else the last exception, else the last line with a known sign, else the last that speaks of an
+    error. What a program prints without a word of failure is no error.
     """
     cleaned = [_NORMAL[0][0].sub("", line).rstrip() for line in lines]
-    tests = (_OURS.search, lambda line: _EXCEPTION.search(_without_rank(line)), _CRASH.search)
+    tests = (_OURS.search, lambda line: _EXCEPTION.search(_without_rank(line)), _is_known, _CRASH.search)
     for test in tests:
         for index in range(len(cleaned) - 1, -1, -1):
             if test(cleaned[index]):
                 return _without_rank(cleaned[index]).strip(), _place(cleaned[:index])
     return "", ""
+
+
+def _is_known(line: str) -> bool:
+    return any(sign.pattern.search(line) for sign in SIGNS)
 
 
 def _without_rank(line: str) -> str:

@@ -68,15 +68,11 @@ class Progress:
         return max(times)
 
     def _logged_step(self) -> int | None:
-        """In the first rank's log each line has time, rank and step."""
         path = self.directory.log(0)
         mark = _mark(path)
         if mark is not None and mark != self._log_mark:
             self._log_mark = mark
-            with suppress(OSError):
-                fields = [line.split(b" ", 3) for line in _last_lines(path)]
-                steps = [int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()]
-                self._logged = steps[-1] if steps else self._logged
+            self._logged = logged_step(self.directory) or self._logged
         return self._logged
 
     def _metrics_step(self) -> int | None:
@@ -90,6 +86,14 @@ class Progress:
             if isinstance(step, int) and self.first_step is not None and step > self.first_step:
                 return step
         return None
+
+
+def logged_step(directory: AttemptDirectory) -> int | None:
+    """That stands in the last lines of the first rank's log. Each has time, rank and step, `-` before the first."""
+    with suppress(OSError):
+        fields = [line.split(b" ", 3) for line in _last_lines(directory.log(0))]
+        return max((int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()), default=None)
+    return None
 
 
 def _last_lines(path: Path) -> list[bytes]:

@@ -20,7 +20,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.starters.base import Running, Starter
 from glmforge.launch.supervisor.allocation import Allocation
-from glmforge.launch.supervisor.attempt import Limits, Watch, Watched
+from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
 from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory
@@ -29,7 +29,7 @@ from glmforge.launch.supervisor.meeting import ranks_of
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
-from glmforge.launch.supervisor.progress import Progress
+from glmforge.launch.supervisor.progress import Progress, logged_step
 from glmforge.launch.supervisor.verdict import judge
 from glmforge.launch.supervisor.worlds import bearable
 
@@ -211,7 +211,7 @@ class Supervisor:
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
         directory = self.job.attempt(attempt.number)
-        limits = self.limits or Limits(self.config.grace_s, self.config.silent_after_s)
+        limits = self.limits or self._limits()
         progress = Progress(directory, run_directory(self.description), attempt.began)
 
         def say(event: str, detail: str, **facts: Any) -> None:
@@ -233,6 +233,10 @@ class Supervisor:
             on_training=on_training,
             wants_more=lambda: self._wants_more(attempt, say),
         ).until_ended()
+
+    def _limits(self) -> Limits:
+        hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
+        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s)
 
     def _wants_more(self, attempt: AttemptRecord, say: Callable[..., None]) -> bool:
         """Whether there are nodes now for an attempt on more of them."""
@@ -257,9 +261,9 @@ class Supervisor:
         now = utc_now()
         attempt = attempt.model_copy(update={"ended": now, "status": watched.status})
         evidence = self._gather(attempt, watched, orphaned)
-        steps = {"first_step": first_step(evidence.events), "last_step": last_step(evidence.ranks)}
-        if steps["last_step"] is None and evidence.events:
-            steps["last_step"] = max(event.step for event in evidence.events)
+        known = [last_step(evidence.ranks), logged_step(self.job.attempt(attempt.number))]
+        known += [event.step for event in evidence.events]
+        steps = {"first_step": first_step(evidence.events), "last_step": max(filter(None, known), default=None)}
         attempt = attempt.model_copy(update=steps)
         evidence = replace(evidence, attempt=attempt)
         history = self.books.history()

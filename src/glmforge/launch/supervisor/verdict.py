@@ -42,6 +42,8 @@ def judge(evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error:
     """
     verdict = _ended_well(evidence) or _node_lost(evidence) or _hang(evidence) or _orphaned(evidence)
     verdict = verdict or _failed(evidence)
+    step = next((rank.last_step for rank in evidence.ranks if rank.rank == verdict.rank), None)
+    verdict = verdict.model_copy(update={"step": step})
     verdict = _with_fault(verdict, evidence)
     return _blame_code(verdict, evidence, history, same_error)
 
@@ -56,7 +58,7 @@ def same_before(verdict: Verdict, attempt: AttemptRecord, history: Sequence[Atte
         if each.verdict is not None
         and each.number != attempt.number
         and each.verdict.error == verdict.error
-        and each.last_step == attempt.last_step
+        and each.verdict.step == verdict.step
     ]
 
 
@@ -267,7 +269,7 @@ def _blame_code(verdict: Verdict, evidence: Evidence, history: Sequence[AttemptR
     first_nodes = {each.verdict.node for each in before if each.verdict is not None and each.verdict.node is not None}
     if verdict.node is not None and first_nodes <= {verdict.node} and len(before) < same_error + 1:
         return verdict
-    step = "before any step" if attempt.last_step is None else f"after step {attempt.last_step}"
+    step = "before any step" if verdict.step is None else f"after step {verdict.step}"
     numbers = ", ".join(str(each.number) for each in before)
     why = (
         f"the same error {step} as in attempt {numbers}, so it is the job's own and no other start mends it: "

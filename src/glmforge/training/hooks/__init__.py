@@ -9,6 +9,7 @@ from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.hooks.elastic import ElasticHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.job import JobHook
+from glmforge.training.hooks.launcher import LauncherHook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.needles import NeedlesHook
 from glmforge.training.hooks.preemption import PreemptionHook
@@ -32,6 +33,7 @@ __all__ = [
     "ElasticHook",
     "EvaluationHook",
     "JobHook",
+    "LauncherHook",
     "MetricsHook",
     "NeedlesHook",
     "PreemptionHook",
