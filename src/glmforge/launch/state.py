@@ -115,6 +115,8 @@ def _running(files: JobFiles) -> tuple[JobState, str]:
     attempt = files.own_attempt
     if attempt is None:
         return JobState.STARTING, ""
+    if attempt.verdict is not None and attempt.verdict.cause is Cause.FINISHED:
+        return JobState.ENDING, _why(attempt)
     if attempt.ended is not None:
         return JobState.RESTARTING, _why(attempt)
     if files.step is None or files.step <= (attempt.first_step or 0):
