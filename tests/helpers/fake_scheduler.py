@@ -1,8 +1,8 @@
 """A scheduler of a test's own, which does what Slurm does with arrays and with jobs that wait for others.
 
-    scheduler = FakeScheduler()
-    scheduler.submit(job, launch)         # '1', the next one '2'; an array's tasks are '3_0', '3_1', ...
-    scheduler.end("1", State.COMPLETED)   # jobs start by themselves when what they wait for has completed
+scheduler = FakeScheduler()
+scheduler.submit(job, launch)         # '1', the next one '2'; an array's tasks are '3_0', '3_1', ...
+scheduler.end("1", State.COMPLETED)   # jobs start by themselves when what they wait for has completed
 """
 
 from collections.abc import Iterable
