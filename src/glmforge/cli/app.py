@@ -17,6 +17,7 @@ from glmforge.cli import (
     adapter,
     chat,
     checkpoint,
+    configs,
     control,
     demo,
     evaluate,
@@ -65,6 +66,7 @@ app.command("health")(health.health)
 app.command("supervise", hidden=True)(supervise)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
+app.add_typer(configs.app, name="configs")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(sweep.app, name="sweep")

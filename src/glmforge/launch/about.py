@@ -6,6 +6,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.launch.find import Job, as_dict, attempt_numbers
 from glmforge.launch.job import AttemptRecord, JobDirectory, RankRecord
 from glmforge.launch.logs import first_to_fail, read_ranks
+from glmforge.launch.supervisor.nodes import Ledger, Out
 from glmforge.launch.words import (
     ATTEMPT_COLUMNS,
     aligned,
@@ -44,6 +45,7 @@ def about(job: Job) -> list[str]:
             f"first to fail: {rank_words(rank)}",
             *(f"  | {word}" for word in rank.last_words[-_SHOWN_WORDS:]),
         ]
+    lines += _nodes_out(job)
     return [*lines, "", f"next: {next_command(job)}"]
 
 
@@ -60,6 +62,7 @@ def about_dict(job: Job) -> dict[str, Any]:
         "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
         "first_to_fail": rank.model_dump(mode="json") if rank is not None else None,
         "submissions": [submission.model_dump(mode="json") for submission in job.files.submissions],
+        "nodes_out": {name: out.model_dump(mode="json") for name, out in nodes_out(job.directory).items()},
         "next": next_command(job),
     }
 
@@ -91,3 +94,22 @@ def _culprit(directory: JobDirectory, attempts: list[AttemptRecord]) -> RankReco
         return None
     number = first_to_fail(directory.attempt(ended.number))
     return next((rank for rank in read_ranks(directory.attempt(ended.number)) if rank.rank == number), None)
+
+
+def nodes_out(directory: JobDirectory) -> dict[str, Out]:
+    """Nodes that the job does not use; none if its ledger cannot be read."""
+    try:
+        return Ledger.read(directory).out()
+    except GlmforgeError:
+        return {}
+
+
+def _nodes_out(job: Job) -> list[str]:
+    out = nodes_out(job.directory)
+    if not out:
+        return []
+    rows = [
+        [f"  {name}", f"since {each.since:%Y-%m-%d %H:%M:%S}", f"{each.reason}{' (drained)' if each.drained else ''}"]
+        for name, each in out.items()
+    ]
+    return ["", f"nodes that are out ('glmforge jobs allow {job.name} NODE' takes one back):", *aligned(rows)]

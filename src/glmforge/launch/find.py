@@ -16,9 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from glmforge.cluster.lease import newest_claim
+from glmforge.config.launch import Launcher
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import parse_json, read_end, read_text, shown
+from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.job import (
     JOBS_VARIABLE,
     AttemptRecord,
@@ -27,9 +29,9 @@ from glmforge.launch.job import (
     Submission,
 )
 from glmforge.launch.schedulers.base import Scheduler, Seen, State
-from glmforge.launch.state import CANCELLED, SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
+from glmforge.launch.state import SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
 
-SchedulerOf = Callable[[str], Scheduler]
+SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher hands its jobs to."""
 
 _END_BYTES = 1 << 16
@@ -50,11 +52,6 @@ class Job:
     @property
     def name(self) -> str:
         return self.directory.name
-
-
-def jobs_root(given: Path | None = None) -> Path:
-    """Where jobs lie: as given, else as the environment says, else ./jobs."""
-    return given if given is not None else Path(os.environ.get(JOBS_VARIABLE) or "jobs")
 
 
 def job_names(root: Path) -> list[str]:
@@ -154,7 +151,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         description=description,
         submissions=submissions,
         attempt=attempt,
-        cancelled=bool(submissions) and _is_cancelled(directory, submissions[-1]),
+        cancelled=bool(submissions) and is_cancelled(directory, submissions[-1]),
         holder=newest_claim(directory.root, name=SUPERVISOR_LEASE),
         step=_step(description, attempt),
         num_steps=_num_steps(directory.run_config),
@@ -187,16 +184,6 @@ def attempt_numbers(directory: JobDirectory) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name, re.ASCII))
-
-
-def _is_cancelled(directory: JobDirectory, submission: Submission) -> bool:
-    """Whether somebody has cancelled it: looked for among the newest events."""
-    if not directory.events.exists():
-        return False
-    lines = read_end(directory.events, error=LaunchError, max_bytes=_END_BYTES).split(b"\n")
-    named = [line for line in lines if b'"' + CANCELLED.encode() + b'"' in line]
-    events = [record for line in named if (record := _record(directory.events, line, True)) is not None]
-    return any(event.get("event") == CANCELLED and event.get("submission") == submission.id for event in events)
 
 
 def _step(description: JobDescription, attempt: AttemptRecord | None) -> int | None:
@@ -236,10 +223,10 @@ def _num_steps(run_config: Path) -> int | None:
 
 def _ask(files: Sequence[JobFiles], scheduler_of: SchedulerOf) -> dict[str, Seen | str]:
     """Job -> its newest submission, as its scheduler tells of it, or in words why it does not."""
-    ids: dict[str, dict[str, str]] = {}
+    ids: dict[Launcher, dict[str, str]] = {}
     for job in files:
         if job.submission is not None:
-            ids.setdefault(job.submission.launcher, {})[job.directory.name] = job.submission.id
+            ids.setdefault(job.description.launch.launcher, {})[job.directory.name] = job.submission.id
     found: dict[str, Seen | str] = {}
     for launcher, of_job in ids.items():
         told = _look(scheduler_of, launcher, set(of_job.values()))
@@ -247,7 +234,7 @@ def _ask(files: Sequence[JobFiles], scheduler_of: SchedulerOf) -> dict[str, Seen
     return found
 
 
-def _look(scheduler_of: SchedulerOf, launcher: str, ids: set[str]) -> Mapping[str, Seen] | str:
+def _look(scheduler_of: SchedulerOf, launcher: Launcher, ids: set[str]) -> Mapping[str, Seen] | str:
     try:
         told = scheduler_of(launcher).look(ids)
     except LaunchError as error:

@@ -8,6 +8,7 @@ from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.here import Here
+from glmforge.launch.schedulers.pbs import Pbs
 from glmforge.launch.schedulers.slurm import Slurm
 
 _PROBE_LIMIT_S = 10.0
@@ -15,7 +16,9 @@ _PROBE_LIMIT_S = 10.0
 
 def scheduler_of(launcher: str) -> Scheduler:
     """What runs the jobs of a launcher."""
-    return {"slurm": Slurm}.get(launcher, Here)()
+    if launcher == "slurm":
+        return Slurm()
+    return Pbs() if launcher == "pbs" else Here()
 
 
 def find_launcher(*, has_hosts: bool) -> Launcher:

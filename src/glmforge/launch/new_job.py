@@ -22,6 +22,7 @@ from glmforge.config.tree import as_mapping, assign, child, from_value, merge, p
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.launch.hand_over import find_launcher
+from glmforge.launch.hosts import hosts_of
 from glmforge.launch.job import JOBS_VARIABLE, JobDescription, JobDirectory, utc_now
 from glmforge.launch.render import Script, render
 from glmforge.observe.run import write_text
@@ -163,7 +164,7 @@ def _job(
         created=utc_now(),
         launch=launch,
     )
-    script = render(Script.of(description, directory.root), template)
+    script = render(Script.of(description, directory.root, hosts_of(launch)), template)
     return NewJob(directory, description, config, script)
 
 

@@ -134,7 +134,10 @@ def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
         return JobState.FINISHED, ""
     if seen.state is State.CANCELLED:
         return JobState.CANCELLED, seen.reason or "by somebody who asked the scheduler"
-    words = seen.state.value if seen.state is not State.FAILED else "it ended before its ranks were started"
+    if seen.state is State.ENDED and not files.description.launch.supervise:
+        return JobState.STOPPED, "its process has ended, and nobody noted how; its logs may say it"
+    cut_off = "before its ranks were started" if attempt is None else f"in the middle of attempt {attempt.number}"
+    words = f"it ended {cut_off}" if seen.state in (State.FAILED, State.ENDED) else seen.state.value
     return JobState.FAILED, ": ".join(filter(None, [words, seen.reason]))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from glmforge.cluster.lease import Lease
 from glmforge.errors import LaunchError
-from glmforge.launch.find import as_dict, chosen_names, find_jobs, job_directory, job_names, jobs_root
+from glmforge.launch.find import as_dict, chosen_names, find_jobs, job_directory, job_names
 from glmforge.launch.job import Cause, Submission, utc_now
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state import CANCELLED, SUPERVISOR_LEASE, JobState
@@ -266,12 +266,7 @@ def test_a_wrong_name_is_told_with_the_nearest_one(tmp_path: Path, wrong: str, s
         job_directory(tmp_path, wrong)
 
 
-def test_where_jobs_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLMFORGE_JOBS", raising=False)
-    assert jobs_root() == Path("jobs")
-    monkeypatch.setenv("GLMFORGE_JOBS", "/some/where")
-    assert jobs_root() == Path("/some/where")
-    assert jobs_root(tmp_path) == tmp_path
+def test_no_directory_of_jobs(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="--jobs-dir"):
         job_names(tmp_path / "none")
 

@@ -24,6 +24,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The chain.")],
     jobs_dir: _JobsDir = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; ask and submit nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse runs that by plan do not fit.")] = True,
     detach: _Detach = False,
 ) -> None:
     """Run a chain of stages: every stage is checked before the first one is submitted.
@@ -31,18 +32,18 @@ def run(
     Under Slurm and PBS all stages are submitted at once, each to start when those that it needs have finished well.
     With other launchers they are run from here, one after the other.
 
-        name: life
-        launch: {launcher: slurm, gpus_per_node: 8}
-        stages:
-          pretrain: {config: pretrain.yaml, launch: {nodes: 16}}
-          sft: {needs: [pretrain], config: sft.yaml, overrides: ["init_from=${pretrain.run}"]}
-          evaluate: {needs: [sft], command: "glmforge evaluate ppl ${sft.run} --data data/held_out"}
+    FILE.yaml has a name, launch (options of 'glmforge launch' for every stage) and stages. A stage has a config with
+    overrides, or a command; needs, the stages that come before it; launch, options of its own; and outputs, files that
+    it writes, by name. What an earlier stage writes is named ${pretrain.run} (of a training stage), ${corpus.job} (its
+    job's directory) or ${corpus.outputs.shards}. See docs/sweeps.md.
 
     Examples:
 
         glmforge chain run life.yaml --dry-run
 
         glmforge chain run life.yaml
+
+        glmforge chain run life.yaml --jobs-dir /shared/jobs
     """
     from glmforge.launch.chain.make import make_chain
     from glmforge.launch.chain.work import Chain
@@ -54,6 +55,8 @@ def run(
         _print_all(new)
         return
     new.check(scheduler_of)
+    if plan:
+        new.check_fit()
     new.write()
     _go_on(Chain(new.directory, scheduler_of), detach=detach)
 

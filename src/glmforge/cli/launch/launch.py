@@ -66,6 +66,24 @@ class _Options(LaunchOptions):
         bool,
         typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.", rich_help_panel=_JOB),
     ] = False
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", help="A shell with the job's nodes and variables, no job.", rich_help_panel=_JOB),
+    ] = False
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of GPU that the plan is compared with: h100-80gb. Default: what is found.",
+            rich_help_panel=_BEFORE,
+        ),
+    ] = None
+    plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Refuse a run that by plan does not fit.", rich_help_panel=_BEFORE)
+    ] = True
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="By ssh and MPI: quick checks of the nodes.", rich_help_panel=_BEFORE),
+    ] = True
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script; ask and submit nothing.", rich_help_panel=_BEFORE)
     ] = False
@@ -92,10 +110,15 @@ def launch(options: _Options) -> None:
         glmforge launch configs/demo.yaml --dry-run
 
         glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) model=tiny,demo --at-once 4
+
+        glmforge launch --interactive --nodes 2 --gpus-per-node 8 --time 1:00:00
     """
     from glmforge.launch.hand_over import scheduler_of
 
     config = read_launch(options)
+    if options.interactive:
+        _interact(options, config)
+        return
     if options.sweep or options.sweep_file:
         _sweep(options, config)
         return
@@ -105,6 +128,7 @@ def launch(options: _Options) -> None:
         typer.echo(f"{job.directory.root}: is where it would be; nothing was submitted", err=True)
         return
     scheduler_of(config.launcher).check(config)
+    _look_before(job, options)
     _submit(job, options)
 
 
@@ -120,6 +144,9 @@ def _sweep(options: _Options, config: "LaunchConfig") -> None:
         name=options.name,
         jobs_dir=options.jobs_dir,
         template=options.template,
+        gpu=options.gpu,
+        plan=options.plan,
+        check=options.check,
         dry_run=options.dry_run,
         detach=options.detach,
     )
@@ -135,6 +162,36 @@ def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
     if not words:
         raise typer.BadParameter("give a CONFIG, or --script with a program of your own")
     return training_job(words[0], words[1:], config, root, options.name, options.template)
+
+
+def _interact(options: _Options, config: "LaunchConfig") -> None:
+    import shlex
+
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.interactive import allocation, enter
+
+    if options.words or options.script is not None or options.sweep:
+        raise typer.BadParameter("--interactive gives a shell, and runs nothing: leave out CONFIG and --script")
+    command = allocation(config, options.name or "interactive")
+    if options.dry_run:
+        typer.echo(shlex.join(command))
+        return
+    scheduler_of(config.launcher).check(config)
+    enter(command, config)
+
+
+def _look_before(job: "NewJob", options: _Options) -> None:
+    from glmforge.launch.preflight import check_fit, check_nodes
+    from glmforge.observe.work_progress import work_progress
+
+    launch = job.description.launch
+    if options.plan and job.config is not None:
+        typer.echo(f"plan: {check_fit(job.config, launch, options.gpu)}", err=True)
+    if options.check:
+        with work_progress("checking", 16) as show:
+            told = check_nodes(launch, show)
+        if told is not None:
+            typer.echo(f"check: {told}", err=True)
 
 
 def _submit(job: "NewJob", options: _Options) -> None:

@@ -10,7 +10,6 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
-    from glmforge.launch.sweep.results import Result
     from glmforge.launch.sweep.work import Sweep
 
 app = typer.Typer(no_args_is_help=True, help="Sweeps, that is many runs of one configuration: results, a page, again.")
@@ -37,12 +36,16 @@ def launch_sweep(
     name: str | None,
     jobs_dir: Path | None,
     template: Path | None,
+    gpu: str | None,
+    plan: bool,
+    check: bool,
     dry_run: bool,
     detach: bool,
 ) -> None:
     """What `glmforge launch CONFIG --sweep` does; `words` are CONFIG and the settings that all points share."""
     from glmforge.launch.hand_over import scheduler_of
     from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.preflight import check_nodes
     from glmforge.launch.sweep.make import make_sweep
     from glmforge.launch.sweep.points import expand
     from glmforge.launch.sweep.work import Sweep
@@ -68,6 +71,10 @@ def launch_sweep(
         typer.echo(f"{new.directory.root}: is where it would be; nothing was submitted", err=True)
         return
     new.check(scheduler_of)
+    if plan:
+        _tell(f"plan: {new.check_fit(gpu)}")
+    if check and (told := check_nodes(launch)) is not None:
+        _tell(f"check: {told}")
     new.write()
     sweep = Sweep(new.directory, scheduler_of)
     _tell(f"[bold]{sweep.record.name}[/bold]: {len(points):,} points in {new.directory.root}-*")

@@ -13,9 +13,10 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
 from glmforge.launch.chain.file import read_chain_file
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
-from glmforge.launch.chain.stages import Stage, work_out
+from glmforge.launch.chain.stages import ChainStage, work_out
 from glmforge.launch.job import JobDirectory, utc_now
 from glmforge.launch.new_job import NewJob, command_job, run_job
+from glmforge.launch.preflight import check_fit
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.observe.run import write_text
 
@@ -26,7 +27,7 @@ class NewChain:
 
     directory: ChainDirectory
     record: ChainRecord
-    stages: Sequence[Stage]
+    stages: Sequence[ChainStage]
     jobs: Sequence[NewJob]
     text: str
 
@@ -35,6 +36,15 @@ class NewChain:
         for stage in self.stages:
             try:
                 scheduler_of(stage.launch.launcher).check(stage.launch)
+            except LaunchError as error:
+                raise LaunchError(f"stage {stage.name}: {error}") from None
+
+    def check_fit(self) -> None:
+        """Raises `LaunchError`, with the stage that by plan cannot fit the GPUs that are found."""
+        for stage in self.stages:
+            try:
+                if stage.config is not None:
+                    check_fit(stage.config, stage.launch)
             except LaunchError as error:
                 raise LaunchError(f"stage {stage.name}: {error}") from None
 
@@ -93,7 +103,7 @@ def make_chain(file: Path, root: Path, directory: Path) -> NewChain:
     return NewChain(ChainDirectory(root / chain.name), record, stages, jobs, read_text(file, error=LaunchError))
 
 
-def _job(stage: Stage, root: Path, chain: str) -> NewJob:
+def _job(stage: ChainStage, root: Path, chain: str) -> NewJob:
     directory = JobDirectory(root / stage.job)
     try:
         if stage.config is None:

@@ -5,49 +5,52 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from glmforge.errors import LaunchError
+from glmforge.launch.ranks.agent import Agent
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.guard import Guard
 from glmforge.launch.ranks.ports import hold
 from glmforge.launch.ranks.rank import FindStep, Rank
-from glmforge.launch.ranks.seats import STARTERS, Seat, seat_by, seats_of_node
+from glmforge.launch.ranks.seats import STARTERS, Seat, node_of_slurm, seat_by, seats_of_node
 from glmforge.launch.ranks.steps import VARIABLE
-from glmforge.launch.ranks.variables import attempt_number, find_interface, rank_variables
+from glmforge.launch.ranks.variables import NUMBERS, attempt_number, find_interface, rank_variables
 from glmforge.launch.ranks.watch import Watch
 from glmforge.launch.ranks.writer import Writer
 
-USAGE = f"DIRECTORY --node N [--control] | DIRECTORY --by {'|'.join(STARTERS)}"
+USAGE = f"DIRECTORY (--node N | --slurm-node) [--control] [--torchrun] | DIRECTORY --by {'|'.join(STARTERS)}"
 _STORAGE_LIMIT_S = 30.0
 
 
 def main(arguments: list[str]) -> int:
     """The status of the rank that failed first, 128 and the signal if one ended it; 0 if none did."""
     try:
-        directory, by, node, control = _parse(arguments)
-        assignment = Assignment.read(directory)
-        seats = seats_of_node(assignment, node) if node is not None else [seat_by(by, assignment, os.environ)]
-        find_step = _step_finder(assignment.step_pattern)
+        asked = _parse(arguments)
+        assignment = Assignment.read(asked.directory)
+        if asked.torchrun:
+            return _run_torchrun(asked, assignment)
+        if asked.by in STARTERS:
+            seats = [seat_by(asked.by, assignment, os.environ)]
+        else:
+            seats = seats_of_node(assignment, _node_of(asked, assignment))
+        return _run(asked, assignment, seats, _step_finder(assignment.step_pattern))
     except LaunchError as error:
         print(f"glmforge.launch.ranks: {error}", file=sys.stderr, flush=True)
         return 1
-    return _run(directory, assignment, seats, by, find_step, control)
 
 
-def _run(
-    directory: Path, assignment: Assignment, seats: list[Seat], by: str, find_step: FindStep | None, control: bool
-) -> int:
+def _run(asked: "_Asked", assignment: Assignment, seats: list[Seat], find_step: FindStep | None) -> int:
     guard = Guard()
     writer = Writer()
     interface = find_interface(assignment)
     held = hold(assignment.port) if seats[0].rank == 0 else None
-    ranks = [Rank(directory, assignment, seat, writer, find_step) for seat in seats]
-    watch = Watch(ranks, guard, assignment.grace_s, sys.stdin.fileno() if control else None)
+    ranks = [Rank(asked.directory, assignment, seat, writer, find_step) for seat in seats]
+    watch = Watch(ranks, guard, assignment.grace_s, sys.stdin.fileno() if asked.control else None)
     watch.start()
-    attempt = attempt_number(directory)
+    attempt = attempt_number(asked.directory)
     for rank in ranks:
-        variables = rank_variables(assignment, rank.seat, os.environ, attempt=attempt, by=by, interface=interface)
+        variables = rank_variables(assignment, rank.seat, os.environ, attempt=attempt, by=asked.by, interface=interface)
         rank.start(variables | {VARIABLE: rank.steps.path} if rank.steps.path else variables, guard)
         rank.write_record()
     writer.start()
@@ -61,6 +64,21 @@ def _run(
     return _status(ranks)
 
 
+def _run_torchrun(asked: "_Asked", assignment: Assignment) -> int:
+    node = _node_of(asked, assignment)
+    guard, writer = Guard(), Writer()
+    agent = Agent(asked.directory, assignment, node, writer)
+    watch = Watch([agent], guard, assignment.grace_s, sys.stdin.fileno() if asked.control else None)
+    watch.start()
+    agent.start({name: value for name, value in os.environ.items() if name not in NUMBERS}, guard)
+    writer.start()
+    watch.run()
+    agent.finish()
+    writer.close(_STORAGE_LIMIT_S)
+    guard.close()
+    return agent.status if agent.status >= 0 else 128 - agent.status
+
+
 def _status(ranks: list[Rank]) -> int:
     failed = [rank for rank in ranks if rank.status != 0]
     if not failed:
@@ -70,13 +88,30 @@ def _status(ranks: list[Rank]) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _parse(arguments: list[str]) -> tuple[Path, str, int | None, bool]:
-    """Two forms only: a parser of the library's costs more time than all else here."""
+class _Asked(NamedTuple):
+    """The command line. `by` is a starter whose variables tell the rank, "node" for a node's number, "slurm-node"."""
+
+    directory: Path
+    by: str
+    node: int = 0
+    control: bool = False
+    torchrun: bool = False
+
+
+def _node_of(asked: _Asked, assignment: Assignment) -> int:
+    return node_of_slurm(assignment, os.environ) if asked.by == "slurm-node" else asked.node
+
+
+def _parse(arguments: list[str]) -> _Asked:
+    """A few forms only: a parser of the library's costs more time than all else here."""
+    options = {"--control", "--torchrun"}
     match arguments:
-        case [directory, "--node", node, *rest] if node.isdecimal() and rest in ([], ["--control"]):
-            return Path(directory).absolute(), "node", int(node), bool(rest)
+        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= options:
+            return _Asked(Path(directory).absolute(), "node", int(node), "--control" in rest, "--torchrun" in rest)
+        case [directory, "--slurm-node", *rest] if set(rest) <= options:
+            return _Asked(Path(directory).absolute(), "slurm-node", 0, "--control" in rest, "--torchrun" in rest)
         case [directory, "--by", by] if by in STARTERS:
-            return Path(directory).absolute(), by, None, False
+            return _Asked(Path(directory).absolute(), by)
     raise LaunchError(f"usage: python -P -m glmforge.launch.ranks {USAGE}")
 
 

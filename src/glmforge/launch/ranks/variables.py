@@ -12,6 +12,24 @@ from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.network import interface_to
 from glmforge.launch.ranks.seats import Seat
 
+NUMBERS = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "NODE_RANK",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_RUN_ID",
+    }
+)
+"""What would make a torchrun, or a rank, take itself for a part of another job."""
+
 
 def rank_variables(
     assignment: Assignment, seat: Seat, inherited: Mapping[str, str], *, attempt: str, by: str, interface: str | None

@@ -4,15 +4,17 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
-from typing import IO
+from typing import IO, Protocol
 
 from glmforge.launch.ranks.guard import ORPHAN_GRACE_S, Guard
-from glmforge.launch.ranks.rank import Rank
 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Passed on to every rank. After SIGTERM, SIGINT and SIGHUP the ranks have their grace, and are killed."""
+
+STANDS_FOR_TERM, STANDS_FOR_KILL = signal.SIGALRM, signal.SIGABRT
+"""Sent to this process by starters that pass on neither (mpirun), or whose own ranks it would not reach (torchrun)."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -21,6 +23,18 @@ SILENT_S = 60.0
 
 _LOOK_S = 1.0
 _LAST_OUTPUT_S = 2.0
+
+
+class Watched(Protocol):
+    """A process that was started: a rank, or a torchrun that starts ranks."""
+
+    @property
+    def is_running(self) -> bool: ...
+    @property
+    def streams(self) -> Mapping[IO[bytes], object]: ...
+    def read(self, stream: IO[bytes]) -> bool: ...
+    def signal(self, number: int) -> None: ...
+    def look(self, guard: Guard) -> bool: ...
 
 
 class Watch:
@@ -32,7 +46,7 @@ class Watch:
             end of the connection. None: the parent process is watched alone.
     """
 
-    def __init__(self, ranks: list[Rank], guard: Guard, grace_s: float, control: int | None) -> None:
+    def __init__(self, ranks: Sequence[Watched], guard: Guard, grace_s: float, control: int | None) -> None:
         self._ranks, self._guard, self._grace_s, self._control = ranks, guard, grace_s, control
         self._parent = os.getppid()
         self._selector = selectors.DefaultSelector()
@@ -47,7 +61,7 @@ class Watch:
         os.set_blocking(self._wake, False)
         os.set_blocking(self._waker, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD):
+        for number in (*FORWARDED, STANDS_FOR_TERM, STANDS_FOR_KILL, signal.SIGCHLD):
             signal.signal(number, _do_nothing)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
@@ -81,15 +95,17 @@ class Watch:
             else:
                 self._obey()
 
-    def _read(self, rank: Rank, stream: IO[bytes]) -> None:
+    def _read(self, rank: Watched, stream: IO[bytes]) -> None:
         descriptor = stream.fileno()
         if not rank.read(stream):
             self._selector.unregister(descriptor)
 
     def _pass_on(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            if number in FORWARDED:
-                self._signal(number)
+            if number == STANDS_FOR_KILL:
+                self._kill_after(0.0)
+            elif number in (*FORWARDED, STANDS_FOR_TERM):
+                self._signal(signal.SIGTERM if number == STANDS_FOR_TERM else number)
 
     def _signal(self, number: int) -> None:
         for rank in self._ranks:

@@ -8,7 +8,7 @@ import contextlib
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import KILL_LIMIT_S, Grace, kill_session, wait_all
@@ -20,24 +20,20 @@ class ControlledNodes:
     """Running ranks of one controlled process per node (`Running`).
 
     Args:
-        processes: by node, in the order of the nodes.
-        on_end: told of each node's process that ends, with its status.
+        processes: by node, in the order of the nodes; may still grow until `poll` is called.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        processes: Mapping[str, subprocess.Popen[bytes]],
-        on_end: Callable[[str, int], None] = lambda node, status: None,
-    ) -> None:
-        self._processes, self._on_end = dict(processes), on_end
-        self._grace = Grace(ranks)
+    def __init__(self, ranks: Ranks, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self.grace = Grace(ranks)
         self._failed: list[int] = []
         self._ended: set[str] = set()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._beats = threading.Thread(target=self._beat, name="beats", daemon=True)
-        self._beats.start()
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+
+    def on_end(self, node: str, status: int) -> None:
+        """Told of each node's process that ends."""
 
     def poll(self) -> int | None:
         """The status of the node that ended first with a failure."""
@@ -46,9 +42,9 @@ class ControlledNodes:
             if status is not None and node not in self._ended:
                 self._ended.add(node)
                 self._failed += [status] if status else []
-                self._on_end(node, status)
+                self.on_end(node, status)
         if len(self._ended) < len(self._processes):
-            if self._grace.is_over():
+            if self.grace.is_over():
                 self.kill()
             return None
         self._close()
@@ -58,15 +54,19 @@ class ControlledNodes:
         self._tell(f"signal {int(number)}\n")
 
     def kill(self) -> None:
-        self._tell("kill\n")
+        self.end_others()
         wait_all(list(self._processes.values()), KILL_LIMIT_S)
         for process in self._processes.values():  # the end of the pipe is what a node still hears of
             kill_session(process)
         self._close()
 
+    def end_others(self) -> None:
+        """Have every node that can be reached kill its ranks; without waiting for it."""
+        self._tell("kill\n")
+
     def _tell(self, line: str) -> None:
         with self._lock:
-            for process in self._processes.values():
+            for process in list(self._processes.values()):
                 assert process.stdin is not None
                 # One that has ended hears nothing more; one whose pipe is full does not read, and hears its end.
                 with contextlib.suppress(BrokenPipeError, BlockingIOError, ValueError):
@@ -82,5 +82,5 @@ class ControlledNodes:
         with self._lock:
             for process in self._processes.values():
                 if process.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):
+                    with contextlib.suppress(BrokenPipeError, BlockingIOError):
                         process.stdin.close()

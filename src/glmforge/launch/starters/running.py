@@ -1,6 +1,7 @@
 """What all starters share: the attempt's assignment, the grace after a first failure, and an end that is bounded."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,12 +12,15 @@ from pathlib import Path
 from typing import IO
 
 from glmforge.errors import LaunchError
+from glmforge.files import read_json
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
 from glmforge.launch.starters.base import Ranks
 
-KILL_LIMIT_S = 20.0
+KILL_LIMIT_S = 10.0
 """That ending every process may take; a node that does not answer in it is left to its own watch."""
+
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
 STARTER_LOG = "starter.log"
 """In an attempt's directory: what srun, ssh or mpirun itself has said."""
@@ -69,21 +73,25 @@ def spawn(
     *,
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
-    stderr: int | None = None,
+    log: Path | None = None,
+    ends_with_us: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a starter's program in a session of its own: a Ctrl-C on the terminal is the supervisor's to pass on.
 
-    Raises `LaunchError` if the program is not there.
+    `ends_with_us`: it gets SIGTERM when this process is gone, be it killed; for a program that nothing else tells.
+    What it says goes into `log`; by default into the attempt's `starter.log`. Raises `LaunchError` if the program is
+    not there.
     """
-    with _starter_log(ranks) as log:
+    with _opened(log or ranks.directory.root / STARTER_LOG) as said:
         try:
             return subprocess.Popen(
                 command,
                 env=os.environ if environment is None else environment,
                 stdin=stdin,
-                stdout=log,
-                stderr=log if stderr is None else stderr,
+                stdout=said,
+                stderr=said,
                 start_new_session=True,
+                preexec_fn=_end_with_the_supervisor if ends_with_us else None,
             )
         except FileNotFoundError:
             raise LaunchError(
@@ -93,11 +101,15 @@ def spawn(
             raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
 
 
+def _end_with_the_supervisor() -> None:
+    """In the new process, of Linux. The thread that starts it must be the main one: its end counts as the parent's."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 @contextlib.contextmanager
-def _starter_log(ranks: Ranks) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     """On a full disk what starters say is lost, and nothing else."""
     try:
-        path = ranks.directory.root / STARTER_LOG
         path.touch()
     except OSError:
         path = Path(os.devnull)
@@ -113,10 +125,25 @@ class Grace:
         self._grace_s = ranks.grace_s
         self._seen: float | None = None
 
+    def status(self) -> int:
+        """Of the rank that failed first, for a starter that ends with 0 nevertheless; 0 if none has failed."""
+        if not self._mark.exists():
+            return 0
+        try:
+            found = read_json(self._mark, dict, error=LaunchError).get("status")
+        except LaunchError:  # its writer had no room for more than the name
+            return 1
+        return found if isinstance(found, int) else 1
+
+    def begin(self) -> None:
+        """Now, unless it has begun."""
+        if self._seen is None:
+            self._seen = time.monotonic()
+
     def is_over(self) -> bool:
         """By this machine's clock, since the failure was seen here."""
         if self._seen is None and self._mark.exists():
-            self._seen = time.monotonic()
+            self.begin()
         return self._seen is not None and time.monotonic() - self._seen > self._grace_s
 
 

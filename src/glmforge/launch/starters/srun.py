@@ -44,14 +44,12 @@ class SrunStarter:
         job = os.environ.get("SLURM_JOB_ID")
         if job is None:
             raise LaunchError("the starter srun: SLURM_JOB_ID is not set, so this is no job of Slurm's; choose ssh")
-        in_step = ranks.container is not None and _has_containers()
-        write_assignment(ranks, container_by_starter=in_step)
+        container = container_options(ranks)
+        write_assignment(ranks, container_by_starter=bool(container))
         name = step_name(ranks)
-        command = [*srun_options(ranks, name, ranks.ranks_per_node)]
-        if in_step:
-            command += _container_options(ranks)
-        command += ranks_command(ranks.directory.root, "--by", "srun")
-        return Step(job, name, ranks, spawn(command, ranks, environment=srun_environment(ranks)))
+        options = srun_options(ranks, name, ranks.ranks_per_node)
+        command = [*options, *container, *ranks_command(ranks.directory.root, "--by", "srun")]
+        return Step(job, name, ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
 
 
 def step_name(ranks: Ranks) -> str:
@@ -81,11 +79,11 @@ def srun_options(ranks: Ranks, name: str, tasks_per_node: int) -> list[str]:
     return options
 
 
-def srun_environment(ranks: Ranks) -> dict[str, str]:
+def srun_environment(ranks: Ranks, ranks_per_task: int = 1) -> dict[str, str]:
     """This process's, without what would contradict the options."""
     environment = {name: value for name, value in os.environ.items() if name not in _CONTRADICT}
     if ranks.cpus_per_task is not None:
-        environment["SRUN_CPUS_PER_TASK"] = str(ranks.cpus_per_task)
+        environment["SRUN_CPUS_PER_TASK"] = str(ranks.cpus_per_task * ranks_per_task)
     return environment
 
 
@@ -142,8 +140,10 @@ class Step:
         return [row[0] for row in rows if len(row) == 2 and row[1] == self._name]
 
 
-def _container_options(ranks: Ranks) -> list[str]:
-    """Of the plugin pyxis. The directories that ranks use are at the same path within."""
+def container_options(ranks: Ranks) -> list[str]:
+    """Of the plugin pyxis; none without it, or without a container. Directories are at the same path within."""
+    if ranks.container is None or not _has_containers():
+        return []
     places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
     mounts = ",".join(f"{place}:{place}" for place in places)
     return [f"--container-image={ranks.container}", f"--container-mounts={mounts}"]

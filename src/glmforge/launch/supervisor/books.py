@@ -11,6 +11,8 @@ from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import GlmforgeError
+from glmforge.launch.cancel import is_cancelled
+from glmforge.launch.goodput import write_goodput
 from glmforge.launch.job import AttemptRecord, JobDirectory, Verdict, utc_now
 from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.evidence import Evidence
@@ -100,6 +102,21 @@ class Books:
         except GlmforgeError as error:
             self.say("not checked", f"{', '.join(nodes)}: {error}")
             return {}
+
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled the newest submission; not, if that cannot be read."""
+        try:
+            return is_cancelled(self.job)
+        except GlmforgeError as error:
+            self.say("events not read", f"{error}")
+            return False
+
+    def add_up(self) -> None:
+        """What the job has cost until now, for the run's metrics and for Prometheus."""
+        try:
+            write_goodput(self.job)
+        except GlmforgeError as error:
+            self.say("goodput not written", f"{error}")
 
     def log_of(self, verdict: Verdict | None, history: Sequence[AttemptRecord]) -> str:
         if verdict is None or verdict.rank is None or not history:

@@ -7,6 +7,7 @@ from contextlib import closing
 from glmforge.launch.job import AttemptDirectory, JobDescription
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.observe.job import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE, NAME_VARIABLE
 
 _PORTS = range(20_000, 30_000)
 """Below those that the kernel hands out by itself."""
@@ -18,7 +19,11 @@ def ranks_of(
     """The ranks of attempt `number` of a job."""
     launch = job.launch
     address = allocation.address(nodes[0])
-    variables = {"GLMFORGE_JOB": job.name, "GLMFORGE_ATTEMPT": str(number)}
+    variables = {
+        NAME_VARIABLE: job.name,
+        ATTEMPT_VARIABLE: str(number),
+        DIRECTORY_VARIABLE: str(directory.root.parent.parent.absolute()),
+    }
     return Ranks(
         directory=directory,
         nodes=nodes,

@@ -135,7 +135,10 @@ class Supervisor:
             last_words=self.books.log_of(verdict, history),
             ledger=ledger,
         )
-        decision = decide(verdict, history, utc_now(), situation)
+        if self.books.cancelled():
+            decision = Decision(Do.STOP, "it was cancelled")
+        else:
+            decision = decide(verdict, history, utc_now(), situation)
         if decision.do is not Do.WAIT:
             self._waiting_since = None
         if decision.do is not Do.WAIT or self._waiting_since is None:
@@ -167,6 +170,7 @@ class Supervisor:
             return {}
 
     def _attempt(self, decision: Decision) -> Verdict:
+        self.books.add_up()
         number = 1 + max((int(path.name) for path in self.job.attempts.glob("[0-9]*")), default=0)
         directory = self.job.attempt(number)
         try:

@@ -17,6 +17,7 @@ from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDescription, JobDirectory, utc_now
 from glmforge.launch.new_job import NewJob, run_job
+from glmforge.launch.preflight import check_fit
 from glmforge.launch.render import Script, render
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.launch.schedulers.commands import ask
@@ -57,6 +58,17 @@ class NewSweep:
             check_array_size(tasks[-1])
             launch = array_launch(launch, tasks, self.record.at_once)
         scheduler_of(launch.launcher).check(launch)
+
+    def check_fit(self, gpu: str | None = None) -> str:
+        """What the plan was compared with, in words. Raises `LaunchError`, with the point that by plan cannot fit."""
+        told = {}
+        for job, point in zip(self.jobs, self.record.points, strict=True):
+            assert job.config is not None, "points are training runs"
+            try:
+                told[check_fit(job.config, job.description.launch, gpu)] = True
+            except LaunchError as error:
+                raise LaunchError(f"point {point.task} ({point}): {error}") from None
+        return "; ".join(told)
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the sweep stays."""
@@ -163,8 +175,8 @@ def _free_name(source: str, overrides: Sequence[str], root: Path) -> str:
 def _check_options(name: str, launch: LaunchConfig, at_once: int | None) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name {shown(name)}: a sweep's name has up to {_MAX_NAME} letters, digits, '_', '-' and '.', and begins with "
-            "a letter or a digit"
+            f"--name {shown(name)}: a sweep's name has up to {_MAX_NAME} letters, digits, '_', '-' and '.', and begins "
+            "with a letter or a digit"
         )
     if at_once is not None and at_once < 1:
         raise ConfigError(f"--at-once {at_once}: must be at least 1")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
+from glmforge.launch import hand_over
 from glmforge.launch.job import Cause, JobDirectory
-from glmforge.launch.schedulers import choose
 from glmforge.launch.schedulers.base import State
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job, made_rank
 
@@ -18,7 +18,7 @@ from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job, made_ra
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeScheduler]:
     scheduler = MadeScheduler()
-    monkeypatch.setattr(choose, "scheduler_of", scheduler.of)
+    monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
     return scheduler
 
 

@@ -2,10 +2,8 @@
 
 import os
 import subprocess
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from shlex import quote
 
 import pytest
 
@@ -15,6 +13,7 @@ from glmforge.launch.job import JobDirectory
 from glmforge.launch.limits import hours_minutes_seconds, megabytes, seconds
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.schedulers.slurm import STATES, Slurm, environment_of, state_of
+from helpers.scheduler_programs import Answers
 
 PARTITIONS = (
     "PartitionName=main AllowGroups=ALL Default=YES MaxTime=UNLIMITED Nodes=node[1-3] State=UP TotalNodes=3\n"
@@ -29,29 +28,6 @@ NODES = "".join(
         (3, "(null)", 2, 32_000, "main"),
     )
 )
-
-Answers = Callable[..., Path]
-
-
-@pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Programs that print what is asked of them: by their arguments' beginning, (status, stdout, stderr)."""
-    programs, calls = tmp_path / "bin", tmp_path / "calls"
-    programs.mkdir()
-
-    def make(**known: dict[str, tuple[int, str, str]]) -> Path:
-        for program, by_arguments in known.items():
-            cases = "".join(
-                f"{quote(start)}*) printf %s {quote(out)}; printf %s {quote(err)} >&2; exit {status} ;;\n"
-                for start, (status, out, err) in by_arguments.items()
-            )
-            noted = f'echo {program} "$*" >>{quote(str(calls))}'
-            (programs / program).write_text(f'#!/bin/sh\n{noted}\ncase "$*" in\n{cases}esac\nexit 99\n')
-            (programs / program).chmod(0o755)
-        return calls
-
-    monkeypatch.setenv("PATH", str(programs))
-    return make
 
 
 def row(

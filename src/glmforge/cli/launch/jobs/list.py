@@ -26,7 +26,8 @@ def list_jobs(
         glmforge jobs list 'lr-*' --json
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.find import as_dict, jobs_root
+    from glmforge.launch.find import as_dict
+    from glmforge.launch.new_job import jobs_root
     from glmforge.launch.words import COLUMNS, aligned, job_row
 
     found = find(jobs_dir, names)

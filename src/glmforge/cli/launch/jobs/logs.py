@@ -38,8 +38,9 @@ def logs(
         glmforge jobs logs air --attempt 2 --all --grep 'loss|Error'
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.find import job_directory, jobs_root
+    from glmforge.launch.find import job_directory
     from glmforge.launch.logs import lines_of, logs_of, pattern_of, scheduler_logs
+    from glmforge.launch.new_job import jobs_root
 
     if every and rank is not None:
         raise typer.BadParameter("give --all or --rank, not both")

@@ -16,8 +16,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
     """The jobs of these names and patterns, all of them without any."""
-    from glmforge.launch.find import chosen_names, find_jobs, job_names, jobs_root
-    from glmforge.launch.schedulers.choose import scheduler_of
+    from glmforge.launch.find import chosen_names, find_jobs, job_names
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
 
     root = jobs_root(jobs_dir)
     return find_jobs(root, chosen_names(root, names) if names else job_names(root), scheduler_of)
@@ -25,8 +26,9 @@ def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
 
 def find_one(jobs_dir: Path | None, name: str) -> "Job":
     """The job of this name; raises `LaunchError` with the nearest one if there is none."""
-    from glmforge.launch.find import find_jobs, job_directory, jobs_root
-    from glmforge.launch.schedulers.choose import scheduler_of
+    from glmforge.launch.find import find_jobs, job_directory
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
 
     root = jobs_root(jobs_dir)
     return find_jobs(root, [job_directory(root, name).name], scheduler_of)[0]
