@@ -1,8 +1,8 @@
 """A sweep submitted, run from here, looked at and cancelled. What it is stands in its record, its state in its jobs.
 
 Under Slurm a sweep is one array, and each submission of a point is a task of it, `12_3`. Submitted again, an array of
-those tasks follows that have not finished and are not on their way. Elsewhere the points are started from here, some at a
-time, by whoever holds the lease on the sweep's directory.
+those tasks follows that have not finished and are not on their way. Elsewhere the points are started from here, some at
+a time, by whoever holds the lease on the sweep's directory.
 """
 
 from collections.abc import Callable, Sequence
