@@ -30,11 +30,11 @@ from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
 from glmforge.launch.supervisor.progress import Progress, logged_step
+from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.verdict import judge
 from glmforge.launch.supervisor.worlds import bearable
 
 LEASE_S = 20.0
-LEASE = ".supervisor"
 _NEAR_LIMIT = timedelta(minutes=10)
 _GROW_EVERY_S = 30.0
 
@@ -79,7 +79,8 @@ class Supervisor:
                 restart=self.allocation.restart,
                 attempts=began,
             )
-            status = self._loop()
+            with self.allocation.watched(self.job.root):
+                status = self._loop()
             self.books.say("supervisor ended", f"status {status}", status=status)
             return status
 

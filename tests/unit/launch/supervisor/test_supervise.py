@@ -7,7 +7,8 @@ import pytest
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.supervisor.nodes import Ledger, allow
-from glmforge.launch.supervisor.supervise import LEASE, Supervisor
+from glmforge.launch.supervisor.standby import LEASE
+from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
 
 KILLED = Ends(-9, ["step 3"])
