@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,8 +68,10 @@ class SlurmAllocation:
         return state not in _OVER
 
     def ends(self) -> datetime | None:
-        text = os.environ.get("SLURM_JOB_END_TIME", "")
-        return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
+        with suppress(HostError, ValueError):  # "NONE" without a limit
+            text = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%e").strip()
+            return datetime.fromisoformat(text).astimezone(UTC)  # Slurm tells local time
+        return None
 
     def requeue(self, without: Iterable[str]) -> None:
         """Comes back only if the requeue did not end this process in ten minutes.

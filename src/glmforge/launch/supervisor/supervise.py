@@ -129,7 +129,7 @@ class Supervisor:
             wanted=self.launch.nodes,
             present=self._present(),
             bears=self.bears,
-            can_requeue=self.allocation.can_requeue and self.launch.requeue,
+            can_requeue=self._can_requeue(),
             may_stay=not self.told,
             waited_s=waited,
             last_words=self.books.log_of(verdict, history),
@@ -156,6 +156,11 @@ class Supervisor:
         if decision.do is Do.WAIT and self._waiting_since is None:
             self._waiting_since = time.monotonic()
         return decision
+
+    def _can_requeue(self) -> bool:
+        """Not a job that is being cancelled: it would come back."""
+        wanted = self.allocation.can_requeue and self.launch.requeue
+        return wanted and (not self.told or self.allocation.still_ours())
 
     def _present(self) -> tuple[str, ...]:
         nodes = self.allocation.nodes()
@@ -299,6 +304,7 @@ class Supervisor:
             lost=lost,
             signals=tuple(watched.signals),
             silent_s=watched.silent_s,
+            silent_since=watched.silent_since,
             ended_early=watched.ended_early,
             still_ours=self.allocation.still_ours() and (self.allocation.is_given or "TERM" not in watched.signals),
             near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,
