@@ -4,7 +4,6 @@ The controller may be down for a while, as every server is: whatever it does not
 """
 
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,10 +15,9 @@ from glmforge.cluster.checks.drain import apply_to_node
 from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.slurm import address_of_node
 from glmforge.errors import HostError, LaunchError
+from glmforge.launch.supervisor.lost_nodes import lost_nodes
 from glmforge.launch.supervisor.standby import standby
 
-_GONE = {"DOWN", "NOT_RESPONDING", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"}
-"""States of a node that has been lost, as `scontrol show node` tells them: DOWN*, IDLE+NOT_RESPONDING."""
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
@@ -110,18 +108,3 @@ class SlurmAllocation:
         except HostError:
             return False
         return True
-
-
-def lost_nodes(nodes: Sequence[str]) -> dict[str, str]:
-    """Nodes that Slurm does not reach, with the state that it tells, in one question for all. Raises `HostError`."""
-    if not nodes:
-        return {}
-    found = {}
-    for line in ask_slurm("scontrol", "show", "node", "--oneliner", ",".join(nodes)).splitlines():
-        name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
-        if name is None or state is None or name[1] not in nodes:
-            continue
-        flags = set(re.split(r"[+*~#!%$@^-]", state[1]))
-        if flags & _GONE or "*" in state[1]:
-            found[name[1]] = f"Slurm says {state[1]}"
-    return found

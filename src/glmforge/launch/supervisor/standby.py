@@ -20,6 +20,7 @@ from pathlib import Path
 from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
+from glmforge.launch.supervisor.lost_nodes import lost_nodes
 
 LEASE = ".supervisor"
 """The directory of the supervisor's claims, in the job's."""
@@ -100,8 +101,6 @@ def _batch_node(number: str) -> str | None:
 
 
 def _is_lost(node: str) -> bool:
-    from glmforge.launch.supervisor.slurm import lost_nodes
-
     with suppress(HostError):
         return bool(lost_nodes([node]))
     return False
