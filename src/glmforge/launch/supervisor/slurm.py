@@ -46,6 +46,11 @@ class SlurmAllocation:
         return cls(submission, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
 
     def nodes(self) -> tuple[str, ...]:
+        """Without those that Slurm has taken from the job: one that was down is not given back to it."""
+        with suppress(HostError):
+            listed = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%N").strip()
+            left = ask_slurm("scontrol", "show", "hostnames", listed).split() if listed else []
+            return tuple(name for name in self.names if name in left) or self.names
         return self.names
 
     def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
