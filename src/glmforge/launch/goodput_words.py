@@ -11,7 +11,7 @@ from glmforge.launch.timeline import Use
 from glmforge.launch.words import aligned
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import counted, format_duration
-from glmforge.report.page import Table, Tile, make_table
+from glmforge.report.page import Column, Table, Tile, make_table
 from glmforge.report.report import Extra
 
 MEANINGS = {
@@ -69,7 +69,8 @@ def report_table(goodput: Goodput) -> Table:
         ]
         for use, micro in goodput.by_use().items()
     ]
-    columns = ("Use", "Nodes' time", "Share", *(f"Attempt {number}" for number in shown), "What it is")
+    numbers = [Column(title, number=True) for title in ("Nodes' time", "Share", *(f"Attempt {each}" for each in shown))]
+    columns = (Column("Use"), *numbers, Column("What it is"))
     note = f"Of the job {headline(goodput)}. Time in the queue is not allocated. Definitions: docs/jobs.md."
     return make_table("Goodput", columns, rows, note=note)
 
