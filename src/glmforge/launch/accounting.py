@@ -17,7 +17,11 @@ _FIELDS = "JobID,Submit,Eligible,Start,End,NNodes"
 
 @dataclass(frozen=True)
 class Accounting:
-    """What Slurm has noted of a job's submissions. `waited_s`: from when it might have started until it did."""
+    """What Slurm has noted of a job's submissions.
+
+    `waited_s`: from when it might have started (dependencies fulfilled, begin time come) until it did; after a requeue
+    from that, for which Slurm makes a later begin time itself.
+    """
 
     allocations: list[Allocation]
     waited_s: float
@@ -46,15 +50,16 @@ def slurm_accounting(ids: Sequence[str], now: datetime) -> Accounting | None:
 
 def parse(text: str, ids: Sequence[str], now: datetime) -> Accounting | None:
     """What sacct has printed; what has not ended lasts until `now`. None if no start is among it."""
-    allocations, waited, wanted = [], 0.0, set(ids)
+    allocations, waited, wanted, started = [], 0.0, set(ids), set[str]()
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) != len(_FIELDS.split(",")) or fields[0] not in wanted:
             continue
         submitted, eligible, start, end = map(_time, fields[1:5])
-        since = eligible or submitted
+        since = submitted if fields[0] in started else eligible
         if since is not None:
             waited += max(0.0, ((start or now) - since).total_seconds())
+        started.add(fields[0])
         if start is not None and fields[5].isdecimal():
             allocations.append(Allocation(start, max(start, end or now), int(fields[5]), fields[0]))
     return Accounting(allocations, waited) if allocations else None

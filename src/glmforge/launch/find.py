@@ -36,6 +36,8 @@ SchedulerOf = Callable[[Launcher], Scheduler]
 
 _END_BYTES = 1 << 16
 """Of a file of records: what is read of its end."""
+_LINE_BYTES = 1 << 15
+_MAX_DIGITS = 18
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -146,6 +148,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         )
     submissions = [Submission.of(row, shown(directory.submissions)) for row in last_records(directory.submissions)]
     attempt = newest_attempt(directory)
+    step, trains = _steps(directory, description, attempt)
     return JobFiles(
         directory=directory,
         description=description,
@@ -153,7 +156,8 @@ def _read(directory: JobDirectory) -> JobFiles:
         attempt=attempt,
         cancelled=bool(submissions) and is_cancelled(directory, submissions[-1]),
         holder=newest_claim(directory.root, name=SUPERVISOR_LEASE),
-        step=_step(description, attempt),
+        step=step,
+        trains=trains,
         num_steps=_num_steps(directory.run_config),
     )
 
@@ -186,14 +190,40 @@ def attempt_numbers(directory: JobDirectory) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name, re.ASCII))
 
 
-def _step(description: JobDescription, attempt: AttemptRecord | None) -> int | None:
-    """Steps that the job has done: as its run has recorded them, else its newest attempt."""
+def _steps(
+    directory: JobDirectory, description: JobDescription, attempt: AttemptRecord | None
+) -> tuple[int | None, bool]:
+    """Steps that the job has done, as far as anybody has told, and whether its newest attempt has done one."""
     if attempt is None:
-        return None
-    steps = [attempt.last_step, attempt.first_step]
+        return None, False
+    first = attempt.first_step or 0
+    own = [attempt.last_step, _last_told_step(directory.attempt(attempt.number).log(0))]
+    before = [attempt.first_step]
     if description.run is not None:
-        steps.append(_last_recorded_step(description.run / "metrics.jsonl"))
-    return max((step for step in steps if step is not None), default=None)
+        metrics = description.run / "metrics.jsonl"
+        recorded = _last_recorded_step(metrics)
+        (own if recorded is not None and _changed(metrics) >= attempt.began.timestamp() else before).append(recorded)
+    trains = any(step is not None and step > first for step in own)
+    return max((step for step in [*own, *before] if step is not None), default=None), trains
+
+
+def _last_told_step(log: Path) -> int | None:
+    """The step in the last line of a rank's log: behind its time and rank."""
+    if not log.exists():
+        return None
+    lines = read_end(log, error=LaunchError, max_bytes=_LINE_BYTES).split(b"\n")
+    for line in reversed(lines[:-1]):
+        words = line.split(b" ", 3)
+        if len(words) > 2 and words[2].isdigit() and len(words[2]) < _MAX_DIGITS:
+            return int(words[2])
+    return None
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _last_recorded_step(metrics: Path) -> int | None:

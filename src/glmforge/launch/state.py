@@ -60,6 +60,7 @@ class JobFiles:
         cancelled: somebody has cancelled the newest submission.
         holder: its supervisor, now or the last.
         step, num_steps: steps that the job has done, and all of them, where that is known.
+        trains: the newest attempt has done a step.
     """
 
     directory: JobDirectory
@@ -70,6 +71,7 @@ class JobFiles:
     holder: Claim | None = None
     step: int | None = None
     num_steps: int | None = None
+    trains: bool = False
 
     @property
     def submission(self) -> Submission | None:
@@ -119,7 +121,7 @@ def _running(files: JobFiles) -> tuple[JobState, str]:
         return JobState.ENDING, _why(attempt)
     if attempt.ended is not None:
         return JobState.RESTARTING, _why(attempt)
-    if files.step is None or files.step <= (attempt.first_step or 0):
+    if not files.trains:
         return JobState.STARTING, f"attempt {attempt.number} has made no step yet"
     return JobState.RUNNING, ""
 

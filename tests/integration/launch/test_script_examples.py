@@ -86,13 +86,13 @@ def test_what_is_for_gpus_says_what_it_would_run(cluster: Cluster, tmp_path: Pat
     "script",
     [
         "ddp/srun.sbatch",
-        "fsdp_offload/torchrun.sbatch",
+        "fsdp_offload/srun.sbatch",
         *(
             pytest.param(f"{example}/{by}.sbatch", marks=pytest.mark.chaos)
             for example, by in (
                 ("ddp", "torchrun"),
                 ("ddp", "mpi"),
-                ("fsdp_offload", "srun"),
+                ("fsdp_offload", "torchrun"),
                 ("fsdp_offload", "mpi"),
             )
         ),

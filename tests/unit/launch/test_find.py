@@ -230,6 +230,30 @@ def test_steps_of_a_training_job_are_those_that_its_run_has_recorded(tmp_path: P
     assert (row["step"], row["num_steps"], row["attempt"], row["state"]) == (299, 1000, 1, "running")
 
 
+def test_what_an_earlier_attempt_has_recorded_is_no_step_of_this_one(tmp_path: Path) -> None:
+    run, scheduler = tmp_path / "run", MadeScheduler()
+    scheduler.know("17", State.RUNNING)
+    job = made_job(tmp_path / "jobs", kind="train", run=run)
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 7}\n')
+    os.utime(run / "metrics.jsonl", (at(5).timestamp(), at(5).timestamp()))
+    made_attempt(job, 2, began=10)
+    found = find_jobs(tmp_path / "jobs", ["air"], scheduler.of)[0]
+    assert (found.state, as_dict(found)["step"]) == (JobState.STARTING, 7)
+    (run / "metrics.jsonl").write_text('{"step": 7}\n{"step": 8}\n')
+    assert find_jobs(tmp_path / "jobs", ["air"], scheduler.of)[0].state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("line", ["2026 0 12 hello", "2026 0 12 ", "2026 0 12 x\n2026 0 - y"])
+def test_the_step_of_a_program_that_records_none_is_that_of_its_log(tmp_path: Path, line: str) -> None:
+    job, scheduler = made_job(tmp_path), MadeScheduler()
+    scheduler.know("17", State.RUNNING)
+    made_attempt(job)
+    job.attempt(1).log(0).write_text(f"2026 0 - begins\n{line}\n2026 0 13")
+    found = find_jobs(tmp_path, ["air"], scheduler.of)[0]
+    assert (found.state, as_dict(found)["step"]) == (JobState.RUNNING, 12)
+
+
 def test_what_lies_beside_jobs_is_none(tmp_path: Path) -> None:
     made_job(tmp_path)
     (tmp_path / "notes").mkdir()

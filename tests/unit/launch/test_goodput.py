@@ -207,7 +207,7 @@ def test_rows_of_sacct() -> None:
         (1100, 1300, 2),
         (1500, 1600, 3),
     ]
-    assert found.waited_s == 100 + 70 + 100
+    assert found.waited_s == 100 + 190 + 100
     assert parse(ROWS, ["99"], at(0)) is None
     assert parse("garbage|||\n17|x|x|x|x|x\n", ["17"], at(0)) is None
 

@@ -7,6 +7,7 @@ a scheduler that does not answer, is told there and stops nobody.
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
@@ -142,6 +143,8 @@ class Books:
         )
         first = first_failing(evidence)
         fault = first.ended if first is not None and first.ended is not None else attempt.ended
+        if evidence.silent_since is not None:
+            fault = min(fault, datetime.fromtimestamp(evidence.silent_since, UTC))
         self.say(
             "verdict",
             f"{verdict.cause}: {verdict.why}",
