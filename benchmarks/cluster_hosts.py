@@ -157,14 +157,15 @@ def _run(*arguments: str) -> tuple[dict[str, Any], str]:
 def _recorded_ssh(directory: Path) -> Path:
     """A program that reads what it is sent and prints what this machine has answered to the quick checks."""
     from glmforge.cluster.checks.check import Level
-    from glmforge.cluster.checks.probe import COMMAND, probe_program
+    from glmforge.cluster.checks.probe import PROGRAM, ask_for_facts
     from glmforge.cluster.checks.registry import choose_checks
     from glmforge.config.cluster import ClusterConfig
 
     probes = sorted({check.probe for check in choose_checks(Level.QUICK) if check.probe})
-    sent = probe_program(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
+    sent = ask_for_facts(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
     answer, program = directory / "answer", directory / "recorded-ssh"
-    answer.write_bytes(subprocess.run(["sh", "-c", COMMAND], input=sent, stdout=subprocess.PIPE, check=True).stdout)
+    command = ["sh", "-c", PROGRAM.script("node")]
+    answer.write_bytes(subprocess.run(command, input=sent, stdout=subprocess.PIPE, check=True).stdout)
     program.write_text(f"#!/bin/sh\ncat > /dev/null\nexec cat {answer}\n")
     program.chmod(0o755)
     return program

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
+from glmforge.observe.job import job_of_this_process
 from glmforge.training import hooks
 from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook
@@ -13,6 +14,7 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     """The hooks that `config` asks for but those that evaluate, which a recipe brings, and the one that saves."""
     root, observe, faults, profiling = config.output_dir, config.observe, config.fault_tolerance, Profiling()
     yield hooks.RunLockHook(root)
+    yield hooks.LauncherHook()
     if faults.hang_timeout_s is not None:
         yield hooks.WatchdogHook(root, faults.hang_timeout_s)
     yield from _measurements(observe, profiling)
@@ -26,6 +28,8 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     yield hooks.SourcesHook()
     yield hooks.RoutersHook()
     yield hooks.MetricsHook()
+    if (job := job_of_this_process()) is not None:
+        yield hooks.JobHook(root, job)
     if observe.anomalies is not None:
         yield hooks.AnomalyHook(observe.anomalies)
     if faults.spikes is not None:

@@ -1,6 +1,5 @@
 """Having several nodes do something together: each calls a function of a probe with arguments of its own."""
 
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from glmforge.cluster.checks.check import Session
 from glmforge.cluster.checks.facts import FactError, Facts
 from glmforge.cluster.checks.outcome import Outcome, failed
-from glmforge.cluster.checks.probe import COMMAND, action_program, read_answer
+from glmforge.cluster.checks.probe import PROGRAM, ask_to_act, read_facts
 from glmforge.errors import HostError
 
 _CONNECT_S = 60.0
@@ -23,10 +22,8 @@ def ask_nodes(
     session: Session, probe: str, function: str, arguments: Mapping[str, Mapping[str, Any]], limit_s: float
 ) -> Told:
     """What `function(cluster, arguments)` of a probe returns on each host that there are arguments for."""
-    program = action_program(probe, function, arguments, session.context.cluster, limit_s)
-    answers = session.fanout.run(
-        list(arguments), lambda host: f"{COMMAND} {shlex.quote(host)}", limit_s + _CONNECT_S, stdin=program
-    )
+    order = ask_to_act(probe, function, arguments, session.context.cluster, limit_s)
+    answers = session.fanout.run(list(arguments), PROGRAM.script, limit_s + _CONNECT_S, stdin=order)
     facts: dict[str, Facts] = {}
     failures: dict[str, Outcome] = {}
     for host, answer in answers.items():
@@ -34,7 +31,7 @@ def ask_nodes(
             failures[host] = failed(f"{answer.outcome}: {answer.reason}", "", answer.mend or "ask it again")
             continue
         try:
-            told = read_answer(answer, [probe])
+            told = read_facts(answer, [probe])
         except HostError as error:
             failures[host] = failed(str(error), "", "look at what its login shell prints")
             continue

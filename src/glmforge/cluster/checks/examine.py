@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from glmforge.cluster.checks.check import Check, Context, Session
 from glmforge.cluster.checks.facts import FactError
 from glmforge.cluster.checks.outcome import Outcome, Status, failed, passed, skipped
-from glmforge.cluster.checks.probe import COMMAND, NodeFacts, probe_program, read_answer
+from glmforge.cluster.checks.probe import PROGRAM, NodeFacts, ask_for_facts, read_facts
 from glmforge.cluster.hosts.fanout import Answer, Fanout
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.errors import HostError
@@ -93,7 +93,7 @@ def _ask(
     progress: Progress | None,
 ) -> dict[str, NodeFacts]:
     """Facts of the hosts that could be reached; whether they could is the first finding."""
-    program = probe_program(names, context.cluster, probe_limit_s)
+    order = ask_for_facts(names, context.cluster, probe_limit_s)
     nodes: dict[str, NodeFacts] = {}
     num_answers = 0
 
@@ -103,14 +103,14 @@ def _ask(
         if progress is not None:
             progress(num_answers, f"{num_answers} of {len(hosts)} nodes have answered")
 
-    answers = fanout.run(hosts, COMMAND, probe_limit_s + _CONNECT_S, stdin=program, on_answer=take)
+    answers = fanout.run(hosts, PROGRAM.script, probe_limit_s + _CONNECT_S, stdin=order, on_answer=take)
     for host, answer in answers.items():
         if not answer.is_done:
             mend = answer.mend or "python3 of 3.8 or newer must be there: install it"
             findings.add(REACH, host, failed(f"{answer.outcome}: {answer.reason}", "answers through ssh", mend))
             continue
         try:
-            nodes[host] = read_answer(answer, names)
+            nodes[host] = read_facts(answer, names)
         except HostError as error:
             findings.add(REACH, host, failed(str(error), "answers through ssh", "look at what its login shell prints"))
             continue

@@ -1,29 +1,22 @@
 """Probes on their way to a node and their answers back.
 
-A node needs Python 3.8 and nothing of ours: the probes' sources go there through ssh as one program on standard input,
-which runs each in a process of its own. One that hangs in a dead file system is given up after its time, and named;
-the others answer all the same.
+A node needs Python 3.8 and nothing of ours: the probes' sources go there with the program that runs them
+(`on_node.gather`), only those that are asked for.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from glmforge.cluster.checks.facts import FactError, Facts, Times
 from glmforge.cluster.hosts.fanout import Answer
+from glmforge.cluster.hosts.remote_program import WIRE, RemoteProgram, read_answer, source_of
 from glmforge.config.cluster import ClusterConfig
-from glmforge.errors import HostError
-from glmforge.files import parse_json, shown
+from glmforge.files import shown
 
-COMMAND = "exec python3 -I -"
-"""What runs the program on a node."""
-
-MARK = "glmforge-facts:"
-"""Begins the line of the answer; a login shell may print others."""
+PROGRAM = RemoteProgram((WIRE, "glmforge.cluster.checks.on_node.gather"), oldest="3.8")
+"""Runs probes on a node."""
 
 _TIMES = "times"
 """Stands among the probes in an answer: the node's own clock."""
@@ -31,76 +24,6 @@ _TIMES = "times"
 _PACKAGE = "glmforge.cluster.checks.probes"
 _IMPORT = re.compile(rf"^from {re.escape(_PACKAGE)}\.(\w+) import ", re.MULTILINE)
 """What probes may import from ours, whose modules go with those that do."""
-
-_PROGRAM = r"""
-import json, os, select, signal, sys, time, types
-
-def share(modules):
-    for name, source in modules.items():
-        module = types.ModuleType(name)
-        exec(compile(source, name, "exec"), module.__dict__)
-        sys.modules[name] = module
-
-def run(name, source, cluster):
-    space = {"__name__": name}
-    try:
-        exec(compile(source, name, "exec"), space)
-        return {"facts": space["gather"](cluster)}
-    except Exception as error:
-        return {"error": "%s: %s" % (type(error).__name__, error)}
-
-def start(name, source, cluster):
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)
-        os.close(reading)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(run(name, source, cluster), pipe)
-        os._exit(0)
-    os.close(writing)
-    return pid, reading
-
-def main(shared, sources, cluster, limit_s):
-    started = time.time()
-    deadline = time.monotonic() + limit_s
-    share(shared)
-    running = {}
-    answers = {}
-    for name, source in sources.items():
-        pid, reading = start(name, source, cluster)
-        running[reading] = (name, pid, [])
-    while running:
-        ready = select.select(list(running), [], [], max(0, deadline - time.monotonic()))[0]
-        if not ready:
-            break
-        for reading in ready:
-            name, pid, chunks = running[reading]
-            chunk = os.read(reading, 65536)
-            if chunk:
-                chunks.append(chunk)
-                continue
-            os.close(reading)
-            del running[reading]
-            os.waitpid(pid, 0)
-            try:
-                answers[name] = json.loads(b"".join(chunks))
-            except ValueError:
-                answers[name] = {"error": "ended without an answer"}
-    for name, pid, _ in running.values():
-        answers[name] = {"error": "no answer within %g s" % limit_s}
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except OSError:
-            pass
-    answers[TIMES] = {"facts": {"started": started, "ended": time.time()}}
-    print(MARK + json.dumps(answers), flush=True)
-    os._exit(0)
-"""
 
 
 @dataclass(frozen=True)
@@ -116,37 +39,35 @@ class NodeFacts:
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
-def probe_program(names: Iterable[str], cluster: ClusterConfig, limit_s: float) -> bytes:
-    """The program that gathers the facts of these probes; it takes little longer than `limit_s`."""
-    return _program({name: _source(name) for name in names}, cluster, limit_s)
+def ask_for_facts(names: Iterable[str], cluster: ClusterConfig, limit_s: float) -> bytes:
+    """What `PROGRAM` is sent to gather the facts of these probes; it takes little longer than `limit_s`."""
+    return PROGRAM.sent(_order(names, "gather", cluster, limit_s))
 
 
-def action_program(
-    probe: str, function: str, arguments: Mapping[str, Any], cluster: ClusterConfig, limit_s: float
-) -> bytes:
-    """The program that calls another function of a probe, with the cluster and the arguments of the host that is its
-    own first argument; it answers like a probe.
+def ask_to_act(
+    probe: str, function: str, arguments: Mapping[str, Mapping[str, Any]], cluster: ClusterConfig, limit_s: float
+) -> Callable[[str], bytes]:
+    """What it is sent, by host, to call another function of a probe with the cluster and the host's own arguments; it
+    answers like a probe.
     """
-    given = f"json.loads({json.dumps(json.dumps(dict(arguments)))})[sys.argv[1]]"
-    call = f"\nimport json, sys\n\ndef gather(cluster):\n    return {function}(cluster, {given})\n"
-    return _program({probe: _source(probe) + call}, cluster, limit_s)
+    order = _order([probe], function, cluster, limit_s)
+    return lambda host: PROGRAM.sent(order | {"arguments": dict(arguments[host])})
 
 
-def _program(sources: Mapping[str, str], cluster: ClusterConfig, limit_s: float) -> bytes:
-    settings = cluster.model_dump(mode="json")
-    # JSON's ASCII text of an ASCII text is a Python literal of it; whatever a path holds stays data.
-    given = (_shared(sources.values()), dict(sources), settings)
-    data = ", ".join(f"json.loads({json.dumps(json.dumps(each))})" for each in given)
-    return f"{_PROGRAM}\nMARK, TIMES = {MARK!r}, {_TIMES!r}\nmain({data}, {limit_s!r})\n".encode()
+def _order(names: Iterable[str], function: str, cluster: ClusterConfig, limit_s: float) -> dict[str, Any]:
+    probes = {name: _source(name) for name in names}
+    return {
+        "shared": _shared(probes.values()),
+        "probes": probes,
+        "function": function,
+        "cluster": cluster.model_dump(mode="json"),
+        "limit_s": limit_s,
+    }
 
 
-def read_answer(answer: Answer, names: Iterable[str]) -> NodeFacts:
+def read_facts(answer: Answer, names: Iterable[str]) -> NodeFacts:
     """The facts in what a node printed. Raises `HostError` if there are none to be found."""
-    lines = answer.stdout.decode(errors="replace").splitlines()
-    line = next((line for line in reversed(lines) if line.startswith(MARK)), None)
-    if line is None:
-        raise HostError(f"{answer.host}: the probe printed no facts; is its python3 at least 3.8?")
-    answers = parse_json(line.removeprefix(MARK), dict, source=f"{answer.host}'s answer", error=HostError)
+    answers = read_answer(answer)
     times = _times(answers.get(_TIMES), answer)
     facts: dict[str, Facts] = {}
     errors: dict[str, str] = {}
@@ -181,6 +102,5 @@ def _shared(sources: Iterable[str]) -> dict[str, str]:
     return found
 
 
-@cache
 def _source(name: str) -> str:
-    return files(_PACKAGE).joinpath(f"{name}.py").read_text(encoding="utf-8")
+    return source_of(f"{_PACKAGE}.{name}")

@@ -1,21 +1,17 @@
 """Remove from many nodes what ended jobs of ours left there. What that is, and how it is known: `node.leftovers`."""
 
-import json
-import shlex
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from glmforge.cluster.hosts.fanout import Fanout, Outcome
-from glmforge.cluster.hosts.hostfile import LOCAL
-from glmforge.cluster.storage.connection import BOOT, CLEAN, program
+from glmforge.cluster.hosts.fanout import Answer, Fanout, Outcome
+from glmforge.cluster.hosts.remote_program import read_answer
+from glmforge.cluster.storage.connection import CLEAN
 from glmforge.cluster.storage.leave_trace import ABOVE
-from glmforge.cluster.storage.node.wire import MARK
-from glmforge.errors import GlmforgeError
-from glmforge.files import parse_json
+from glmforge.errors import HostError
+from glmforge.files import shown
 
 OLDER_THAN_S = 3600.0
 _LIMIT_S = 600.0
@@ -52,9 +48,9 @@ class Order:
     shared_memory: Path = Path("/dev/shm")
     scratch: Path = Path("/tmp")
 
-    def as_line(self, jobs: list[str] | None) -> bytes:
+    def fields(self, jobs: list[str] | None) -> dict[str, Any]:
         """For the node's program."""
-        fields = {
+        return {
             "paths": [str(path) for path in self.paths],
             "runs": [{"root": str(run.root), "step": run.newest_whole_step} for run in self.runs],
             "older_than_s": self.older_than_s,
@@ -65,7 +61,6 @@ class Order:
             "tmp": str(self.scratch),
             "jobs": jobs,
         }
-        return json.dumps(fields).encode() + b"\n"
 
 
 @dataclass
@@ -97,16 +92,11 @@ def clean(
     on_answer: Callable[[Cleaned], None] = lambda cleaned: None,
 ) -> dict[str, Cleaned]:
     """Clean all `hosts`; each is in the answer, whatever became of it."""
-    text = program(CLEAN)
-    stdin = b"%d\n" % len(text) + text + order.as_line(living_jobs())
-
-    def script(host: str) -> str:
-        return f"exec {shlex.join([sys.executable if host in LOCAL else python, '-I', '-c', BOOT])}"
-
+    stdin = CLEAN.sent(order.fields(living_jobs()))
     found: dict[str, Cleaned] = {}
-    for answer in fanout.answers(hosts, script, _LIMIT_S, stdin):
+    for answer in fanout.answers(hosts, lambda host: CLEAN.script(host, python), _LIMIT_S, stdin):
         if answer.outcome is Outcome.DONE:
-            cleaned = _read(answer.host, answer.stdout)
+            cleaned = _read(answer)
         else:
             cleaned = Cleaned(answer.host, f"{answer.reason}; {answer.mend}".rstrip("; "))
         found[answer.host] = cleaned
@@ -129,12 +119,24 @@ def living_jobs() -> list[str] | None:
     return done.stdout.split() if done.returncode == 0 else None
 
 
-def _read(host: str, stdout: bytes) -> Cleaned:
-    _, _, text = stdout.partition(MARK)
+def _read(answer: Answer) -> Cleaned:
     try:
-        answer = parse_json(text.decode(errors="replace"), dict, source=host, error=GlmforgeError)
-        if "refused" in answer:
-            return Cleaned(host, str(answer["refused"]))
-        return Cleaned(host, "", answer["removed"], answer["kept"], answer["processes"])
-    except (GlmforgeError, KeyError):
-        return Cleaned(host, "gave an answer that is none; look at python3 there")
+        found = read_answer(answer)
+        if "refused" in found:
+            return Cleaned(answer.host, shown(found["refused"]))
+        removed = _records(found["removed"], {"kind": str, "path": str, "bytes": int, "why": str})
+        kept = _records(found["kept"], {"path": str, "why": str})
+        processes = _records(found["processes"], {"pid": int, "what": str, "run": str, "why": str})
+    except (HostError, KeyError):
+        return Cleaned(answer.host, "gave an answer that is none; look at python3 there")
+    return Cleaned(answer.host, "", removed, kept, processes)
+
+
+def _records(found: Any, types: Mapping[str, type]) -> list[dict[str, Any]]:
+    """What a node lists, if it is what the node's program would list. Raises `HostError`, `KeyError`."""
+    right = isinstance(found, list) and all(
+        isinstance(each, dict) and all(isinstance(each[name], kind) for name, kind in types.items()) for each in found
+    )
+    if not right:
+        raise HostError("lists what it should not")
+    return list(found)

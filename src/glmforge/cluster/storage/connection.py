@@ -7,35 +7,30 @@ before it is believed to be an answer.
 import contextlib
 import json
 import os
+import resource
 import select
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.cluster.hosts.on_node.wire import BEFORE, CHUNK, IDLE_S, MARK
+from glmforge.cluster.hosts.remote_program import WIRE, RemoteProgram, parse_line
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
-from glmforge.cluster.storage.node.wire import CHUNK, IDLE_S, MARK
 from glmforge.errors import HostError
 
-PACKAGE = "glmforge.cluster.storage.node"
-TRANSFER = ("wire", "units", "peer", "transfer")
-COPIES = (*TRANSFER, "copies")
-CLEAN = ("wire", "traces", "leftovers", "clean")
+_NODE = "glmforge.cluster.storage.node"
+_FILES = (WIRE, *(f"{_NODE}.{name}" for name in ("work", "units", "peer", "transfer")))
 
-BOOT = (
-    "import sys,json,types\n"
-    "if sys.version_info<(3,9): sys.exit('Python 3.9 or newer is needed there: give python in cluster.yaml')\n"
-    "i=sys.stdin.buffer;p=i.read(int(i.readline()))\n"
-    "for n,t in json.loads(p):\n"
-    " m=types.ModuleType(n);sys.modules[n]=m;exec(compile(t,n,'exec'),m.__dict__)\n"
-    "m.main(p)"
-)
+TRANSFER = RemoteProgram(_FILES, oldest="3.9")
+COPIES = RemoteProgram((*_FILES, f"{_NODE}.copies"), oldest="3.9")
+CLEAN = RemoteProgram((WIRE, *(f"{_NODE}.{name}" for name in ("traces", "leftovers", "clean"))), oldest="3.9")
+
 _MAX_LINE = 64 << 20
+_MAX_VALUES = 1 << 23  # the units of a directory that is staged
+_MAX_BANNER = 1 << 20
 
 
 class NodeLost(HostError):
@@ -46,28 +41,22 @@ class NodeRefused(HostError):
     """The node's process cannot do what it is asked; the message is one line without the node's name."""
 
 
-@cache
-def program(modules: Sequence[str]) -> bytes:
-    """The text of modules of the node's package, in the order in which they import each other; the last one runs."""
-    texts = [
-        (f"{PACKAGE}.{name}", resources.files(PACKAGE).joinpath(f"{name}.py").read_text("utf-8")) for name in modules
-    ]
-    return json.dumps(texts).encode()
-
-
-def command_for(host: str, ssh: Ssh, python: str) -> list[str]:
-    """The command line that starts a program of ours on `host`."""
-    words = [sys.executable if host in LOCAL else python, "-I", "-c", BOOT]
-    return words if host in LOCAL else ssh.to(host, *words)
+def allow_connections(num_hosts: int) -> None:
+    """Every node takes three descriptors here; the usual limit of 1,024 is for fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * num_hosts + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class Connection:
     """A process on `host`. Used by one thread; `kill` may be called from any."""
 
-    def __init__(self, host: str, ssh: Ssh, python: str, modules: Sequence[str] = TRANSFER) -> None:
+    def __init__(self, host: str, ssh: Ssh, python: str, program: RemoteProgram = TRANSFER) -> None:
         self.host = host
         self._buffer = b""
-        command, pipe = command_for(host, ssh, python), subprocess.PIPE
+        command, pipe = program.command(host, ssh, python), subprocess.PIPE
         try:
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
@@ -77,13 +66,15 @@ class Connection:
         self._stderr = b""
         self._reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._reader.start()
-        text = program(tuple(modules))
-        self.send(b"%d\n" % len(text) + text)
+        self.send(program.sent())
 
     def start(self, order: Mapping[str, Any]) -> None:
         """Give the process its order, once it runs."""
-        while self._line() != MARK:
-            pass
+        passed = 0
+        while (line := self._line()) != MARK:
+            passed += len(line)
+            if passed > _MAX_BANNER:
+                raise NodeLost("its login shell prints without an end; look at its startup files")
         self.tell(order)
 
     def tell(self, order: Mapping[str, Any]) -> None:
@@ -114,14 +105,12 @@ class Connection:
         """The next answer. Raises `NodeRefused`, `NodeLost`."""
         while True:
             try:
-                answer = json.loads(self._line())
-            except ValueError:
+                answer = parse_line(self._line(), self.host, _MAX_VALUES)
+            except HostError:
                 raise NodeLost("gave an answer that is none") from None
-            if not isinstance(answer, dict):
-                raise NodeLost("gave an answer that is none")
             if "refused" in answer:
                 raise NodeRefused(last_line(str(answer["refused"])))
-            if "busy" not in answer:
+            if not answer.keys() & BEFORE:
                 return answer
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class State(StrEnum):
     TIME_LIMIT = "time limit"
     NODE_FAILED = "node failed"
     OUT_OF_MEMORY = "out of memory"
+    ENDED = "ended"  # how, only the job's own files say
     UNKNOWN = "unknown"  # the scheduler has forgotten it, or does not answer: `reason` says which
 
     @property

@@ -25,7 +25,10 @@ class Ranks:
         address, port: where ranks meet: an address of the first node that all nodes reach.
         interface: between nodes; None: that of the route to `address`.
         cwd: the directory in which they run.
-        grace_s: that ranks have to end by themselves after a signal, or after one of them has ended.
+        grace_s: that ranks have to end by themselves after a signal, or after one of them has failed.
+        log_bytes: most bytes of each rank's log; None: as much as it prints.
+        step_pattern: regular expression whose first group is the step, sought in the output of a program that does
+            not write GLMFORGE_STEP_FILE.
     """
 
     directory: AttemptDirectory
@@ -41,6 +44,8 @@ class Ranks:
     cpus_per_task: int | None = None
     container: str | None = None
     grace_s: float = 60.0
+    log_bytes: int | None = None
+    step_pattern: str | None = None
 
     @property
     def world_size(self) -> int:

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from glmforge.cluster.hosts.remote_program import BOOT
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.cluster.storage.place import place_for
 from glmforge.cluster.storage.sources import list_sources
-from glmforge.cluster.storage.stage import Staged, Staging
+from glmforge.cluster.storage.stage import Staging
+from glmforge.cluster.storage.staged import Staged
 from glmforge.cluster.storage.swarm import Swarm
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.data.files import alone_in
@@ -262,7 +264,7 @@ def kill_processes_of(nodes: tuple[Ssh, Path, Path], host: str) -> None:
     disk = (nodes[2] / host).stat().st_ino
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            ours = b"import sys,json,types" in (process / "cmdline").read_bytes()
+            ours = BOOT.encode() in (process / "cmdline").read_bytes()
             if ours and (process / "root" / str(nodes[1])[1:]).stat().st_ino == disk:
                 os.kill(int(process.name), signal.SIGKILL)
 

@@ -11,11 +11,12 @@ from glmforge.cluster.checks.equal import compare_values
 from glmforge.cluster.checks.examine import REACH, examine
 from glmforge.cluster.checks.facts import FactError, Facts
 from glmforge.cluster.checks.outcome import Outcome, Status, failed, passed
-from glmforge.cluster.checks.probe import MARK, probe_program
+from glmforge.cluster.checks.probe import PROGRAM, ask_for_facts
 from glmforge.cluster.checks.registry import CHECKS, choose_checks
 from glmforge.cluster.checks.report import Group, as_json, exit_status, grouped
 from glmforge.cluster.checks.thresholds import Thresholds, threshold_table
 from glmforge.cluster.hosts.fanout import Fanout
+from glmforge.cluster.hosts.on_node.wire import MARK
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import ConfigError
@@ -57,17 +58,22 @@ def test_a_node_that_is_not_reached_is_never_passed(tmp_path: Path) -> None:
     assert exit_status(findings) == 1
 
 
+def answer(text: str) -> str:
+    return MARK.decode() + text
+
+
 def facts_line(**probes: object) -> str:
-    return MARK + json.dumps(probes)
+    return answer(json.dumps(probes))
 
 
 @pytest.mark.parametrize(
     ("printed", "failing", "reason"),
     [
-        ("hello", REACH, "printed no facts"),
-        (MARK + "{", REACH, "not valid JSON"),
-        (MARK + "[" * 5000, REACH, "answer"),
-        (MARK + "[]", REACH, "must hold one JSON object"),
+        ("hello", REACH, "gave no answer"),
+        (answer(""), REACH, "not valid JSON"),
+        (answer("{"), REACH, "not valid JSON"),
+        (answer("[" * 5000), REACH, "answer"),
+        (answer("[]"), REACH, "must hold one JSON object"),
         (facts_line(), CHECK.name, "no answer"),
         (facts_line(limits={"facts": []}), CHECK.name, "nothing is known"),
         (facts_line(limits={"error": "OSError: no"}), CHECK.name, "OSError: no"),
@@ -108,10 +114,47 @@ def test_a_probe_that_hangs_costs_the_others_nothing(monkeypatch: pytest.MonkeyP
     assert values["x.talks"] == "mine"
 
 
+def values_of(monkeypatch: pytest.MonkeyPatch, sources: Mapping[str, str], limit_s: float) -> dict[str, str]:
+    """What probes of these sources tell: each a `value`."""
+    monkeypatch.setattr("glmforge.cluster.checks.probe._source", sources.__getitem__)
+
+    def value_of(facts: Facts, context: Context) -> Outcome:
+        return passed(facts.text("value") or "")
+
+    checks = [Check(f"x.{name}", "", Level.QUICK, name, judge=value_of) for name in sources]
+    findings = examine(["localhost"], checks, CONTEXT, Fanout(), probe_limit_s=limit_s)
+    return {name: findings.outcomes[f"x.{name}"]["localhost"].value for name in sources}
+
+
+def test_probes_that_wait_for_each_other_all_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits = """
+import os, time
+def gather(cluster):
+    open({own!r}, "w").close()
+    while not os.path.exists({other!r}):
+        time.sleep(0.01)
+    return {{"value": "met"}}
+"""
+    names = [str(tmp_path / name) for name in "abcd"]
+    sources = {
+        Path(own).name: waits.format(own=own, other=other)
+        for own, other in zip(names, [*names[1:], names[0]], strict=True)
+    }
+    assert set(values_of(monkeypatch, sources, limit_s=60).values()) == {"met"}
+
+
+def test_after_one_that_dies_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = "import os\ndef gather(cluster):\n    os._exit(1)"
+    talks = "import os\ndef gather(cluster):\n    return {'value': 'x' * 300000}"
+    values = values_of(monkeypatch, {"a": dies, "b": talks, "c": dies, "d": talks}, limit_s=60)
+    assert ["ended without an answer" in values[name] for name in "abcd"] == [True, False, True, False]
+
+
 def test_what_a_configuration_holds_stays_data() -> None:
     cluster = ClusterConfig.model_validate({"local_path": '/a\'"\\\n); import os; os.abort(); ("', "python": "\u2028"})
-    program = probe_program(["limits"], cluster, 1.0)
-    compile(program, "program", "exec")
+    bundle, order = PROGRAM.sent(), ask_for_facts(["limits"], cluster, 1.0)
+    assert order.startswith(bundle), "the program is the same whatever the configuration holds"
+    assert order.count(b"\n") == bundle.count(b"\n") + 1
     findings = examine(["localhost"], [CHECK], Context(cluster, Thresholds()), Fanout())
     assert findings.outcomes[CHECK.name]["localhost"].status is Status.PASS
 

@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.cluster.hosts.hostfile import HostLine
+from glmforge.cluster.render import name, note, quoted
 from glmforge.cluster.setup.known_hosts import Place
 from glmforge.cluster.setup.plan import Context
-from glmforge.cluster.setup.render import name, note, quoted, render
+from glmforge.cluster.setup.render import render
 from glmforge.cluster.setup.steps import files
 from glmforge.cluster.setup.wanted import Kind, Wanted
 from glmforge.config.cluster import ClusterConfig, SlurmConfig, SshConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from glmforge.cluster.storage.node.units import STATE, Units
-from glmforge.cluster.storage.node.wire import Refused
+from glmforge.cluster.storage.node.work import Refused
 
 UNIT = 1000
 CONTENT = os.urandom(2500)

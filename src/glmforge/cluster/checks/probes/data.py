@@ -1,6 +1,5 @@
 """Data that every node reads: names, sizes, and a hash of blocks of each file."""
 
-import hashlib
 import os
 import time
 
@@ -48,6 +47,8 @@ def list_files(path: str) -> "list[tuple[str, str]]":
 
 def sample_hash(file: str, size: int) -> str:
     """Of the first, the middle and the last block."""
+    import hashlib  # takes longer than the other checks that this module is for
+
     digest = hashlib.blake2b(digest_size=8)
     with open(file, "rb", buffering=0) as stream:
         for start in sorted({0, max(0, size // 2 - _BLOCK // 2), max(0, size - _BLOCK)}):

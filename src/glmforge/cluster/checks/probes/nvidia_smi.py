@@ -6,7 +6,7 @@ together is asked in one query, and one that is refused leaves the others.
 
 from __future__ import annotations
 
-from typing import Iterable  # noqa: UP035  # Python 3.8
+from collections.abc import Iterable
 
 from glmforge.cluster.checks.probes.reading import first_number, run
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tempfile
 
 
 def describe(path: str) -> dict:
@@ -23,7 +22,8 @@ def try_writing(path: str) -> dict:
     """Make, write, rename and remove a small file as checkpoints are written. The error's name, and in words."""
     file = None
     try:
-        descriptor, file = tempfile.mkstemp(prefix=".glmforge-check-", dir=path)
+        file = os.path.join(path, ".glmforge-check-" + os.urandom(8).hex())
+        descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, b"glmforge\n" * 512)
             os.fsync(descriptor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from glmforge.cluster.checks.probes.reading import at, names_in, read_number, read_text
 
@@ -23,7 +23,7 @@ def _device(address: str) -> dict | None:
     if kind is None or not width:  # a virtual function has no link of its own
         return None
     # A slot may allow less than the card: the link's other end is the bridge above the card.
-    bridge = str(Path(at(path)).resolve().parent)
+    bridge = os.path.dirname(os.path.realpath(at(path)))
     return {
         "address": address,
         "kind": kind,

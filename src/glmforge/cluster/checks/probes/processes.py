@@ -13,7 +13,8 @@ _MAX_NAMED = 50
 
 def gather(cluster: dict) -> dict:
     pids = [int(name) for name in names_in("/proc") if name.isdigit()]
-    ours = [pid for pid in pids if _is_of_this_host(pid)]
+    host = _namespace("self")
+    ours = [pid for pid in pids if _namespace(str(pid)) in (None, host)]
     states = {pid: _state(pid) for pid in ours}
     waiting = [pid for pid in ours if states[pid] == "D"]
     if waiting:  # for a moment is nothing: a process that reads from a disk is
@@ -34,12 +35,8 @@ def _state(pid: int) -> str | None:
     return fields[0] if fields else None
 
 
-def _is_of_this_host(pid: int) -> bool:
-    """Not of a container with a host name of its own, which is another's business."""
-    return _namespace(str(pid)) in (None, _namespace("self"))
-
-
 def _namespace(pid: str) -> str | None:
+    """Which host name it sees: a container with one of its own is another's business."""
     try:
         return os.readlink(at(f"/proc/{pid}/ns/uts"))  # Path.readlink is of Python 3.9
     except OSError:

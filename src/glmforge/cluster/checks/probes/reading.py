@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from pathlib import Path
 
 ROOT = "GLMFORGE_PROBE_ROOT"
 
 _MAX_FILE = 1 << 20
+_CHUNK = 1 << 16
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "glmforge", "slurmstepd", "mpirun")
 _KEEPER = "cluster/dev/keeper.py"
 """The first process of a development cluster's host, which starts no ranks."""
@@ -27,10 +27,19 @@ def at(path: str) -> str:
 def read_text(path: str) -> str | None:
     """A file's text without the space around it; at most 1 MiB of it."""
     try:
-        with Path(at(path)).open("rb") as file:
-            return file.read(_MAX_FILE).decode(errors="replace").strip()
+        descriptor = os.open(at(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        text = chunk = os.read(descriptor, _CHUNK)
+        while chunk and len(text) < _MAX_FILE:
+            chunk = os.read(descriptor, _CHUNK)
+            text += chunk
+        return text[:_MAX_FILE].decode(errors="replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def read_number(path: str) -> float | None:
@@ -47,16 +56,19 @@ def first_number(text: str | None) -> float | None:
 def names_in(path: str) -> list[str]:
     """Entries of a directory, sorted; none if it is not there."""
     try:
-        return sorted(entry.name for entry in Path(at(path)).iterdir())
+        return sorted(os.listdir(at(path)))
     except OSError:
         return []
 
 
 def run(*command: str, limit_s: float = 8.0) -> str | None:
     """What a program prints; None if it is not installed, fails or takes longer."""
+    program = find_program(command[0])
+    if program is None:  # most are not there on most nodes: no process is made to find that out
+        return None
     try:
         ended = subprocess.run(
-            command,
+            [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -67,6 +79,15 @@ def run(*command: str, limit_s: float = 8.0) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return ended.stdout.decode(errors="replace")
+
+
+def find_program(name: str, more: tuple = ()) -> str | None:
+    """Where a program is, by PATH and the directories `more`."""
+    for folder in [*os.environ.get("PATH", os.defpath).split(os.pathsep), *more]:
+        file = os.path.join(folder, name)
+        if os.access(file, os.X_OK) and os.path.isfile(file):
+            return file
+    return None
 
 
 def cpus_of(text: str | None) -> set[int]:

@@ -1,7 +1,6 @@
 """Storage that all nodes share: what it is, and what several nodes do there together."""
 
 import os
-import shutil
 import subprocess
 import time
 
@@ -83,6 +82,8 @@ def look(cluster: dict, arguments: dict) -> dict:
 
 
 def remove(cluster: dict, arguments: dict) -> dict:
+    import shutil
+
     shutil.rmtree(os.path.join(cluster["shared_path"], arguments["folder"]), ignore_errors=True)
     return {"removed": True}
 

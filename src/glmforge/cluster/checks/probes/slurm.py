@@ -2,8 +2,9 @@
 
 import os
 import re
-import shutil
 import subprocess
+
+from glmforge.cluster.checks.probes.reading import find_program
 
 _LIMIT_S = 5
 _MOST = 100_000
@@ -29,7 +30,7 @@ def _socket() -> list:
 
 
 def find(program: str) -> "str | None":
-    return shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
+    return find_program(program, ("/usr/sbin", "/sbin"))
 
 
 def _ask(command: "list[str]", text: "str | None") -> dict:

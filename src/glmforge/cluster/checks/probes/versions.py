@@ -11,27 +11,61 @@ import subprocess
 from glmforge.cluster.checks.probes.reading import read_text, run
 
 _PACKAGES = ("torch", "glmforge", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-# torch itself is not imported: that takes seconds, and memory on a GPU.
+# torch itself is not imported: that takes seconds, and memory on a GPU. Nor is importlib.metadata, which takes several
+# times as long as Python's start; whatever is wrong with a package's metadata, it is not installed as it should be.
 _ASK = r"""
-import importlib.metadata, importlib.util, json, os, re, sys
-packages = {}
-for name in sys.argv[1:]:
+import os, sys
+def normal(name):
+    return name.lower().replace("-", "_").replace(".", "_")
+def version(folder, entry):
+    for file in (os.path.join(entry, "METADATA"), os.path.join(entry, "PKG-INFO"), entry):
+        try:
+            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    if line[:8].lower() == "version:":
+                        return quoted(line[8:].strip())
+                    if not line.strip():
+                        return "null"
+        except OSError:
+            pass
+    return "null"
+def quoted(text):
+    return '"%s"' % "".join(c for c in text if "!" <= c <= "~" and c not in (chr(34), chr(92))) if text else "null"
+def cuda():
+    for finder in sys.meta_path:
+        found = getattr(finder, "find_spec", lambda *_: None)("torch", None)
+        if found is not None and found.origin:
+            break
+    else:
+        return "null"
     try:
-        packages[name] = importlib.metadata.version(name)
-    except Exception:  # whatever is wrong with its metadata, it is not installed as it should be
-        packages[name] = None
-cuda = None
-found = importlib.util.find_spec("torch")
-if found is not None and found.origin:
-    try:
-        with open(os.path.join(os.path.dirname(found.origin), "version.py")) as file:
-            match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)", file.read(), re.M)
-            cuda = match.group(1) if match else None
+        with open(os.path.join(os.path.dirname(found.origin), "version.py"), errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition("=")
+                value = value.strip()
+                if name.partition(":")[0].strip() == "cuda" and value[:1] in ("'", chr(34)):
+                    return quoted(value[1:].partition(value[0])[0])
     except OSError:
         pass
-python = "%d.%d.%d" % sys.version_info[:3]
-print("\n" + json.dumps({"python": python, "packages": packages, "torch_cuda": cuda}))
+    return "null"
+versions = {}
+for folder in sys.path:
+    try:
+        entries = os.listdir(folder or ".")
+    except OSError:
+        continue
+    for entry in entries:
+        stem, _, end = entry.rpartition(".")
+        name = normal(stem.partition("-")[0])
+        if end in ("dist-info", "egg-info") and name not in versions:
+            versions[name] = folder, entry
+packages = ", ".join(
+    '"%s": %s' % (name, version(*versions[normal(name)]) if normal(name) in versions else "null")
+    for name in sys.argv[1:]
+)
+print('\n{"python": "%d.%d.%d", "packages": {' % sys.version_info[:3] + packages + '}, "torch_cuda": ' + cuda() + "}")
 """
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def gather(cluster: dict) -> dict:
@@ -65,7 +99,7 @@ def _driver() -> str | None:
 
 def _python(cluster: dict) -> dict:
     """What the interpreter of jobs says; "python_error" if it does not run."""
-    names = [*_PACKAGES, *(cluster.get("expected") or {})]
+    names = [name for name in [*_PACKAGES, *(cluster.get("expected") or {})] if _NAME.fullmatch(name)]
     nothing = {"python": None, "packages": None, "torch_cuda": None}
     try:
         command = [*shlex.split(cluster.get("python") or "python3"), "-c", _ASK, *names]

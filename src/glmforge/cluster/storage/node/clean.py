@@ -12,23 +12,20 @@ import shutil
 import signal
 import socket
 import stat
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from glmforge.cluster.hosts.on_node.wire import begin, say
 from glmforge.cluster.storage.node.leftovers import Leftover, Search, lock_of_clean, opened_files, stale_processes
 from glmforge.cluster.storage.node.traces import lives
-from glmforge.cluster.storage.node.wire import MARK, listen, say
 
 _GRACE_S = 10.0
 
 
 def main(program: bytes) -> None:
     """Carry out one order."""
-    sys.stdout.buffer.write(MARK)
-    sys.stdout.buffer.flush()
-    order = listen()
+    order = begin()
     if order is None:
         return
     try:

@@ -18,10 +18,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from glmforge.cluster.hosts.on_node.wire import CHUNK, begin, listen, say
 from glmforge.cluster.storage.node.peer import Peer
 from glmforge.cluster.storage.node.transfer import Locked, act
 from glmforge.cluster.storage.node.units import STATE, Units
-from glmforge.cluster.storage.node.wire import CHUNK, MARK, Refused, StillAlive, listen, say, sync_directory
+from glmforge.cluster.storage.node.work import Refused, StillAlive, sync_directory
 
 _STEP = re.compile(r"step-\d{8,}")
 _RECEIVING = ".copying-"
@@ -30,9 +31,7 @@ _DELETED = ".deleted-"
 
 def main(program: bytes) -> None:
     """Serve one copy of a run until there is nobody any more who sends something."""
-    sys.stdout.buffer.write(MARK)
-    sys.stdout.buffer.flush()
-    order = listen()
+    order = begin()
     if order is None:
         return
     root = Path(order["root"])

@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from glmforge.cluster.storage.node.wire import CHUNK, MARK, StillAlive
+from glmforge.cluster.hosts.on_node.wire import CHUNK, MARK
+from glmforge.cluster.storage.node.work import StillAlive
 
 SILENCE_S = 60
 """Without a byte from the other node."""

@@ -13,16 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from glmforge.cluster.hosts.on_node.wire import CHUNK, IDLE_S, begin, listen, read_bytes, say
 from glmforge.cluster.storage.node.peer import Peer, PeerFailed
 from glmforge.cluster.storage.node.units import STATE, Units
-from glmforge.cluster.storage.node.wire import CHUNK, IDLE_S, MARK, Refused, listen, read_bytes, say
+from glmforge.cluster.storage.node.work import Refused
 
 
 def main(program: bytes) -> None:
     """`program` is what was sent here, to be sent on to a node that is asked for units."""
-    sys.stdout.buffer.write(MARK)
-    sys.stdout.buffer.flush()
-    order = listen()
+    order = begin()
     if order is None:
         return
     try:

@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from glmforge.cluster.storage.node.wire import CHUNK, Refused, StillAlive, sync_directory
+from glmforge.cluster.hosts.on_node.wire import CHUNK
+from glmforge.cluster.storage.node.work import Refused, StillAlive, sync_directory
 
 STATE = ".staged"
 _SAME = ("directory", "name", "size", "mtime_ns", "unit_bytes")

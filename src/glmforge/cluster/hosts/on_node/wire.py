@@ -1,4 +1,4 @@
-"""How a node's process talks with the one that started it: lines of JSON, and bytes after some of them.
+"""How a process on a node talks with the one that started it: lines of JSON, and bytes after some of them.
 
 All waits are bounded. A process that hears nothing for `IDLE_S` seconds is ended by its own alarm, and with it go its
 locks and its connections.
@@ -7,24 +7,29 @@ locks and its connections.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, whose import takes longer than all others here
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 MARK = b"glmforge-node 1\n"
-"""The first line; what a login shell prints comes before it."""
+"""The line after which answers stand; what a login shell prints comes before it."""
+
+BEFORE = {"busy", "ready"}
+"""A line with one of these keys comes before the answer."""
 
 CHUNK = 1 << 20
 IDLE_S = 300
-_SAY_EVERY_S = 5
 
 
-class Refused(Exception):
-    """What cannot be done here; the message is one line for a person."""
+def begin() -> dict[str, Any] | None:
+    """Say that the program runs, and hear what it is to do; None when there is nobody any more."""
+    sys.stdout.buffer.write(b"\n" + MARK)  # a login shell may have left its line open
+    sys.stdout.buffer.flush()
+    return listen()
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -51,24 +56,3 @@ def read_bytes(length: int) -> Iterator[bytes]:
             sys.exit(1)
         length -= len(piece)
         yield piece
-
-
-class StillAlive:
-    """Tells the other side now and then that long work goes on."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self) -> None:
-        if time.monotonic() - self._last > _SAY_EVERY_S:
-            self._last = time.monotonic()
-            say({"busy": True})
-
-
-def sync_directory(path: Path) -> None:
-    """Force the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

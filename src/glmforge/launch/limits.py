@@ -1,0 +1,43 @@
+"""Times and amounts as schedulers write them."""
+
+import math
+import re
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+
+
+def seconds(text: str) -> float:
+    """Of Slurm's way to write a time; endless for UNLIMITED and the like.
+
+    Without days the last number is seconds, but a single one minutes; with days the first one is hours.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None:
+        return math.inf
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:
+        hours, minutes, rest = [*parts, 0, 0][:3]
+        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + rest
+    if len(parts) == 1:
+        return parts[0] * 60
+    hours, minutes, rest = [0, *parts][-3:]
+    return (hours * 60 + minutes) * 60 + rest
+
+
+def hours_minutes_seconds(text: str) -> str:
+    """A time of Slurm's as PBS writes it, HH:MM:SS."""
+    minutes, rest = divmod(int(seconds(text)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest:02d}"
+
+
+def megabytes(text: str) -> int:
+    """Of 64G, 1T, or a plain number, which is megabytes."""
+    return math.ceil(int(text.rstrip("KMGT")) * _UNITS[text[-1] if text[-1] in _UNITS else "M"])
+
+
+def pbs_amount(text: str) -> str:
+    """64G as PBS writes it: 64gb."""
+    unit = text[-1] if text[-1] in _UNITS else "M"
+    return f"{text.rstrip('KMGT')}{unit.lower()}b"

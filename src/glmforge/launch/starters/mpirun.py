@@ -1,0 +1,132 @@
+"""Ranks by Open MPI's mpirun: over ssh to the nodes of a hostfile, or by Slurm's srun within a job.
+
+What mpirun would do by itself, and is told not to: end everything when one rank has failed (the attempt's grace is the
+starter's), bind each rank to one core, go on from node to node with ssh (which would need keys between them), and pass
+on no SIGTERM (it kills within a second instead; so SIGALRM stands for SIGTERM, and SIGABRT for SIGKILL).
+
+As root mpirun refuses to run, unless OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM say otherwise.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Self
+
+from glmforge.cluster.hosts.machines import load_cluster, ssh_of
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.errors import LaunchError
+from glmforge.launch.starters.base import Ranks
+from glmforge.launch.starters.running import (
+    KILL_LIMIT_S,
+    Grace,
+    kill_session,
+    ranks_command,
+    spawn,
+    wait_all,
+    write_assignment,
+)
+from glmforge.launch.starters.srun import srun_environment
+
+_VERSION_LIMIT_S = 60
+
+AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+
+_STANDS_FOR = {
+    signal.SIGTERM: signal.SIGALRM,
+    signal.SIGINT: signal.SIGALRM,
+    signal.SIGHUP: signal.SIGALRM,
+    signal.SIGKILL: signal.SIGABRT,
+}
+
+
+class MpirunStarter:
+    """Starts ranks by one mpirun (`Starter`)."""
+
+    name = "mpirun"
+
+    def __init__(self, ssh: Ssh | None = None) -> None:
+        self.ssh = ssh or Ssh()
+
+    @classmethod
+    def of_cluster(cls, file: Path | None) -> Self:
+        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
+        return cls(ssh_of(load_cluster(file)))
+
+    def start(self, ranks: Ranks) -> "Mpirun":
+        if os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in AS_ROOT):
+            raise LaunchError(
+                f"mpirun refuses to run as root: launch as another user, or set {AS_ROOT[0]}=1 and {AS_ROOT[1]}=1"
+            )
+        write_assignment(ranks)
+        root = ranks.directory.root
+        hostfile, agent = root / "hostfile", root / "ssh-command.sh"
+        hostfile.write_text("".join(f"{node} slots={ranks.ranks_per_node}\n" for node in ranks.nodes))
+        agent.write_text(f'#!/bin/sh\nexec {self.ssh.call()} -- "$@"\n')
+        agent.chmod(0o700)
+        command = [open_mpi(), *mpirun_options(ranks, hostfile, agent), *ranks_command(root, "--by", "mpirun")]
+        return Mpirun(ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
+
+
+def open_mpi() -> str:
+    """Open MPI's mpirun, whose name others use too: MPICH, and Slurm's PBS commands. Raises `LaunchError`."""
+    for name in ("mpirun.openmpi", "orterun", "mpirun"):
+        program = shutil.which(name)
+        if program is None:
+            continue
+        version = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_LIMIT_S, check=False
+        )
+        if "Open MPI" in version.stdout:
+            return program
+    raise LaunchError(
+        "there is no mpirun of Open MPI on this machine; install it (openmpi-bin), or choose --starter ssh"
+    )
+
+
+def mpirun_options(ranks: Ranks, hostfile: Path, agent: Path) -> list[str]:
+    """All that it needs to start the ranks node by node. `agent` is a program that takes ssh's place."""
+    options = [
+        *("--hostfile", str(hostfile)),
+        *("-np", str(ranks.world_size)),
+        *("--map-by", f"ppr:{ranks.ranks_per_node}:node"),
+        *("--bind-to", "none"),
+        "--tag-output",
+        *_mca("orte_abort_on_non_zero_status", "0"),
+    ]
+    if "SLURM_JOB_ID" not in os.environ:
+        options += [*_mca("plm", "rsh"), *_mca("plm_rsh_agent", str(agent)), *_mca("plm_rsh_no_tree_spawn", "1")]
+    if ranks.interface is not None:
+        options += [*_mca("oob_tcp_if_include", ranks.interface), *_mca("btl_tcp_if_include", ranks.interface)]
+    return options
+
+
+class Mpirun:
+    """An mpirun that runs (`Running`)."""
+
+    def __init__(self, ranks: Ranks, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._grace = process, Grace(ranks)
+
+    def poll(self) -> int | None:
+        status = self._process.poll()
+        if status is None and self._grace.is_over():
+            self.kill()
+        return self._grace.status() if status == 0 else status
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(_STANDS_FOR.get(number, number))
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        if not wait_all([self._process], KILL_LIMIT_S):
+            self._process.terminate()  # it still kills what it can reach
+            wait_all([self._process], KILL_LIMIT_S)
+        kill_session(self._process)
+
+
+def _mca(name: str, value: str) -> tuple[str, str, str]:
+    return "--mca", name, value

@@ -1,0 +1,166 @@
+"""What all starters share: the attempt's assignment, the grace after a first failure, and an end that is bounded."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from glmforge.errors import LaunchError
+from glmforge.files import read_json
+from glmforge.launch.ranks.assignment import Assignment
+from glmforge.launch.ranks.record import FIRST_FAILURE
+from glmforge.launch.starters.base import Ranks
+
+KILL_LIMIT_S = 10.0
+"""That ending every process may take; a node that does not answer in it is left to its own watch."""
+
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
+
+STARTER_LOG = "starter.log"
+"""In an attempt's directory: what srun, ssh or mpirun itself has said."""
+
+
+def ranks_command(directory: Path, *arguments: str) -> list[str]:
+    """The command line of `glmforge.launch.ranks` on a node: the same Python, at the same path.
+
+    -P: what lies in the working directory is not imported in place of Python's own modules.
+    """
+    return [sys.executable, "-P", "-m", "glmforge.launch.ranks", str(directory), *arguments]
+
+
+def write_assignment(ranks: Ranks, *, container_by_starter: bool = False) -> None:
+    """What `glmforge.launch.ranks` reads on every node. Raises `LaunchError` if it cannot be written."""
+    command = list(ranks.command)
+    if ranks.container is not None and not container_by_starter:
+        command = [*_in_container(ranks, ranks.container), *command]
+    assignment = Assignment(
+        command=command,
+        cwd=str(ranks.cwd.absolute()),
+        environment=dict(ranks.environment),
+        nodes=list(ranks.nodes),
+        ranks_per_node=ranks.ranks_per_node,
+        address=ranks.address,
+        port=ranks.port,
+        interface=ranks.interface,
+        gpus_per_node=ranks.gpus_per_node,
+        cpus_per_task=ranks.cpus_per_task,
+        grace_s=ranks.grace_s,
+        log_bytes=ranks.log_bytes,
+        step_pattern=ranks.step_pattern,
+    )
+    try:
+        assignment.write(ranks.directory.root)
+    except OSError as error:
+        raise LaunchError(f"{ranks.directory.root}: cannot be written to ({error.strerror}); free some space") from None
+
+
+def _in_container(ranks: Ranks, image: str) -> list[str]:
+    """Apptainer hands on the environment; a directory that is not the user's home has to be named."""
+    places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
+    gpus = ["--nv"] if ranks.gpus_per_node else []
+    return ["apptainer", "exec", *gpus, *(word for place in places for word in ("--bind", place)), image]
+
+
+def spawn(
+    command: Sequence[str],
+    ranks: Ranks,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    log: Path | None = None,
+    ends_with_us: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a starter's program in a session of its own: a Ctrl-C on the terminal is the supervisor's to pass on.
+
+    `ends_with_us`: it gets SIGTERM when this process is gone, be it killed; for a program that nothing else tells.
+    What it says goes into `log`; by default into the attempt's `starter.log`. Raises `LaunchError` if the program is
+    not there.
+    """
+    with _opened(log or ranks.directory.root / STARTER_LOG) as said:
+        try:
+            return subprocess.Popen(
+                command,
+                env=os.environ if environment is None else environment,
+                stdin=stdin,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=_end_with_the_supervisor if ends_with_us else None,
+            )
+        except FileNotFoundError:
+            raise LaunchError(
+                f"there is no '{command[0]}' on this machine; install it, or choose another --starter"
+            ) from None
+        except OSError as error:
+            raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
+
+
+def _end_with_the_supervisor() -> None:
+    """In the new process, of Linux. The thread that starts it must be the main one: its end counts as the parent's."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """On a full disk what starters say is lost, and nothing else."""
+    try:
+        path.touch()
+    except OSError:
+        path = Path(os.devnull)
+    with path.open("ab") as file:
+        yield file
+
+
+class Grace:
+    """Whether the ranks' time is over, because one of them has failed and the others do not end."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._mark = ranks.directory.root / FIRST_FAILURE
+        self._grace_s = ranks.grace_s
+        self._seen: float | None = None
+
+    def status(self) -> int:
+        """Of the rank that failed first, for a starter that ends with 0 nevertheless; 0 if none has failed."""
+        if not self._mark.exists():
+            return 0
+        try:
+            found = read_json(self._mark, dict, error=LaunchError).get("status")
+        except LaunchError:  # its writer had no room for more than the name
+            return 1
+        return found if isinstance(found, int) else 1
+
+    def begin(self) -> None:
+        """Now, unless it has begun."""
+        if self._seen is None:
+            self._seen = time.monotonic()
+
+    def is_over(self) -> bool:
+        """By this machine's clock, since the failure was seen here."""
+        if self._seen is None and self._mark.exists():
+            self.begin()
+        return self._seen is not None and time.monotonic() - self._seen > self._grace_s
+
+
+def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> bool:
+    """Whether all have ended within the time."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+    return True
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """End a starter's own processes at once."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,165 @@
+"""Ranks by Slurm's srun, one task each, in the job that this process is part of.
+
+What has to be said although it looks like a default, since a job's environment says otherwise to srun:
+
+- `--ntasks`, `--nodes`, `--ntasks-per-node`: SLURM_NTASKS and its like are the job's, not the attempt's.
+- `--export=ALL`: SLURM_EXPORT_ENV may be NONE.
+- SRUN_CPUS_PER_TASK: srun no longer takes --cpus-per-task from the job.
+- `--kill-on-bad-exit=0 --wait=0`: the ranks that are left are saving, or writing down where they hang, when one has
+  failed; how long they may is the attempt's grace, not the cluster's configuration.
+- `--overlap`: the step of the attempt before may still hold its CPUs on a node that does not answer.
+
+Signals go through scancel, by the step's name. srun itself is not asked: it makes something else of several of them.
+Slurm may give a signal to a rank's program as well as to the process that passes it on (it does where proctrack is
+linuxproc), so SIGINT, of which two mean something else than one, is given as SIGTERM.
+"""
+
+import functools
+import os
+import signal
+import subprocess
+
+from glmforge.errors import LaunchError
+from glmforge.launch.starters.base import Ranks
+from glmforge.launch.starters.running import (
+    KILL_LIMIT_S,
+    Grace,
+    kill_session,
+    ranks_command,
+    spawn,
+    wait_all,
+    write_assignment,
+)
+
+_COMMAND_LIMIT_S = 30
+
+
+class SrunStarter:
+    """Starts ranks as one step of the job (`Starter`)."""
+
+    name = "srun"
+
+    def start(self, ranks: Ranks) -> "Step":
+        """Raises `LaunchError` outside a job."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            raise LaunchError("the starter srun: SLURM_JOB_ID is not set, so this is no job of Slurm's; choose ssh")
+        container = container_options(ranks)
+        write_assignment(ranks, container_by_starter=bool(container))
+        name = step_name(ranks)
+        options = srun_options(ranks, name, ranks.ranks_per_node)
+        command = [*options, *container, *ranks_command(ranks.directory.root, "--by", "srun")]
+        return Step(job, name, ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
+
+
+def step_name(ranks: Ranks) -> str:
+    """Of the attempt's step, among all steps of the job."""
+    return f"attempt-{ranks.directory.root.name}"
+
+
+def srun_options(ranks: Ranks, name: str, tasks_per_node: int) -> list[str]:
+    """srun, and all that it needs to start `tasks_per_node` on each of the nodes."""
+    options = [
+        "srun",
+        f"--job-name={name}",
+        f"--nodes={len(ranks.nodes)}",
+        f"--ntasks={len(ranks.nodes) * tasks_per_node}",
+        f"--ntasks-per-node={tasks_per_node}",
+        f"--nodelist={','.join(ranks.nodes)}",
+        "--distribution=block",
+        "--export=ALL",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--overlap",
+        "--input=none",
+        "--label",
+    ]
+    if ranks.gpus_per_node:
+        options.append(f"--gpus-per-node={ranks.gpus_per_node}")
+    return options
+
+
+def srun_environment(ranks: Ranks, ranks_per_task: int = 1) -> dict[str, str]:
+    """This process's, without what would contradict the options."""
+    environment = {name: value for name, value in os.environ.items() if name not in _CONTRADICT}
+    if ranks.cpus_per_task is not None:
+        environment["SRUN_CPUS_PER_TASK"] = str(ranks.cpus_per_task * ranks_per_task)
+    return environment
+
+
+_CONTRADICT = frozenset(
+    {
+        "SLURM_ARBITRARY_NODELIST",
+        "SLURM_CPU_BIND",
+        "SLURM_DISTRIBUTION",
+        "SLURM_EXPORT_ENV",
+        "SLURM_GPUS",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_HOSTFILE",
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_NNODES",
+        "SLURM_NPROCS",
+        "SLURM_NTASKS",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+    }
+)
+
+
+class Step:
+    """A step that runs (`Running`)."""
+
+    def __init__(self, job: str, name: str, ranks: Ranks, process: subprocess.Popen[bytes]) -> None:
+        self._job, self._name, self._process = job, name, process
+        self._grace = Grace(ranks)
+
+    def poll(self) -> int | None:
+        status = self._process.poll()
+        if status is None and self._grace.is_over():
+            self.kill()
+        return status
+
+    def signal(self, number: signal.Signals) -> None:
+        number = signal.SIGTERM if number == signal.SIGINT else number
+        for step in self._steps():
+            _ask("scancel", f"--signal={number.name.removeprefix('SIG')}", step)
+
+    def kill(self) -> None:
+        for step in self._steps():
+            _ask("scancel", step)  # SIGTERM, and after Slurm's KillWait SIGKILL
+            _ask("scancel", "--signal=KILL", step)
+        wait_all([self._process], KILL_LIMIT_S)
+        kill_session(self._process)
+
+    def _steps(self) -> list[str]:
+        """Usually one; none if it has ended, or Slurm does not answer."""
+        listed = _ask("squeue", "--noheader", "--steps", f"--jobs={self._job}", "--format=%i %j")
+        rows = [line.split() for line in listed.splitlines()]
+        return [row[0] for row in rows if len(row) == 2 and row[1] == self._name]
+
+
+def container_options(ranks: Ranks) -> list[str]:
+    """Of the plugin pyxis; none without it, or without a container. Directories are at the same path within."""
+    if ranks.container is None or not _has_containers():
+        return []
+    places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
+    mounts = ",".join(f"{place}:{place}" for place in places)
+    return [f"--container-image={ranks.container}", f"--container-mounts={mounts}"]
+
+
+@functools.cache
+def _has_containers() -> bool:
+    return "--container-image" in _ask("srun", "--help")
+
+
+def _ask(*command: str) -> str:
+    """What it prints; nothing if it fails or hangs: a controller that is down is not the ranks' end."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False)
+    except FileNotFoundError:
+        raise LaunchError(f"there is no '{command[0]}' on this machine; choose another --starter") from None
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout

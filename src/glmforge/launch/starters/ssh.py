@@ -1,0 +1,108 @@
+"""Ranks on machines that are reached through ssh: one connection per machine, which ends its ranks when it ends.
+
+A machine that cannot be reached is named at once, and the others are ended: without it the ranks never meet. A
+connection that breaks later counts as a failure of that machine's ranks, which end themselves within a minute.
+"""
+
+import logging
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Self
+
+from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.cluster.hosts.machines import load_cluster, ssh_of
+from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.launch.starters.base import Ranks
+from glmforge.launch.starters.controlled import ControlledNodes
+from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
+
+logger = logging.getLogger(__name__)
+
+_MAX_SAID = 1 << 16
+
+
+class SshStarter:
+    """Starts the ranks of every node through one connection to it (`Starter`); those of this machine without."""
+
+    name = "ssh"
+
+    def __init__(self, ssh: Ssh | None = None) -> None:
+        self.ssh = ssh or Ssh()
+
+    @classmethod
+    def of_cluster(cls, file: Path | None) -> Self:
+        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
+        return cls(ssh_of(load_cluster(file)))
+
+    def start(self, ranks: Ranks) -> "SshNodes":
+        write_assignment(ranks)
+        return self.start_nodes(ranks)
+
+    def start_nodes(self, ranks: Ranks, *arguments: str) -> "SshNodes":
+        """`glmforge.launch.ranks` on every node, with `arguments` besides those that say which node it is."""
+        processes: dict[str, subprocess.Popen[bytes]] = {}
+        nodes = SshNodes(ranks, processes)
+        try:
+            for index, node in enumerate(ranks.nodes):
+                command = ranks_command(ranks.directory.root, "--node", str(index), "--control", *arguments)
+                line = command if _is_here(node, ranks) else self.ssh.to(node, "exec", *command, "--beats")
+                processes[node] = spawn(line, ranks, stdin=subprocess.PIPE, log=said_by(ranks, node))
+                _never_block(processes[node])
+        except BaseException:
+            nodes.kill()
+            raise
+        return nodes
+
+
+def said_by(ranks: Ranks, node: str) -> Path:
+    """What ssh, and the node's own process, have said that is no rank's output."""
+    return ranks.directory.root / f"starter-{node}.log"
+
+
+class SshNodes(ControlledNodes):
+    """Running ranks of nodes with a connection each (`Running`).
+
+    Attributes:
+        unreachable: why, by node, for those that could not be reached or whose connection broke.
+    """
+
+    def __init__(self, ranks: Ranks, processes: dict[str, subprocess.Popen[bytes]]) -> None:
+        super().__init__(ranks, processes)
+        self._ranks = ranks
+        self.unreachable: dict[str, str] = {}
+
+    def on_end(self, node: str, status: int) -> None:
+        if status != UNREACHABLE or _is_here(node, self._ranks):
+            return
+        first = self._ranks.nodes.index(node) * self._ranks.ranks_per_node
+        began = self._ranks.directory.rank(first).exists()
+        said = _read(said_by(self._ranks, node))
+        if began and not said.strip():
+            return  # a program of the user's ended with this status
+        meaning, mend = explain_unreachable(said)
+        self.unreachable[node] = f"the connection broke: {last_line(said)}" if began else f"{meaning}; {mend}"
+        logger.error("%s: %s", node, self.unreachable[node])
+        if began:
+            self.grace.begin()
+        else:
+            self.end_others()
+
+
+def _is_here(node: str, ranks: Ranks) -> bool:
+    """By a name that means this machine everywhere; by its own name if there is no other node to be reached."""
+    return node in LOCAL or ranks.nodes == (socket.gethostname(),)
+
+
+def _never_block(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_SAID).decode(errors="replace")
+    except OSError:
+        return ""

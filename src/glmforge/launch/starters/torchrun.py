@@ -1,0 +1,42 @@
+"""Ranks by torchrun, one on each node: started by srun in a Slurm job, else through ssh, or here for one node.
+
+Why it never restarts or admits anybody by itself: see `glmforge.launch.ranks.agent`.
+"""
+
+import os
+from pathlib import Path
+from typing import Self
+
+from glmforge.cluster.hosts.machines import load_cluster, ssh_of
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.launch.starters.base import Ranks, Running
+from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
+from glmforge.launch.starters.srun import Step, container_options, srun_environment, srun_options, step_name
+from glmforge.launch.starters.ssh import SshStarter
+
+
+class TorchrunStarter:
+    """Starts one torchrun on each node (`Starter`). `ssh`: how nodes are reached outside Slurm."""
+
+    name = "torchrun"
+
+    def __init__(self, ssh: Ssh | None = None) -> None:
+        self.ssh = ssh or Ssh()
+
+    @classmethod
+    def of_cluster(cls, file: Path | None) -> Self:
+        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
+        return cls(ssh_of(load_cluster(file)))
+
+    def start(self, ranks: Ranks) -> Running:
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            write_assignment(ranks)
+            return SshStarter(self.ssh).start_nodes(ranks, "--torchrun")
+        container = container_options(ranks)
+        write_assignment(ranks, container_by_starter=bool(container))
+        name = step_name(ranks)
+        per_node = ranks_command(ranks.directory.root, "--slurm-node", "--torchrun")
+        command = [*srun_options(ranks, name, 1), *container, *per_node]
+        environment = srun_environment(ranks, ranks.ranks_per_node)
+        return Step(job, name, ranks, spawn(command, ranks, environment=environment, ends_with_us=True))

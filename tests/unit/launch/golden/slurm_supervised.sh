@@ -1,0 +1,36 @@
+#!/bin/bash
+# air: under Slurm, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
+# with srun, starts them again when something fails, and requeues the job when it has to give way.
+#
+#   glmforge jobs show air
+#
+# Written by `glmforge launch`, which submits it from the job's directory.
+
+#SBATCH --job-name=air
+# As many as there are, up to the second number.
+#SBATCH --nodes=3-5
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=64G
+#SBATCH --time=2-00:00:00
+#SBATCH --partition=gpu
+#SBATCH --qos=high
+#SBATCH --account=research
+#SBATCH --exclusive
+#SBATCH --constraint='h200&nvme'
+#SBATCH --exclude=node003,node007
+#SBATCH --dependency=afterok:12:13,afterany:14
+# A warning before the time limit and, where the cluster sets preempt_send_user_signal, before preemption. B: to this
+# script alone, which is the supervisor by then, and passes it on to the ranks.
+#SBATCH --signal=B:USR1@120
+# The other nodes stay when one dies: the supervisor goes on with them, or on a spare one.
+#SBATCH --no-kill
+# The job may be started again under its number, and goes on writing into the same log.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=scheduler-%j.log
+
+set -eu
+cd -- '/shared/my work'
+exec /opt/python -m glmforge supervise /shared/jobs/air

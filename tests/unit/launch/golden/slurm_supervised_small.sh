@@ -1,0 +1,20 @@
+#!/bin/bash
+# air: under Slurm, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
+# with srun, starts them again when something fails, and requeues the job when it has to give way.
+#
+#   glmforge jobs show air
+#
+# Written by `glmforge launch`, which submits it from the job's directory.
+
+#SBATCH --job-name=air
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+# The other nodes stay when one dies: the supervisor goes on with them, or on a spare one.
+#SBATCH --no-kill
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+#SBATCH --output=scheduler-%j.log
+
+set -eu
+cd -- '/shared/my work'
+exec /opt/python -m glmforge supervise /shared/jobs/air

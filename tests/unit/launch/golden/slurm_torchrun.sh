@@ -1,0 +1,97 @@
+#!/bin/bash
+# air: slurm, ranks started by torchrun, without a supervisor.
+# Written by `glmforge launch`.
+#
+# How it ends, and what then:
+#   0      finished, or stopped by `glmforge control RUN stop`: the job has completed.
+#   75     gave way to a warning and saved: requeued, as often as it comes.
+#   other  failed (a rank died, hung, or refused): requeued, but after MAX_FAILURES failures in a row, none of which
+#          ran for FAILURE_FORGOTTEN_S seconds, the job has failed.
+# See docs/runbook.md.
+
+#SBATCH --job-name=air
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --mem=64G
+#SBATCH --time=2-00:00:00
+#SBATCH --partition=gpu
+#SBATCH --qos=high
+#SBATCH --account=research
+#SBATCH --exclusive
+#SBATCH --constraint='h200&nvme'
+#SBATCH --exclude=node003,node007
+#SBATCH --dependency=afterok:12:13,afterany:14
+# A warning to the tasks before the time limit and, where the cluster sets preempt_send_user_signal, before preemption:
+# enough time for the step that is running and one save.
+#SBATCH --signal=USR1@120
+# The job may be started again under its number, and goes on writing into the same log.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=scheduler-%j.log
+
+set -u
+MAX_FAILURES=${MAX_FAILURES:-3}
+FAILURE_FORGOTTEN_S=${FAILURE_FORGOTTEN_S:-3600}
+PREEMPTED=75
+
+say() { echo "[$(date '+%F %T')] $SLURM_JOB_NAME $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $*"; }
+
+cd -- '/shared/my work' || exit
+
+# This script runs on the first node of the job, and so does the task of rank 0, which the others connect to. The
+# controller's address of a node is one that all nodes reach, also where they cannot resolve its name.
+MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
+MASTER_PORT=29500
+export MASTER_ADDR MASTER_PORT
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpus-per-task from the job by itself
+# Between nodes.
+export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
+export NCCL_DEBUG=INFO
+export WORDS='it'"'"'s $(odd) `text`'
+
+# One torchrun on each node, which starts the ranks there. `static`: nodes are numbered by SLURM_NODEID, so that rank 0
+# is on the first one, and nobody waits for a node that joins later. A warning (USR1) reaches every process of the task:
+# torchrun, which it would end, is to ignore it.
+# shellcheck disable=SC2016  # to be expanded in the task
+agent='
+trap "" USR1
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+exec "$PYTHON" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \
+  --nproc-per-node "$RANKS_PER_NODE" --rdzv-backend static --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
+  --max-restarts 0 --no-python "$@"
+'
+
+# torchrun ends with status 1 whatever its ranks ended with, 75 too: a warning counts as a failure here, unless
+# the run had gone on for FAILURE_FORGOTTEN_S seconds.
+say "starts on $SLURM_JOB_NODELIST"
+export RANKS_PER_NODE=8 PYTHON=/opt/python
+unset SRUN_CPUS_PER_TASK # torchrun has all CPUs of its node, and shares them out
+srun --nodes "$SLURM_NNODES" --ntasks "$SLURM_NNODES" --ntasks-per-node 1 --cpu-bind=none --kill-on-bad-exit=0 --wait=60 \
+  bash -c "$agent" agent /opt/python -m glmforge train /shared/jobs/air/run.yaml
+status=$?
+say "ended with status $status after $SECONDS s"
+
+# The starts that failed, one line each, next to the log.
+failures=/shared/jobs/air/$SLURM_JOB_ID.failures
+if ((status == 0)); then
+  rm -f "$failures"
+  exit 0
+fi
+if ((status == PREEMPTED)); then
+  rm -f "$failures"
+else
+  ((SECONDS < FAILURE_FORGOTTEN_S)) || rm -f "$failures"
+  say "status $status" >>"$failures"
+  count=$(wc -l <"$failures")
+  if ((count > MAX_FAILURES)); then
+    say "gives up: failed $count times in a row; see $failures and docs/runbook.md"
+    exit "$status"
+  fi
+fi
+say "requeued"
+# The requeue ends this script. A status that it gave by itself could arrive late and be taken for the next start's, which
+# would then count as failed.
+scontrol requeue "$SLURM_JOB_ID" && exec sleep 600
+exit "$status"
