@@ -101,6 +101,7 @@ def test_an_array_of_eight_with_a_throttle_and_a_table(work: Work, tiny_data: Ti
         return not work.states()
 
     work.until(is_over, work.states)
+    requeued_when_it_has_finished(work, "lr-007")
     rows = work.sweep()
     assert [row["state"] for row in rows] == ["finished"] * 8, rows
     assert 1 < most <= AT_ONCE
@@ -116,7 +117,6 @@ def test_an_array_of_eight_with_a_throttle_and_a_table(work: Work, tiny_data: Ti
 
     assert "nothing is left" in work.ask("sweep", "resubmit", "lr").stderr
     is_a_run_like_any_other(work, rows[5])
-    requeued_when_it_has_finished(work)
 
 
 def is_a_run_like_any_other(work: Work, row: dict[str, Any]) -> None:
@@ -126,15 +126,15 @@ def is_a_run_like_any_other(work: Work, row: dict[str, Any]) -> None:
     assert losses(work.directory / "runs" / "alone") == losses(work.directory / "runs" / row["job"])
 
 
-def requeued_when_it_has_finished(work: Work) -> None:
-    """A task that is started again though its run has finished does nothing."""
-    submissions = read_jsonl(work.directory / "jobs" / "lr-000" / "submissions.jsonl")
-    work.cluster.run("scontrol", "requeue", submissions[-1]["id"])
-    number = submissions[-1]["id"].replace("_0", "")
-    log = work.directory / "jobs" / "lr" / f"scheduler-{number}_0.log"
-    work.until(lambda: "lr-000: has finished already" in log.read_text(), log.read_text)
+def requeued_when_it_has_finished(work: Work, name: str) -> None:
+    """A task that is started again though its run has finished does nothing. (Slurm soon forgets those that ended.)"""
+    number = read_jsonl(work.directory / "jobs" / name / "submissions.jsonl")[-1]["id"]
+    work.cluster.run("scontrol", "requeue", number)
+    work.cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+2")
+    log = work.directory / "jobs" / "lr" / f"scheduler-{number}.log"
+    work.until(lambda: f"{name}: has finished already" in log.read_text(), log.read_text)
     work.until(lambda: not work.states(), work.states)
-    assert work.num_attempts("lr-000") == 1
+    assert work.num_attempts(name) == 1
 
 
 def test_points_that_were_cancelled_are_submitted_again_and_no_others(work: Work, tiny_data: TinyData) -> None:

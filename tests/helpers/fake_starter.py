@@ -2,9 +2,11 @@
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.launch.job import JobDescription, JobDirectory, RankRecord, utc_now
@@ -103,6 +105,9 @@ class FakeAllocation:
     def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
         return {node: why for node, why in self.gone.items() if node in nodes}
 
+    def watched(self, root: Path) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def address(self, node: str) -> str:
         return "127.0.0.1"
 
@@ -123,7 +128,12 @@ class FakeAllocation:
 
 
 def a_job(
-    root: Path, *, kind: str = "script", run: Path | None = None, command: Sequence[str] = ("true",), **options: object
+    root: Path,
+    *,
+    kind: Literal["train", "script", "stage"] = "script",
+    run: Path | None = None,
+    command: Sequence[str] = ("true",),
+    **options: object,
 ) -> JobDirectory:
     """A job of a launcher with nodes; `supervisor` holds options of the supervisor."""
     supervisor = {"back_off_s": 0.0, "node_back_after_s": None, **options.pop("supervisor", {})}  # type: ignore[dict-item]

@@ -40,6 +40,11 @@ def hand_over(job: JobDirectory, *, again: bool = False) -> Submission:
     return note_submission(job, scheduler_of(launch.launcher).submit(job, launch), launch.launcher, again=again)
 
 
+def id_of_task(array: str, task: int) -> str:
+    """The number of an array's task: 12_3 of Slurm's 12, 12[3].server of PBS's 12[].server."""
+    return array.replace("[]", f"[{task}]") if "[]" in array else f"{array}_{task}"
+
+
 def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: bool = False) -> Submission:
     submission = Submission(id=id_, launcher=launcher, time=utc_now(), again=again)
     job.add_submission(submission)

@@ -41,7 +41,7 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
         return NO_HOSTS
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         raise LaunchError(f"hosts: the launcher {launch.launcher} needs them; give --hosts, --hostfile or --cluster")
-    names = tuple(machine.name for machine in machines_of(cluster))
+    names = tuple(machine.name for machine in machines_of(cluster) if machine.name not in launch.exclude)
     wanted = launch.nodes + launch.supervisor.spare_nodes
     if wanted > len(names):
         spare = f", {launch.supervisor.spare_nodes} of them spare," if launch.supervisor.spare_nodes else ""

@@ -117,6 +117,8 @@ def _running(files: JobFiles) -> tuple[JobState, str]:
     attempt = files.own_attempt
     if attempt is None:
         return JobState.STARTING, ""
+    if attempt.verdict is not None and attempt.verdict.cause is Cause.FINISHED:
+        return JobState.ENDING, _why(attempt)
     if attempt.ended is not None:
         return JobState.RESTARTING, _why(attempt)
     if not files.trains:

@@ -195,7 +195,7 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 
 def _submit(job: "NewJob", options: _Options) -> None:
-    from glmforge.launch.hand_over import hand_over, note_submission
+    from glmforge.launch.hand_over import hand_over, id_of_task, note_submission
     from glmforge.launch.schedulers.here import become, id_of_this_process
 
     launch = job.description.launch
@@ -207,6 +207,10 @@ def _submit(job: "NewJob", options: _Options) -> None:
         become(job.directory)
     with job.removed_on_failure():
         submission = hand_over(job.directory)
+    for task in job.tasks:
+        assert task.description.task is not None
+        id_ = id_of_task(submission.id, task.description.task)
+        note_submission(task.directory, id_, launch.launcher)
     _tell(job, submission, as_json=options.as_json, runs_here=False)
 
 
@@ -229,6 +233,9 @@ def _tell(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: 
     size = f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}"
     where = "here" if submission.launcher not in ("slurm", "pbs") else f"to {submission.launcher} as {submission.id}"
     console.print(f"[bold]{job.directory.name}[/bold]: {size}, submitted {where}")
-    console.print(f"Logs: {root}/attempts, {root}/scheduler-*.log", markup=False)
+    if launch.supervise:
+        console.print(f"Logs: {root}/attempts", markup=False)
+    elif not runs_here:
+        console.print(f"Logs: {root}/scheduler-*.log", markup=False)
     if not runs_here:
         console.print(f"Next: glmforge jobs follow {job.directory.name}", markup=False)

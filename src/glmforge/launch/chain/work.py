@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from glmforge.cluster.lease import Lease
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
+from glmforge.launch.cancel import note_cancelled
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.find import Job, SchedulerOf, find_jobs
 from glmforge.launch.hand_over import hand_over, note_submission
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
-from glmforge.launch.job import JobDirectory
 from glmforge.launch.render import Script, render
-from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.state import CANCELLED, JobState
+from glmforge.launch.unnoted import submissions_in
 from glmforge.observe.run import write_text
 
 WITH_DEPENDENCIES = ("slurm", "pbs")
@@ -136,8 +136,8 @@ class Chain:
         assert id_ is not None, "what is on its way was submitted"
         if job.state not in (JobState.WAITING, JobState.HELD) or self._waits_rightly(stage, job, needed):
             return id_
-        self.scheduler_of(stage.launcher).cancel(id_)
         job.directory.event(CANCELLED, "to be submitted again, after what it needs now", submission=id_)
+        self.scheduler_of(stage.launcher).cancel(id_)
         return None
 
     def _waits_rightly(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> bool:
@@ -163,10 +163,12 @@ class Chain:
         directory = self.directory.stage(stage)
         description = directory.read()
         launch = with_dependency(description.launch, list(needed.values()))
-        write_text(
-            directory.script, render(Script.of(description.model_copy(update={"launch": launch}), directory.root))
-        )
-        id_ = self.scheduler_of(stage.launcher).submit(directory, launch)
+        waiting = description.model_copy(update={"launch": launch})
+        write_text(directory.script, render(Script.of(waiting, directory.root)))
+        try:
+            id_ = self.scheduler_of(stage.launcher).submit(directory, launch)
+        finally:  # for 'glmforge jobs resubmit', which waits for nothing
+            write_text(directory.script, render(Script.of(description, directory.root)))
         note_submission(directory, id_, launch.launcher, again=bool(directory.read_attempts()))
         self._note(stage, id_, needed)
         return id_
@@ -184,11 +186,10 @@ class Chain:
         return lost[-1]
 
     def _cancel(self, job: Job) -> None:
-        id_ = _submission(job)
-        if id_ is None or job.files is None:
+        if job.files is None or job.files.submission is None:
             return
-        job.directory.event(CANCELLED, "with its chain", submission=id_)
-        self.scheduler_of(job.files.description.launch.launcher).cancel(id_)
+        note_cancelled(job.directory, job.files.submission)
+        self.scheduler_of(job.files.description.launch.launcher).cancel(job.files.submission.id)
 
     def _hint(self, stage: StageRecord, jobs: Mapping[str, Job]) -> str:
         """Why a stage does not go on by itself, and what to do."""
@@ -210,17 +211,6 @@ class Chain:
 def with_dependency(launch: LaunchConfig, ids: Sequence[str]) -> LaunchConfig:
     """The options, with a start only after all of these have finished well."""
     return launch.model_copy(update={"dependency": f"afterok:{':'.join(ids)}" if ids else None})
-
-
-def submissions_in(directory: JobDirectory) -> list[str]:
-    """Numbers of the jobs that Slurm still has of this name, submitted from this directory; the newest last."""
-    answer = ask("squeue", "--noheader", "--me", f"--name={directory.name}", "--Format=JobID:20,WorkDir:4096")
-    found = []
-    for line in answer.stdout.splitlines():
-        number, where = line[:20].strip(), line[20:].strip()
-        if where == str(directory.root.absolute()) and number.isdecimal():
-            found.append(number)
-    return sorted(found, key=int)
 
 
 def _is_live(job: Job) -> bool:

@@ -19,7 +19,8 @@ from glmforge.launch.ranks.variables import NUMBERS, attempt_number, find_interf
 from glmforge.launch.ranks.watch import Watch
 from glmforge.launch.ranks.writer import Writer
 
-USAGE = f"DIRECTORY (--node N | --slurm-node) [--control] [--torchrun] | DIRECTORY --by {'|'.join(STARTERS)}"
+USAGE = f"DIRECTORY (--node N | --slurm-node) [--control] [--beats] [--torchrun] | DIRECTORY --by {'|'.join(STARTERS)}"
+_OPTIONS = {"--control", "--beats", "--torchrun"}
 _STORAGE_LIMIT_S = 30.0
 
 
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
     try:
         asked = _parse(arguments)
         assignment = Assignment.read(asked.directory)
-        if asked.torchrun:
+        if "--torchrun" in asked.options:
             return _run_torchrun(asked, assignment)
         if asked.by in STARTERS:
             seats = [seat_by(asked.by, assignment, os.environ)]
@@ -46,7 +47,7 @@ def _run(asked: "_Asked", assignment: Assignment, seats: list[Seat], find_step: 
     interface = find_interface(assignment)
     held = hold(assignment.port) if seats[0].rank == 0 else None
     ranks = [Rank(asked.directory, assignment, seat, writer, find_step) for seat in seats]
-    watch = Watch(ranks, guard, assignment.grace_s, sys.stdin.fileno() if asked.control else None)
+    watch = Watch(ranks, guard, assignment.grace_s, asked.control(), beats="--beats" in asked.options)
     watch.start()
     attempt = attempt_number(asked.directory)
     for rank in ranks:
@@ -68,7 +69,7 @@ def _run_torchrun(asked: "_Asked", assignment: Assignment) -> int:
     node = _node_of(asked, assignment)
     guard, writer = Guard(), Writer()
     agent = Agent(asked.directory, assignment, node, writer)
-    watch = Watch([agent], guard, assignment.grace_s, sys.stdin.fileno() if asked.control else None)
+    watch = Watch([agent], guard, assignment.grace_s, asked.control(), beats="--beats" in asked.options)
     watch.start()
     agent.start({name: value for name, value in os.environ.items() if name not in NUMBERS}, guard)
     writer.start()
@@ -89,13 +90,19 @@ def _status(ranks: list[Rank]) -> int:
 
 
 class _Asked(NamedTuple):
-    """The command line. `by` is a starter whose variables tell the rank, "node" for a node's number, "slurm-node"."""
+    """The command line. `by` is a starter whose variables tell the rank, "node" for a node's number, "slurm-node".
+
+    Options: --control, standard input is the control channel; --beats, and its silence means that a link is cut;
+    --torchrun, the node's ranks are started by torchrun.
+    """
 
     directory: Path
     by: str
     node: int = 0
-    control: bool = False
-    torchrun: bool = False
+    options: frozenset[str] = frozenset()
+
+    def control(self) -> int | None:
+        return sys.stdin.fileno() if "--control" in self.options else None
 
 
 def _node_of(asked: _Asked, assignment: Assignment) -> int:
@@ -104,12 +111,11 @@ def _node_of(asked: _Asked, assignment: Assignment) -> int:
 
 def _parse(arguments: list[str]) -> _Asked:
     """A few forms only: a parser of the library's costs more time than all else here."""
-    options = {"--control", "--torchrun"}
     match arguments:
-        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= options:
-            return _Asked(Path(directory).absolute(), "node", int(node), "--control" in rest, "--torchrun" in rest)
-        case [directory, "--slurm-node", *rest] if set(rest) <= options:
-            return _Asked(Path(directory).absolute(), "slurm-node", 0, "--control" in rest, "--torchrun" in rest)
+        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= _OPTIONS:
+            return _Asked(Path(directory).absolute(), "node", int(node), frozenset(rest))
+        case [directory, "--slurm-node", *rest] if set(rest) <= _OPTIONS:
+            return _Asked(Path(directory).absolute(), "slurm-node", 0, frozenset(rest))
         case [directory, "--by", by] if by in STARTERS:
             return _Asked(Path(directory).absolute(), by)
     raise LaunchError(f"usage: python -P -m glmforge.launch.ranks {USAGE}")

@@ -44,10 +44,14 @@ class Watch:
         grace_s: between a signal that asks for the end, and SIGKILL.
         control: standard input of a node's process: "beat", "signal NUMBER" and "kill", a line each; its end is the
             end of the connection. None: the parent process is watched alone.
+        beats: whether somebody says "beat" all the time, so that `SILENT_S` without it is a link that is cut.
     """
 
-    def __init__(self, ranks: Sequence[Watched], guard: Guard, grace_s: float, control: int | None) -> None:
+    def __init__(
+        self, ranks: Sequence[Watched], guard: Guard, grace_s: float, control: int | None, *, beats: bool = False
+    ) -> None:
         self._ranks, self._guard, self._grace_s, self._control = ranks, guard, grace_s, control
+        self._beats = beats
         self._parent = os.getppid()
         self._selector = selectors.DefaultSelector()
         self._kill_at: float | None = None
@@ -136,7 +140,7 @@ class Watch:
     def _look_up(self) -> None:
         """Whether the one who asked for the ranks is still there, and whether their time is over."""
         now = time.monotonic()
-        is_silent = self._control is not None and now - self._heard > SILENT_S
+        is_silent = self._beats and now - self._heard > SILENT_S
         if os.getppid() != self._parent or is_silent:
             self._leave_alone()
         if self._kill_at is not None and now >= self._kill_at:

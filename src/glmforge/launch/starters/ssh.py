@@ -6,6 +6,7 @@ connection that breaks later counts as a failure of that machine's ranks, which 
 
 import logging
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -46,7 +47,7 @@ class SshStarter:
         try:
             for index, node in enumerate(ranks.nodes):
                 command = ranks_command(ranks.directory.root, "--node", str(index), "--control", *arguments)
-                line = command if node in LOCAL else self.ssh.to(node, "exec", *command)
+                line = command if _is_here(node, ranks) else self.ssh.to(node, "exec", *command, "--beats")
                 processes[node] = spawn(line, ranks, stdin=subprocess.PIPE, log=said_by(ranks, node))
                 _never_block(processes[node])
         except BaseException:
@@ -73,7 +74,7 @@ class SshNodes(ControlledNodes):
         self.unreachable: dict[str, str] = {}
 
     def on_end(self, node: str, status: int) -> None:
-        if status != UNREACHABLE or node in LOCAL:
+        if status != UNREACHABLE or _is_here(node, self._ranks):
             return
         first = self._ranks.nodes.index(node) * self._ranks.ranks_per_node
         began = self._ranks.directory.rank(first).exists()
@@ -87,6 +88,11 @@ class SshNodes(ControlledNodes):
             self.grace.begin()
         else:
             self.end_others()
+
+
+def _is_here(node: str, ranks: Ranks) -> bool:
+    """By a name that means this machine everywhere; by its own name if there is no other node to be reached."""
+    return node in LOCAL or ranks.nodes == (socket.gethostname(),)
 
 
 def _never_block(process: subprocess.Popen[bytes]) -> None:

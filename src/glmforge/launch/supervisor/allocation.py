@@ -5,8 +5,10 @@ One class for each kind of place. All of them are asked the same, so that the lo
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from glmforge.cluster.hosts.fanout import Fanout, Outcome
@@ -29,6 +31,9 @@ class Allocation(Protocol):
 
     def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
         """Those that do not answer, or that the scheduler has given up, with what was said of them."""
+
+    def watched(self, root: Path) -> AbstractContextManager[None]:
+        """Have somebody look after the supervisor of the job in `root` within the block, if its node can be lost."""
 
     def address(self, node: str) -> str:
         """By which the other nodes reach it."""
@@ -74,6 +79,9 @@ class Here:
         answers = self.fanout.run(others, "true", _ANSWER_S)
         gone = (Outcome.UNREACHABLE, Outcome.TIMED_OUT)
         return {host: answer.reason for host, answer in answers.items() if answer.outcome in gone}
+
+    def watched(self, root: Path) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def address(self, node: str) -> str:
         return node if self.hosts and node not in LOCAL else "127.0.0.1"

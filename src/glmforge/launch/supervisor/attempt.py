@@ -60,6 +60,8 @@ class Watched:
     signals: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     silent_s: float | None = None
+    silent_since: float | None = None
+    """Seconds since 1970: the last that was heard of ranks that were lost or hang."""
     ended_early: bool = False
     trained: bool = False
     ended_at: float = 0.0
@@ -92,6 +94,7 @@ class Watch:
         self.on_training, self.wants_more = on_training, wants_more
         self.seen = Watched()
         self._deadline: float | None = None
+        self._why = ""
         self._stragglers = 0
         self._asked_at = time.monotonic()
 
@@ -105,6 +108,7 @@ class Watch:
                 looked_at = time.monotonic()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self.seen.ended_early = True
+                self.say("ended early", f"{self._why}, and the other ranks have had their time: they are ended")
                 self.running.kill()
                 self._deadline = None
             self.bell.wait(_POLL_S)
@@ -145,9 +149,11 @@ class Watch:
         failed = [rank for rank in self.progress.ranks() if rank.ended is not None and rank.status != 0]
         if failed:
             first = min(failed, key=lambda rank: (rank.ended or rank.began, rank.rank))
-            self._end_in(self._patience(first), f"rank {first.rank} on {first.node} ended with status {first.status}")
-            facts = {"rank": first.rank, "node": first.node, "status": first.status}
-            self.say("rank ended", f"rank {first.rank} on {first.node} ended with status {first.status}", **facts)
+            seconds = self._patience(first)
+            said = f"rank {first.rank} on {first.node} ended with status {first.status}"
+            self._end_in(seconds, said)
+            facts = {"rank": first.rank, "node": first.node, "status": first.status, "others_have_s": seconds}
+            self.say("rank ended", f"{said}; the others have {seconds:.0f} s", **facts)
 
     def _patience(self, rank: RankRecord) -> float:
         saving = {0, PREEMPTED, HUNG, INTERRUPTED, -signal.SIGTERM, 128 + signal.SIGTERM}
@@ -172,15 +178,16 @@ class Watch:
             self.say("node lost", f"{node} was lost: {why}", node=node)
         self.seen.lost.update(lost)
         if lost:
+            self.seen.silent_since = self.seen.silent_since or self.progress.last_sign()
             self._end_in(self.limits.gone_s, "a node was lost, and the others wait for it")
         limit = self.limits.silent_after_s
         if limit is not None and silent_s >= limit and self._deadline is None:
             self.seen.silent_s = silent_s
+            self.seen.silent_since = self.progress.last_sign()
             self.say("silent", f"no line and no step of any rank for {silent_s:.0f} s", seconds=round(silent_s, 1))
             self._end_in(0.0, "the ranks are silent")
 
     def _end_in(self, seconds: float, why: str) -> None:
         at = time.monotonic() + seconds
         if self._deadline is None or at < self._deadline:
-            self._deadline = at
-            self.say("ended early", f"{why}; the other ranks have {seconds:.0f} s to end", seconds=seconds)
+            self._deadline, self._why = at, why

@@ -4,16 +4,18 @@ Everything goes into the job's directory and, for whoever reads the scheduler's 
 a scheduler that does not answer, is told there and stops nobody.
 """
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import GlmforgeError
 from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.goodput import write_goodput
-from glmforge.launch.job import AttemptRecord, JobDirectory, Verdict, utc_now
+from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.evidence import Evidence
 from glmforge.launch.supervisor.nodes import Ledger
@@ -82,6 +84,22 @@ class Books:
             if after.out()[out].drained:
                 self._tell_scheduler(lambda node: self.allocation.drain(node, reason), out)
 
+    def _when_it_failed(self, attempt: AttemptRecord, verdict: Verdict, evidence: Evidence) -> datetime:
+        """The last sign of life of ranks that hang, or whose node was lost; else the end of the first that failed."""
+        assert attempt.ended is not None
+        hang = evidence.event("hang")
+        silent = re.search(r"no sign of life for (\d+) s", hang.detail) if hang is not None else None
+        if evidence.silent_since is not None:
+            return datetime.fromtimestamp(evidence.silent_since, UTC)
+        if verdict.cause is Cause.HANG and hang is not None and silent is not None:
+            return hang.time - timedelta(seconds=int(silent[1]))
+        if verdict.cause is Cause.NODE_LOST:
+            logs = self.job.attempt(attempt.number).root.glob("rank-*.log")
+            written = max((log.stat().st_mtime for log in logs), default=attempt.ended.timestamp())
+            return datetime.fromtimestamp(written, UTC)
+        first = first_failing(evidence)
+        return first.ended if first is not None and first.ended is not None else attempt.ended
+
     def _tell_scheduler(self, tell: Callable[[str], None], node: str) -> None:
         try:
             tell(node)
@@ -140,8 +158,7 @@ class Books:
             last_step=attempt.last_step,
             ran_s=round((attempt.ended - attempt.began).total_seconds(), 1),
         )
-        first = first_failing(evidence)
-        fault = first.ended if first is not None and first.ended is not None else attempt.ended
+        fault = self._when_it_failed(attempt, verdict, evidence)
         self.say(
             "verdict",
             f"{verdict.cause}: {verdict.why}",

@@ -39,6 +39,7 @@ class Evidence:
         faults: what checks found wrong with nodes since.
         signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or "grow".
         silent_s: the supervisor ended it because there was no line and no step of any rank for so long.
+        silent_since: when the last sign of life came of ranks that hang or were lost; seconds since 1970.
         ended_early: it ended the other ranks because one had failed.
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
@@ -54,6 +55,7 @@ class Evidence:
     faults: Mapping[str, str] = field(default_factory=dict)
     signals: tuple[str, ...] = ()
     silent_s: float | None = None
+    silent_since: float | None = None
     ended_early: bool = False
     still_ours: bool = True
     near_limit: bool = False

@@ -4,19 +4,20 @@ The controller may be down for a while, as every server is: whatever it does not
 """
 
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from glmforge.cluster.checks.drain import apply_to_node
 from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.slurm import address_of_node
 from glmforge.errors import HostError, LaunchError
+from glmforge.launch.supervisor.lost_nodes import lost_nodes
+from glmforge.launch.supervisor.standby import standby
 
-_GONE = {"DOWN", "NOT_RESPONDING", "FAIL", "FAILING", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"}
-"""States of a node that has been lost, as `scontrol show node` tells them: DOWN*, IDLE+NOT_RESPONDING."""
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
@@ -45,21 +46,18 @@ class SlurmAllocation:
         return cls(submission, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
 
     def nodes(self) -> tuple[str, ...]:
+        """Without those that Slurm has taken from the job: one that was down is not given back to it."""
+        with suppress(HostError):
+            listed = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%N").strip()
+            left = ask_slurm("scontrol", "show", "hostnames", listed).split() if listed else []
+            return tuple(name for name in self.names if name in left) or self.names
         return self.names
 
     def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Nodes that Slurm does not reach, in one question for all."""
-        if not nodes:
-            return {}
-        found = {}
-        for line in ask_slurm("scontrol", "show", "node", "--oneliner", ",".join(nodes)).splitlines():
-            name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
-            if name is None or state is None or name[1] not in nodes:
-                continue
-            flags = set(re.split(r"[+*~#!%$@^-]", state[1]))
-            if flags & _GONE or "*" in state[1]:
-                found[name[1]] = f"Slurm says {state[1]}"
-        return found
+        return lost_nodes(nodes)
+
+    def watched(self, root: Path) -> AbstractContextManager[None]:
+        return standby(root, self.names)
 
     def address(self, node: str) -> str:
         return address_of_node(node)
@@ -73,8 +71,10 @@ class SlurmAllocation:
         return state not in _OVER
 
     def ends(self) -> datetime | None:
-        text = os.environ.get("SLURM_JOB_END_TIME", "")
-        return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() else None
+        with suppress(HostError, ValueError):  # "NONE" without a limit
+            text = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%e").strip()
+            return datetime.fromisoformat(text).astimezone(UTC)  # Slurm tells local time
+        return None
 
     def requeue(self, without: Iterable[str]) -> None:
         """Comes back only if the requeue did not end this process in ten minutes.

@@ -30,11 +30,11 @@ from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
 from glmforge.launch.supervisor.progress import Progress, logged_step
+from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.verdict import judge
 from glmforge.launch.supervisor.worlds import bearable
 
 LEASE_S = 20.0
-LEASE = ".supervisor"
 _NEAR_LIMIT = timedelta(minutes=10)
 _GROW_EVERY_S = 30.0
 
@@ -79,7 +79,8 @@ class Supervisor:
                 restart=self.allocation.restart,
                 attempts=began,
             )
-            status = self._loop()
+            with self.allocation.watched(self.job.root):
+                status = self._loop()
             self.books.say("supervisor ended", f"status {status}", status=status)
             return status
 
@@ -128,7 +129,7 @@ class Supervisor:
             wanted=self.launch.nodes,
             present=self._present(),
             bears=self.bears,
-            can_requeue=self.allocation.can_requeue and self.launch.requeue,
+            can_requeue=self._can_requeue(),
             may_stay=not self.told,
             waited_s=waited,
             last_words=self.books.log_of(verdict, history),
@@ -155,6 +156,11 @@ class Supervisor:
         if decision.do is Do.WAIT and self._waiting_since is None:
             self._waiting_since = time.monotonic()
         return decision
+
+    def _can_requeue(self) -> bool:
+        """Not a job that is being cancelled: it would come back."""
+        wanted = self.allocation.can_requeue and self.launch.requeue
+        return wanted and (not self.told or self.allocation.still_ours())
 
     def _present(self) -> tuple[str, ...]:
         nodes = self.allocation.nodes()
@@ -298,6 +304,7 @@ class Supervisor:
             lost=lost,
             signals=tuple(watched.signals),
             silent_s=watched.silent_s,
+            silent_since=watched.silent_since,
             ended_early=watched.ended_early,
             still_ours=self.allocation.still_ours() and (self.allocation.is_given or "TERM" not in watched.signals),
             near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,

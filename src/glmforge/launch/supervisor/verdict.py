@@ -42,6 +42,9 @@ def judge(evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error:
     """
     verdict = _ended_well(evidence) or _node_lost(evidence) or _hang(evidence) or _orphaned(evidence)
     verdict = verdict or _failed(evidence)
+    if not evidence.still_ours and evidence.signals and verdict.cause is not Cause.FINISHED:
+        why = f"the scheduler, or a person, ended the job; {verdict.why}"
+        return Verdict(cause=Cause.STOPPED, why=why[:2000])
     step = next((rank.last_step for rank in evidence.ranks if rank.rank == verdict.rank), None)
     verdict = verdict.model_copy(update={"step": step})
     verdict = _with_fault(verdict, evidence)

@@ -6,7 +6,11 @@ from glmforge.launch.sweep.points import value_words
 from glmforge.launch.sweep.results import Result
 from glmforge.observe.units import format_count, format_duration
 
-COLUMNS = (("state", False), ("step", True), ("loss", True), ("best", True)) + (
+COLUMNS = (
+    ("state", False),
+    ("step", True),
+    ("loss", True),
+    ("best", True),
     ("held-out", True),
     ("tokens/s", True),
     ("time", True),

@@ -1,14 +1,16 @@
 """A sweep submitted, run from here, looked at and cancelled. What it is stands in its record, its state in its jobs.
 
 Under Slurm a sweep is one array, and each submission of a point is a task of it, `12_3`. Submitted again, an array of
-those tasks follows that have not finished and are not on their way. Elsewhere the points are started from here, some at a
-time, by whoever holds the lease on the sweep's directory.
+those tasks follows that have not finished and are not on their way. One who is killed while submitting leaves an array
+that is not noted, or not in all of its jobs: whoever submits next notes it. Elsewhere the points are started from here,
+some at a time, by whoever holds the lease on the sweep's directory.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glmforge.cluster.lease import Lease
+from glmforge.launch.cancel import note_cancelled
 from glmforge.launch.find import Job, SchedulerOf, find_jobs
 from glmforge.launch.hand_over import hand_over, note_submission
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
@@ -16,6 +18,7 @@ from glmforge.launch.state import CANCELLED, JobState
 from glmforge.launch.sweep.make import ARRAYS, array_launch, array_script
 from glmforge.launch.sweep.record import PointRecord, SweepDirectory, SweepRecord
 from glmforge.launch.sweep.results import Result, read_results
+from glmforge.launch.unnoted import submissions_in
 from glmforge.observe.run import write_text
 
 Tell = Callable[[str, str], None]
@@ -49,6 +52,7 @@ class Sweep:
         Raises `HeldError` while somebody else does the same.
         """
         with Lease(self.directory.root, "glmforge sweep"):
+            self._note_what_was_not()
             chosen = [point for point, job in self._pairs() if _is_to_run(job, failed_only=failed_only)]
             if chosen:
                 self._submit(chosen)
@@ -96,11 +100,30 @@ class Sweep:
         description = self.directory.point(chosen[0]).read()
         write_text(own.script, array_script(self.directory, description, self.record, tasks))
         launch = array_launch(description.launch, tasks, self.record.at_once)
-        number = self.scheduler_of(self.record.launcher).submit(own, launch)
-        own.event("submitted", f"{len(chosen)} points as {number}", submission=number, tasks=tasks)
-        for point in chosen:
-            job = self.directory.point(point)
-            note_submission(job, f"{number}_{point.task}", description.launch.launcher, again=bool(job.read_attempts()))
+        own.event("submitting", f"{len(chosen)} points", tasks=tasks)
+        self._note(self.scheduler_of(self.record.launcher).submit(own, launch), tasks)
+
+    def _note(self, number: str, tasks: Sequence[int]) -> None:
+        """In the sweep's events first, which say what is to be noted in the points' jobs."""
+        self.directory.own.event("submitted", f"{len(tasks)} points as {number}", submission=number, tasks=list(tasks))
+        self._note_in_jobs(number, tasks)
+
+    def _note_in_jobs(self, number: str, tasks: Sequence[int]) -> None:
+        for point in self.record.points:
+            job, id_ = self.directory.point(point), f"{number}_{point.task}"
+            if point.task in tasks and id_ not in {submission.id for submission in job.read_submissions()}:
+                note_submission(job, id_, self.record.launcher, again=bool(job.read_attempts()))
+
+    def _note_what_was_not(self) -> None:
+        """Of a submission that was interrupted: Slurm may have the array, or the notes may have ended in the middle."""
+        told = [event for event in self.directory.own.read_events() if event["event"] in ("submitting", "submitted")]
+        if not told:
+            return
+        last, known = told[-1], {event.get("submission") for event in told}
+        if last["event"] == "submitted":
+            self._note_in_jobs(last["submission"], last["tasks"])
+        elif lost := [number for number in submissions_in(self.directory.own) if number not in known]:
+            self._note(lost[-1], last["tasks"])
 
     def _cancel(self, jobs: Sequence[Job]) -> None:
         """An array as a whole, if all of its tasks are to end."""
@@ -110,7 +133,7 @@ class Sweep:
             if job.files is None or job.files.submission is None:
                 continue
             ids[job.name] = job.files.submission.id
-            job.directory.event(CANCELLED, "with its sweep", submission=ids[job.name])
+            note_cancelled(job.directory, job.files.submission)
         arrays = {id_.partition("_")[0] for id_ in ids.values()} if self.is_array else set(ids.values())
         for number in sorted(arrays):
             scheduler.cancel(number)

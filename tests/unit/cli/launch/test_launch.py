@@ -42,6 +42,7 @@ def slurm(here: Path, submits: str = "echo 17") -> None:
     nodes = "\\n".join(f"NodeName=n{i} CPUTot=64 Gres=gpu:8 RealMemory=1000000 Partitions=main" for i in (1, 2))
     asks = f'case "$*" in ping) ;; *partition*) echo "{partition}" ;; *) printf "{nodes}\\n" ;; esac'
     scheduler(here, "scontrol", asks)
+    scheduler(here, "sinfo", "echo gpu:8")
     scheduler(here, "sbatch", f'[ "$1" = --test-only ] || {{ {submits}; }}')
 
 
@@ -104,7 +105,9 @@ def test_a_job_is_submitted_and_known(here: Path) -> None:
     assert "lr: 0.0001" in job.run_config.read_text()
     assert [submission.id for submission in job.read_submissions()] == ["17"]
     assert [event["event"] for event in job.read_events()] == ["submitted"]
-    assert launch("demo", "--nodes", "2", "--gpus-per-node", "4")[1].startswith("demo-2: 2 nodes x 4 ranks, submitted")
+    _, said = launch("demo", "--nodes", "2", "--gpus-per-node", "4")
+    assert "plan: the kind of GPU is not known" in said
+    assert "\ndemo-2: 2 nodes x 4 ranks, submitted to slurm as 17\n" in said
 
 
 def test_a_job_that_nobody_took_leaves_nothing(here: Path) -> None:
@@ -151,9 +154,44 @@ def test_in_the_foreground_it_becomes_the_job(here: Path) -> None:
     assert submission.id.startswith(done.stdout.strip() + ".")
 
 
+def test_tasks_of_an_array_are_jobs_of_their_own(here: Path) -> None:
+    (here / "go.py").touch()
+    slurm(here)
+    launch("--script", "go.py", "--array", "1-5:2%2", "--name", "x")
+    assert sorted(path.name for path in (here / "jobs").iterdir()) == ["x", "x-1", "x-3", "x-5"]
+    assert (
+        "supervise " + str(here / "jobs/x") + '-"$SLURM_ARRAY_TASK_ID"'
+        in JobDirectory(here / "jobs/x").script.read_text()
+    )
+    task = JobDirectory(here / "jobs/x-3")
+    described = task.read()
+    assert (described.part_of, described.task, described.launch.array) == ("x", 3, None)
+    assert [submission.id for submission in task.read_submissions()] == ["17_3"]
+    assert f"supervise {task.root}\n" in task.script.read_text()  # that can be submitted again alone
+
+
+def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> None:
+    (here / "go.py").touch()
+    slurm(here)
+    launch("--script", "go.py", "--name", "x-2")
+    with pytest.raises(GlmforgeError, match="x-2: there is a job of this name"):
+        launch("--script", "go.py", "--array", "1-3", "--name", "x")
+    assert [path.name for path in (here / "jobs").iterdir()] == ["x-2"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (("--script", "go.py", "--array", "3-1"), "array: 3-1: names no task"),
+        (("--script", "go.py", "--array", "0-99999"), "array: 0-99999: has more than 10,000 tasks"),
+        (("--script", "go.py", "--array", "0-9999999999"), "array: 0-9999999999: has a number that is too large"),
+        (
+            ("--script", "go.py", "--array", "0-3", "--name", "a" * 64),
+            "--name " + "a" * 64 + ": is too long for an array",
+        ),
+        (("demo", "--launcher", "ssh", "--nodes", "2"), "hosts: the launcher ssh needs them; give --hosts"),
+        (("demo", "--hosts", "a,b", "--nodes", "2", "--exclude", "b"), "nodes: 2 is more than there are hosts: 1"),
+        (("demo", "--gpus-per-node", "8", "--gpu", "h900"), "--gpu h900: is not known"),
         (("demo", "--nodes", "2"), "options: nodes: the launcher local has one node, not 2; choose ssh, slurm, pbs or"),
         (("demo", "--gpus-per-node", "3"), "1 node x 3 ranks: phases.0.batch_size: 8 sequences do not divide over 3"),
         (("nothing.yaml",), "nothing.yaml: no such file"),

@@ -74,6 +74,18 @@ def test_a_run_that_is_not_there_yet_brings_model_and_tokenizer(stages_of, tmp_p
     assert "glmforge-chain" not in mid.config.model_dump_json()
 
 
+def test_a_run_whose_directory_begins_like_another_one(stages_of, tmp_path):
+    late = """
+  late:
+    needs: [mid]
+    config: mid.yaml
+    overrides: ["init_from=${mid.run}", output_dir=out/late]
+"""
+    stage = {stage.name: stage for stage in stages_of(CHAIN + late)}["late"]
+    assert stage.config.init_from == tmp_path / "out/pretrain-2"
+    assert stage.config.data.tokenizer == tmp_path / "out/pretrain-2/tokenizer"
+
+
 def test_options_of_a_stage_lie_over_the_common_ones(stages_of):
     corpus, pretrain, *_ = stages_of()
     assert (corpus.launch.nodes, corpus.launch.env) == (1, {"A": "1"})

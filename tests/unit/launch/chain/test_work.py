@@ -99,6 +99,7 @@ def test_all_stages_are_submitted_at_once_and_wait_for_what_they_need(chain, sch
     assert scheduler.after == {"1": (), "2": ("1",), "3": ("1",), "4": ("2", "3")}
     assert "#SBATCH --dependency=afterok:2:3\n" in scheduler.scripts["4"]
     assert "dependency" not in scheduler.scripts["1"]
+    assert "dependency" not in job_of(chain, "d").script.read_text(), "it may be submitted again by hand"
     assert states(chain) == {
         "a": JobState.STARTING,
         "b": JobState.WAITING,

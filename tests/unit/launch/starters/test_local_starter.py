@@ -1,6 +1,7 @@
 """Ranks on this machine: through the starter as the supervisor uses it."""
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.launch.ranks.ports import reserve
 from glmforge.launch.starters.local import LocalStarter
+from glmforge.launch.starters.torchrun import TorchrunStarter
 from helpers.ranks import ALL_REDUCE, attempt_in, ended, is_running, ranks_of, record, texts, until
 
 
@@ -54,3 +56,13 @@ def test_after_a_failure_the_others_have_their_grace_and_no_more(tmp_path: Path)
 def test_more_than_one_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="choose ssh"):
         LocalStarter().start(ranks_of(attempt_in(tmp_path), ["true"], ["a", "b"]))
+
+
+def test_torchrun_starts_the_ranks_of_this_machine_by_its_own_name(tmp_path: Path) -> None:
+    """Without ssh, and with the ranks' own logs and records."""
+    attempt = attempt_in(tmp_path)
+    command = ["bash", "-c", "echo $RANK of $WORLD_SIZE, $TORCHELASTIC_RUN_ID"]
+    ranks = ranks_of(attempt, command, [socket.gethostname()], port=reserve(42))
+    assert ended(TorchrunStarter().start(ranks)) == 0
+    assert [texts(attempt, rank)[-1].split(",")[0] for rank in range(2)] == ["0 of 2", "1 of 2"]
+    assert [record(attempt, rank).status for rank in range(2)] == [0, 0]

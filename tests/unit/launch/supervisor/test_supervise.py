@@ -7,7 +7,8 @@ import pytest
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.supervisor.nodes import Ledger, allow
-from glmforge.launch.supervisor.supervise import LEASE, Supervisor
+from glmforge.launch.supervisor.standby import LEASE
+from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
 
 KILLED = Ends(-9, ["step 3"])
@@ -147,3 +148,12 @@ def test_a_node_is_drained_with_a_reason_where_that_is_wanted(tmp_path: Path) ->
     place = {"is_given": True}
     _, _, allocation = supervise(job, lambda ranks, number: {0: KILLED} if number == 1 else {}, **place)
     assert "1 failures, the last: rank 0 on a failed first" in allocation.drained["a"]
+
+
+def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    allocation = FakeAllocation(("a", "b"), can_requeue=True, is_given=True, ours=False)
+    supervisor = Supervisor(job, FakeStarter(lambda ranks, number: {0: KILLED}), allocation, wait_s=0.0)
+    supervisor.told.append("TERM")
+    assert supervisor.run() == 75
+    assert not allocation.requeued

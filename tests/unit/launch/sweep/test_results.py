@@ -158,5 +158,5 @@ def test_a_page_of_runs_that_have_not_begun(tmp_path):
     page = write_sweep_page(view_of(record(rows), rows), tmp_path / "page.html").read_text()
     assert "<svg" not in page
     assert "waiting" in page
-    with pytest.raises(ConfigError, match="does not end in .html"):
+    with pytest.raises(ConfigError, match=r"does not end in \.html"):
         write_sweep_page(view_of(record(rows), rows), tmp_path / "page.txt")

@@ -40,8 +40,9 @@ def scheduler():
 
 
 @pytest.fixture
-def sweep(new_sweep, scheduler):
+def sweep(new_sweep, scheduler, monkeypatch):
     """Written, under Slurm."""
+    monkeypatch.setattr(work, "submissions_in", lambda directory: [])
     new = new_sweep()
     new.write()
     return Sweep(new.directory, lambda launcher: scheduler)
@@ -139,6 +140,32 @@ def test_a_submission_that_fails_leaves_a_sweep_to_be_submitted(sweep, scheduler
     assert {job.state for job in sweep.jobs()} == {JobState.NEW}
     scheduler.is_down = False
     assert len(sweep.submit_array()) == 6
+
+
+def test_killed_while_it_was_noted_the_rest_is_noted(sweep, scheduler):
+    sweep.submit_array()
+    for number in (2, 5):
+        job_of(sweep, number).submissions.unlink()
+    assert sweep.submit_array() == []
+    assert [job_of(sweep, number).read_submissions()[-1].id for number in range(6)] == [f"1_{n}" for n in range(6)]
+    assert len(job_of(sweep, 0).read_submissions()) == 1
+
+
+def test_killed_before_it_was_noted_the_array_is_found(sweep, scheduler, monkeypatch):
+    submit = scheduler.submit
+
+    def killed(job, launch):
+        submit(job, launch)
+        raise KeyboardInterrupt
+
+    scheduler.submit = killed
+    with pytest.raises(KeyboardInterrupt):
+        sweep.submit_array()
+    scheduler.submit = submit
+    monkeypatch.setattr(work, "submissions_in", lambda directory: ["1"] if directory.name == "lr" else [])
+    assert sweep.submit_array() == []
+    assert job_of(sweep, 4).read_submissions()[-1].id == "1_4"
+    assert list(scheduler.scripts) == ["1"]
 
 
 def test_cancelled_together(sweep, scheduler):

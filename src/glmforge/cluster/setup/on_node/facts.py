@@ -1,19 +1,20 @@
-# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208
+# ruff: noqa: PTH110, PTH112, PTH113, PTH116, PTH118, PTH120, PTH123, PTH208
 """What a machine has: programs, GPUs, networks, disks. Runs on any machine, like `changes`, and changes nothing."""
 
 from __future__ import annotations
 
-import glob
 import os
 import pwd
 import re
 import resource
 import shlex
-import shutil
 import socket
 import subprocess
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from typing import Any
 
 _PROGRAM_LIMIT_S = 20
 _PACKAGES = ("glmforge", "torch")
@@ -85,8 +86,9 @@ def _others_may_write(path: str) -> bool:
 
 def _which(name: str, python: list[str] | None = None) -> str | None:
     beside = os.path.join(os.path.dirname(python[0]) if python else "", name)  # of a virtual environment
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    return beside if beside[0] == "/" and os.access(beside, os.X_OK) else shutil.which(name, path=search)
+    search = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
+    candidates = [*([beside] if beside[0] == "/" else []), *(os.path.join(folder, name) for folder in search)]
+    return next((file for file in candidates if os.path.isfile(file) and os.access(file, os.X_OK)), None)
 
 
 def _words(command: str) -> list[str]:
@@ -115,7 +117,7 @@ def _packages(python: list[str]) -> dict[str, bool]:
 def find_gpus() -> dict[str, Any]:
     """Their number and names; by their device files where the driver's program is not there."""
     program = _which("nvidia-smi")
-    devices = len([path for path in glob.glob("/dev/nvidia*") if re.match(r"/dev/nvidia\d+$", path)])
+    devices = len([name for name in _list("/dev") if re.fullmatch(r"nvidia\d+", name)])
     if program is None:
         return {"count": devices, "names": [], "source": "device files"}
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from glmforge.cluster.setup.on_node.changes import Refusal, apply, look, undo
 from glmforge.cluster.setup.on_node.facts import can_bind, facts, find_gpus, greet
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def serve(request: dict[str, Any]) -> dict[str, Any]:

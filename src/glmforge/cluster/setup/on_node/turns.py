@@ -19,11 +19,14 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 from glmforge.cluster.hosts.on_node.wire import begin, say
 from glmforge.cluster.setup.on_node.serve import serve
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
 READY = {"ready": True}
 GO_LIMIT_S = 45.0
