@@ -10,6 +10,8 @@ from glmforge.launch.cancel import is_cancelled, note_cancelled
 from glmforge.launch.find import Job, find_jobs
 from glmforge.launch.job import Cause, Submission
 from glmforge.launch.schedulers.base import State
+from glmforge.launch.state import SUPERVISOR_LEASE
+from glmforge.launch.supervisor import supervise
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 
 
@@ -111,3 +113,7 @@ def test_a_damaged_job_is_neither_ended_nor_submitted(tmp_path: Path, scheduler:
         control.cancel(damaged, scheduler.of)
     with pytest.raises(LaunchError, match="cannot be submitted"):
         control.resubmit(damaged, scheduler.of)
+
+
+def test_the_supervisors_lease_has_the_name_that_is_looked_for() -> None:
+    assert supervise.LEASE == SUPERVISOR_LEASE
