@@ -10,9 +10,14 @@ Two kinds of hosts, since on one machine the servers' work would hide ours:
 - `recorded` (checks only): in ssh's place a program that prints what a node has answered once. What is measured is our
   own work alone.
 - `ssh`: one real sshd that answers at as many addresses of the loopback. Its processor time is measured apart: on a
-  cluster it is spread over the nodes.
+  cluster it is spread over the nodes. Login shells there find an empty home: what this machine's own start files do
+  (pyenv's take longer than everything else) is no node's.
 
-Beside these stands the dry run that connects to nothing. Writes benchmarks/results/cluster_hosts.json.
+Beside these stand the dry run that connects to nothing, and `parts`: the processor time of one host on each side, for
+a connection that runs nothing, for one that starts Python, and for what setup and the quick checks send.
+
+`hosts_per_minute` is what was measured, with both sides on this machine's cores. `asking_per_minute` is reckoned: what
+its cores would reach if they did nothing but the asking side's work. Writes benchmarks/results/cluster_hosts.json.
 """
 
 import argparse
@@ -54,6 +59,7 @@ AllowUsers *@127.*
 MaxStartups 2000
 UseDNS no
 PidFile none
+SetEnv HOME={directory}
 """
 _CLIENT = """Host 127.*
   Port {port}
@@ -63,6 +69,7 @@ _CLIENT = """Host 127.*
   LogLevel ERROR
 """
 _PYTHON = "/usr/bin/python3"  # what a node has
+_TIMES = 16
 
 
 def main() -> None:
@@ -84,24 +91,62 @@ def main() -> None:
             _measure_check(directory, "plain", given.real_hosts, given.at_once, plain),
         ]
         with _server(directory, given.real_hosts) as (pid, command):
+            parts = _measure_parts(directory, pid, command)
             for kex in ("default", "curve25519-sha256"):
                 ssh = command if kex == "default" else f"{command} -o KexAlgorithms={kex}"
                 before = _processor_seconds(pid)
                 row = _measure(directory, f"ssh, key exchange {kex}", given.real_hosts, given.at_once, ssh)
-                row["server_ms_per_host"] = round(1000 * (_processor_seconds(pid) - before) / given.real_hosts, 1)
-                rows.append(row)
+                rows.append(_with_server(row, _processor_seconds(pid) - before))
             before = _processor_seconds(pid)
             row = _measure_check(directory, "ssh, key exchange default", given.real_hosts, given.at_once, command)
-            row["server_ms_per_host"] = round(1000 * (_processor_seconds(pid) - before) / given.real_hosts, 1)
-            checks.append(row)
+            checks.append(_with_server(row, _processor_seconds(pid) - before))
     for row in (*rows, *checks):
         print(row)
     write_result(
         "cluster_hosts",
-        {"node_ms": _node_milliseconds(), "at_once": given.at_once, "dry_runs": rows, "quick_checks": checks},
+        {"at_once": given.at_once, "parts": parts, "dry_runs": rows, "quick_checks": checks},
         code=["src/glmforge/cluster/setup", "src/glmforge/cluster/hosts", "src/glmforge/cluster/checks"],
         out=given.out,
     )
+
+
+def _with_server(row: dict[str, Any], server_seconds: float) -> dict[str, Any]:
+    """With what the server took, and hosts per minute."""
+    hosts, cores = row["hosts"], len(os.sched_getaffinity(0))
+    return row | {
+        "server_ms_per_host": round(1000 * server_seconds / hosts, 1),
+        "hosts_per_minute": round(60 * hosts / row["seconds"]),
+        "asking_per_minute": round(60 * cores * hosts / row["processor_seconds"]),
+    }
+
+
+def _measure_parts(directory: Path, pid: int, command: str) -> list[dict[str, Any]]:
+    """Milliseconds of processor time of a host, one connection after the other."""
+    from glmforge.cluster.hosts.ssh import Ssh
+    from glmforge.cluster.setup.ask import PROGRAM as SETUP
+
+    script, sent = _quick_checks(directory)
+    facts = SETUP.sent({"facts": {"paths": [str(ROOT)], "python": _PYTHON}})
+    kinds = {
+        "connection alone": ("true", b""),
+        "Python": (f"exec {_PYTHON} -I -S -c pass", b""),
+        "setup's facts": (SETUP.script("node"), facts),
+        "quick checks": (script, sent),
+    }
+    return [{"kind": kind, **_measure_part(pid, Ssh.of_command(command), *each)} for kind, each in kinds.items()]
+
+
+def _measure_part(pid: int, ssh: Any, script: str, sent: bytes) -> dict[str, float]:
+    server, before = _processor_seconds(pid), resource.getrusage(resource.RUSAGE_CHILDREN)
+    for host in _names(_TIMES):
+        subprocess.run(ssh.to_shell(host, script), input=sent, stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    client = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    time.sleep(0.5)  # until sshd has waited for the last one's
+    return {
+        "client_ms": round(1000 * client / _TIMES, 1),
+        "server_ms": round(1000 * (_processor_seconds(pid) - server) / _TIMES, 1),
+    }
 
 
 def _measure(directory: Path, kind: str, hosts: int, at_once: int, ssh: str, *more: str) -> dict[str, Any]:
@@ -156,19 +201,23 @@ def _run(*arguments: str) -> tuple[dict[str, Any], str]:
 
 def _recorded_ssh(directory: Path) -> Path:
     """A program that reads what it is sent and prints what this machine has answered to the quick checks."""
+    script, sent = _quick_checks(directory)
+    answer, program = directory / "answer", directory / "recorded-ssh"
+    answer.write_bytes(subprocess.run(["sh", "-c", script], input=sent, stdout=subprocess.PIPE, check=True).stdout)
+    program.write_text(f"#!/bin/sh\ncat > /dev/null\nexec cat {answer}\n")
+    program.chmod(0o755)
+    return program
+
+
+def _quick_checks(directory: Path) -> tuple[str, bytes]:
+    """What the quick checks run on a node, and what they send there."""
     from glmforge.cluster.checks.check import Level
     from glmforge.cluster.checks.probe import PROGRAM, ask_for_facts
     from glmforge.cluster.checks.registry import choose_checks
     from glmforge.config.cluster import ClusterConfig
 
     probes = sorted({check.probe for check in choose_checks(Level.QUICK) if check.probe})
-    sent = ask_for_facts(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
-    answer, program = directory / "answer", directory / "recorded-ssh"
-    command = ["sh", "-c", PROGRAM.script("node")]
-    answer.write_bytes(subprocess.run(command, input=sent, stdout=subprocess.PIPE, check=True).stdout)
-    program.write_text(f"#!/bin/sh\ncat > /dev/null\nexec cat {answer}\n")
-    program.chmod(0o755)
-    return program
+    return PROGRAM.script("node"), ask_for_facts(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
 
 
 def _names(count: int) -> list[str]:
@@ -218,20 +267,6 @@ def _processor_seconds(pid: int) -> float:
     """Of a process and its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def _node_milliseconds() -> float:
-    """Processor time of one request on a node: its Python and what it looks at."""
-    from glmforge.cluster.hosts.fanout import Fanout
-    from glmforge.cluster.setup.ask import Asker
-
-    times = 10
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    for _ in range(times):
-        answers, failures = Asker(Fanout(), _PYTHON).ask({"localhost": {"facts": {"paths": [str(ROOT)]}}})
-        assert answers, failures
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return round(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / times, 1)
 
 
 if __name__ == "__main__":

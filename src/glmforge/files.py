@@ -77,6 +77,19 @@ def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_B
     return content
 
 
+def read_end(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> bytes:
+    """The last `max_bytes` of a regular file, all of it if it has no more. Raises `error`; never waits for a writer."""
+    try:
+        with io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise error(f"{shown(path)}: cannot be read: is not a regular file")
+            file.seek(max(0, found.st_size - max_bytes))
+            return io.BufferedReader(file).read(max_bytes)
+    except OSError as failure:
+        raise error(f"{shown(path)}: cannot be read: {failure.strerror or failure}") from None
+
+
 def read_text(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> str:
     """The text of a regular UTF-8 file of at most `max_bytes`. Raises `error`."""
     try:

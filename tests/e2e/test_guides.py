@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from glmforge.cluster.dev import DevCluster
-from helpers.dev_cluster import hosts_or_skip
+from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
 from helpers.guide import GUIDES, Command, File, Launch, carry_out, check_launch, parsed, read_guide, unknown_commands
 
 BASE = "pre-training.md"
 ADAPTING = ("mid-training.md", "fine-tuning.md", "lora.md")
 ON_HOSTS = "infrastructure.md"
+ON_SLURM = ("slurm.md", "recovery.md")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,21 @@ def test_the_guide_to_infrastructure_does_what_it_says(tmp_path: Path) -> None:
             DevCluster.end(tmp_path / "lab")
 
 
+@pytest.mark.chaos  # minutes of jobs that are taken down and come back
+@pytest.mark.parametrize("guide", ON_SLURM)
+def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> None:
+    hosts_or_skip()
+    install_slurm_or_skip()
+    shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
+    try:
+        carry_out(guide, tmp_path)
+    finally:
+        if (tmp_path / "lab").exists():
+            DevCluster.end(tmp_path / "lab")
+
+
 def test_every_guide_is_followed() -> None:
-    assert {path.name for path in GUIDES.glob("*.md")} == {BASE, *ADAPTING, ON_HOSTS}
+    assert {path.name for path in GUIDES.glob("*.md")} == {BASE, *ADAPTING, ON_HOSTS, *ON_SLURM}
 
 
 @pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)

@@ -53,6 +53,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         None,
     ),
     "data chat": ("{out}/chats.jsonl --tokenizer {data}/tokenizer --show 1 --out {out}/chats", None),
+    "configs list": ("", None),
+    "configs copy": ("small_1b {out}/configurations/small.yaml", None),
     "model show": ("tiny", None),
     "checkpoint show": ("{run}", None),
     "checkpoint verify": ("{run}", None),
@@ -78,8 +80,26 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster env": ("--network tcp", None),
     "cluster clean": ("--path {out}/cache --dry-run", None),
     "cluster stage": ("{data}/train --to {out}/cache", None),
+    "jobs list": ("--jobs-dir {out}", None),
+    "jobs show": ("none --jobs-dir {out}", None),
+    "jobs logs": ("none --jobs-dir {out}", None),
+    "jobs follow": ("none --jobs-dir {out}", None),
+    "sweep show": ("none --jobs-dir {out}", None),
+    "sweep page": ("none --jobs-dir {out} --out {out}/sweep.html", None),
+    "sweep resubmit": ("none --jobs-dir {out}", None),
+    "sweep cancel": ("none --jobs-dir {out}", None),
+    "sweep task": ("{out}/none 0", None),
+    "chain run": ("{run}.yaml --jobs-dir {out}", None),
+    "chain show": ("none --jobs-dir {out}", None),
+    "chain resume": ("none --jobs-dir {out}", None),
+    "chain cancel": ("none --jobs-dir {out}", None),
+    "jobs cancel": ("none --jobs-dir {out}", None),
+    "jobs resubmit": ("none --jobs-dir {out}", None),
+    "jobs allow": ("none node1 --jobs-dir {out}", None),
+    "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
+    "supervise": "it goes on until a job is done; `tests/integration/launch/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
     "health": "its status is the machine's; `tests/integration/cluster/test_health.py` runs it",
 }
@@ -92,6 +112,15 @@ REFUSES = {
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
+    **dict.fromkeys(
+        ("jobs show", "jobs logs", "jobs follow", "jobs cancel", "jobs resubmit", "jobs allow", "jobs goodput"),
+        "there is no job none",
+    ),
+    **dict.fromkeys(
+        ("sweep show", "sweep page", "sweep resubmit", "sweep cancel", "sweep task"), "there is no such sweep"
+    ),
+    "chain run": "output_dir: unknown key",
+    **dict.fromkeys(("chain show", "chain resume", "chain cancel"), "there is no such chain"),
     **dict.fromkeys(
         ("cluster dev status", "cluster dev shell", "cluster dev fail", "cluster dev cut", "cluster dev heal"),
         "no development cluster is up there",

@@ -8,18 +8,19 @@ The cluster itself is `glmforge.cluster.dev`; packages that are missing are inst
 requeued job waits for before it starts again (two minutes) is skipped.
 """
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
 from glmforge.cluster.dev.modes import namespaces_refusal
-from glmforge.cluster.dev.packages import needed
+from glmforge.cluster.dev.packages import find, needed
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4
@@ -110,6 +111,56 @@ class Cluster:
         return log.read_bytes()[-6000:].decode(errors="replace") if log.is_file() else f"no log {log}"
 
 
+@dataclass(frozen=True)
+class ControllersClock:
+    """The clock of the controller (libfaketime), which can stay in one second; time goes on for everything else."""
+
+    file: Path
+
+    def stay(self) -> Iterator[None]:
+        """In one second, after all that has happened; a step is a millisecond: while time stands nothing is done."""
+        second = time.localtime(time.time() + 2)
+        for millisecond in range(1000):
+            self._write(time.strftime(f"%Y-%m-%d %H:%M:%S.{millisecond:03d}", second))
+            yield
+
+    def go_on(self) -> None:
+        self._write("+0")
+
+    def _write(self, text: str) -> None:
+        """At once, so that no half of it is read."""
+        new = self.file.with_suffix(".new")
+        new.write_text(f"{text}\n")
+        new.replace(self.file)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For what is to go by this clock."""
+        return {
+            "LD_PRELOAD": "/usr/$LIB/faketime/libfaketimeMT.so.1",
+            "FAKETIME_TIMESTAMP_FILE": str(self.file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+@contextmanager
+def controllers_clock(directory: Path) -> Iterator[ControllersClock]:
+    """The clock of clusters that start within the block; its files are in `directory`."""
+    install_slurm_or_skip()
+    install_or_skip(("faketime",), ("faketime",))
+    clock = ControllersClock(directory / "clock")
+    clock.go_on()
+    (directory / "bin").mkdir()
+    program = directory / "bin/slurmctld"
+    variables = " ".join(f"'{name}={value}'" for name, value in clock.environment.items())
+    program.write_text(f'#!/bin/sh\nexec env {variables} {find("slurmctld")} "$@"\n')
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        yield clock
+
+
 def install_slurm_or_skip(*, accounting: bool = False) -> None:
     """Skip the test, saying what is missing, where Slurm cannot be had."""
     programs = needed(slurm=True, accounting=accounting, namespaces=False, ssh=False)
@@ -125,9 +176,10 @@ def hosts_or_skip() -> None:
 
 
 @contextmanager
-def slurm_cluster(directory: Path) -> Iterator[Cluster]:
+def slurm_cluster(directory: Path, grace_time_s: int = 300) -> Iterator[Cluster]:
     """A plain cluster in `directory`, which must be empty, within the block; patient with a busy machine."""
     install_slurm_or_skip()
-    options = DevOptions(nodes=NUM_NODES, gpus=GPUS_PER_NODE, cpus=CPUS_PER_NODE, slurmd_timeout_s=600, mode="plain")
+    size = DevOptions(nodes=NUM_NODES, gpus=GPUS_PER_NODE, cpus=CPUS_PER_NODE)
+    options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain")
     with development_cluster(directory, options) as dev:
         yield Cluster(dev)

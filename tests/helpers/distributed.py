@@ -30,16 +30,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from helpers.linked_hosts import INTERFACE, LinkedHost
 
-PRELOADED = ["pytest", "glmforge.recipes.train"]
+_PRELOADED = ["pytest", "glmforge.recipes.train", "glmforge.dryrun.rank"]
 """Imported once by the process that ranks are forked from: four seconds less for each of them."""
 _GRACE_S = 3.0  # after one rank has failed: how long the others may take to report their own error
 _LOG_TAIL_BYTES = 4000
+
+
+def fork_server() -> ForkServerContext:
+    """What starts processes by forking them from one that has imported what ranks need.
+
+    There is one such process per test process, and whoever comes first says what it imports: a session with tests that
+    run ranks starts it before the first of them (`tests/conftest.py`), because a dry run would have it import less.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 class RankFailure(RuntimeError):
@@ -63,8 +75,7 @@ def run_ranks(
     function = (fn.__module__, sys.modules[fn.__module__].__file__, fn.__qualname__)
     if "<" in fn.__qualname__:
         raise ValueError(f"run_ranks needs a module-level function, not {fn.__qualname__}")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = fork_server()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         payload = (
             function,

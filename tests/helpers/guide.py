@@ -5,7 +5,7 @@ A fenced block of a guide is one of three things, and any other is an error:
 - a file, where the paragraph before ends with its name: "... in `run.yaml`:";
 - `console`: commands after `$ `, run by bash in real processes, and below each what it shows of its output, where
   "..." stands for anything in a line, or for any lines. A command whose output ends with a line of "glmforge: ..."
-  is refused with status 1; every other one succeeds;
+  is refused with status 1; every other one succeeds. `export NAME=VALUE` holds for the commands after it;
 - `sh`: launches for a cluster, which cannot run here. What the guide says is held to the program all the same: the
   command line is parsed, the configuration loaded with its overrides, and laid out on as many ranks as are launched.
 """
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
 _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"`(?P<name>[\w.-]+)`:\s*\Z")
+_EXPORT = re.compile(r"export (?P<name>[A-Z_]+)=(?P<value>[\w./$-]+)")
 _INLINE = re.compile(r"(?<!`)`(glmforge [^`]+)`")
 _LIMIT_S = 240
 _RANKS_OF_NODE = 8  # where a script starts them: examples/slurm/pretrain.sbatch, and those of examples/two_nodes
@@ -88,13 +89,16 @@ def carry_out(guide: str, directory: Path) -> None:
     for name in ("configs", "examples"):
         if not (directory / name).exists():
             (directory / name).symlink_to(ROOT / name)
+    exported: dict[str, str] = {}
     for step in read_guide(GUIDES / guide):
         place = f"{guide}:{step.line}"
         match step:
             case File():
                 (directory / step.name).write_text(step.text, "utf-8")
+            case Command() if export := _EXPORT.fullmatch(step.text):
+                exported[export["name"]] = export["value"].replace("$PWD", str(directory))
             case Command():
-                _run(step, directory, place)
+                _run(step, directory, place, exported)
             case Launch():
                 check_launch(shlex.split(step.text, comments=True), directory, place)
 
@@ -170,9 +174,11 @@ def _commands(body: str, line: int) -> Iterator[Command]:
         yield Command(line + body.count("\n", 0, found.start()), found["text"], found["shown"].strip("\n"))
 
 
-def _run(command: Command, directory: Path, place: str) -> None:
+def _run(command: Command, directory: Path, place: str, exported: Mapping[str, str]) -> None:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {"PATH": programs, "COLUMNS": "120", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {"PATH": programs, "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | exported
+    if "SLURM_CONF" not in exported:  # else ranks are on several hosts
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
     done = subprocess.run(
         ["bash", "-c", command.text],
         cwd=directory,

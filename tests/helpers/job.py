@@ -12,7 +12,6 @@ it the loss, and when.
 """
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -28,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from helpers.distributed import (
-    PRELOADED,
     die_with_parent,
     enter_host,
+    fork_server,
     free_port,
     redirect_output,
     set_environment,
@@ -120,8 +119,7 @@ def start_job(
 ) -> Job:
     """Start the run of `config_path` on `world_size` ranks, dealt to `hosts` if there are any; `stop_after` that step
     it saves and ends."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = fork_server()
     log_dir.mkdir(parents=True, exist_ok=True)
     names = [f"{launch:03d}-{rank}" for rank in range(world_size)]
     logs, steps = [log_dir / f"{name}.log" for name in names], [log_dir / f"{name}.jsonl" for name in names]

@@ -197,15 +197,16 @@ def closed_port(node: Node) -> Iterator[None]:
 @contextmanager
 def taken_port(node: Node) -> Iterator[None]:
     """A rank of another job listens where the master should."""
-    script = f"import socket; s = socket.create_server(('', {MASTER_PORT})); print('ready', flush=True); s.accept()"
-    command = node.cluster.command(node.name, "python3", "-c", script)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+    listens = f"import socket, sys; s = socket.create_server(('', {MASTER_PORT})); print('ready', flush=True)"
+    # It ends with its input: a kill would reach only the process that has entered the node for it.
+    command = node.cluster.command(node.name, "python3", "-c", f"{listens}; sys.stdin.read()")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout is not None
         assert listener.stdout.readline() == "ready\n"
         try:
             yield
         finally:
-            listener.kill()
+            listener.communicate()
 
 
 @contextmanager

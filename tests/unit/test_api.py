@@ -10,7 +10,7 @@ import torch
 import glmforge
 from helpers.tiny_data import TinyData
 
-HEAVY = {"torch", "transformers", "matplotlib", "pyarrow"}
+HEAVY = {"torch", "transformers", "matplotlib", "pyarrow", "numpy", "tokenizers"}
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -26,7 +26,10 @@ def test_nothing_heavy_is_imported_early(statement: str) -> None:
     assert not loaded_modules(statement) & HEAVY
 
 
-@pytest.mark.parametrize("command", [["--help"], ["train", "--help"], ["plan", str(CONFIGS / "small_1b.yaml")]])
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["train", "--help"], ["data", "tokenizer", "--help"], ["plan", str(CONFIGS / "small_1b.yaml")]],
+)
 def test_commands_that_do_not_compute_import_nothing_heavy(command: list[str]) -> None:
     """Which is what lets them answer in well under a second."""
     statement = f"from glmforge.cli.app import app; app({command}, standalone_mode=False)"

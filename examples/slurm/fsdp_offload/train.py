@@ -54,7 +54,8 @@ def sharded(device: torch.device) -> nn.Module:
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
     for block in model.blocks:
         fully_shard(block, mesh=mesh, offload_policy=offload)
-    return fully_shard(model, mesh=mesh, offload_policy=offload)
+    fully_shard(model, mesh=mesh, offload_policy=offload)  # in place
+    return model
 
 
 def batch_of(text: Tensor, step: int, rows: int, length: int) -> Tensor:

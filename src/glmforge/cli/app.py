@@ -17,6 +17,7 @@ from glmforge.cli import (
     adapter,
     chat,
     checkpoint,
+    configs,
     control,
     demo,
     evaluate,
@@ -31,7 +32,11 @@ from glmforge.cli import (
 )
 from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
+from glmforge.cli.launch import chain, sweep
+from glmforge.cli.launch.jobs import app as jobs
 from glmforge.cli.launch.launch import launch
+from glmforge.cli.launch.several import TakesSeveral
+from glmforge.cli.launch.supervise import supervise
 from glmforge.cli.plan.command import plan
 from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
@@ -50,7 +55,7 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan)
-app.command("launch")(launch)
+app.command("launch", cls=TakesSeveral)(launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
@@ -58,9 +63,14 @@ app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
 app.command("health")(health.health)
+app.command("supervise", hidden=True)(supervise)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
+app.add_typer(configs.app, name="configs")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(sweep.app, name="sweep")
+app.add_typer(chain.app, name="chain")
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")

@@ -19,6 +19,8 @@ def report(
 ) -> None:
     """Write a run's report: loss, learning rate, throughput, expert balance, evaluation, configuration.
 
+    Of a run that belongs to a job ('glmforge launch') also the job's goodput.
+
     With --overfitting or --export-logs only that is done, unless --out is given too.
 
     Example:
@@ -36,9 +38,10 @@ def report(
         for path in write_logs(read_run(run), export_logs):
             typer.echo(f"{path}")
     if out is not None or not (overfitting or export_logs):
+        from glmforge.launch.goodput_words import report_extra
         from glmforge.report.report import write_report
 
-        typer.echo(f"{write_report(run, out)}")
+        typer.echo(f"{write_report(run, out, report_extra(run))}")
 
 
 def _print_overfitting(run: Path) -> None:

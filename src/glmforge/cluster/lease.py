@@ -280,6 +280,19 @@ class Lease:
         )
 
 
+def newest_claim(directory: Path, *, name: str = LOCK) -> Claim | None:
+    """Who claimed the directory last, for people to read; None if nobody did, or if that cannot be read.
+
+    Whether the claim still holds, only `Lease` finds out.
+    """
+    claims = directory / name
+    try:
+        numbers = sorted((int(path.name) for path in claims.iterdir() if path.name.isdecimal()), reverse=True)
+        return _parse((claims / f"{numbers[0]:08d}").read_bytes()) if numbers else None
+    except OSError:
+        return None
+
+
 _held: list[Lease] = []
 """What this process holds."""
 

@@ -8,14 +8,17 @@ from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.here import Here
+from glmforge.launch.schedulers.pbs import Pbs
 from glmforge.launch.schedulers.slurm import Slurm
 
 _PROBE_LIMIT_S = 10.0
 
 
-def scheduler_of(launcher: Launcher) -> Scheduler:
+def scheduler_of(launcher: str) -> Scheduler:
     """What runs the jobs of a launcher."""
-    return {"slurm": Slurm}.get(launcher, Here)()
+    if launcher == "slurm":
+        return Slurm()
+    return Pbs() if launcher == "pbs" else Here()
 
 
 def find_launcher(*, has_hosts: bool) -> Launcher:
@@ -35,6 +38,11 @@ def hand_over(job: JobDirectory, *, again: bool = False) -> Submission:
     """Submit the job's script as it stands, and note the number. Raises `LaunchError`."""
     launch = job.read().launch
     return note_submission(job, scheduler_of(launch.launcher).submit(job, launch), launch.launcher, again=again)
+
+
+def id_of_task(array: str, task: int) -> str:
+    """The number of an array's task: 12_3 of Slurm's 12, 12[3].server of PBS's 12[].server."""
+    return array.replace("[]", f"[{task}]") if "[]" in array else f"{array}_{task}"
 
 
 def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: bool = False) -> Submission:

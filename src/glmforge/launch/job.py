@@ -101,6 +101,7 @@ class Verdict(_Record):
     rank: NonNegativeInt | None = None
     why: str = Field(max_length=2000)
     error: str | None = Field(default=None, max_length=2000, description="of the rank that failed first, normalised")
+    step: NonNegativeInt | None = Field(default=None, description="that this rank had done")
 
 
 class AttemptRecord(_Record):

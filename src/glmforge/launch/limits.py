@@ -35,3 +35,9 @@ def hours_minutes_seconds(text: str) -> str:
 def megabytes(text: str) -> int:
     """Of 64G, 1T, or a plain number, which is megabytes."""
     return math.ceil(int(text.rstrip("KMGT")) * _UNITS[text[-1] if text[-1] in _UNITS else "M"])
+
+
+def pbs_amount(text: str) -> str:
+    """64G as PBS writes it: 64gb."""
+    unit = text[-1] if text[-1] in _UNITS else "M"
+    return f"{text.rstrip('KMGT')}{unit.lower()}b"

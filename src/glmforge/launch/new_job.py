@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from glmforge.config.tree import as_mapping, assign, child, from_value, merge, p
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.launch.hand_over import find_launcher
+from glmforge.launch.hosts import hosts_of
 from glmforge.launch.job import JOBS_VARIABLE, JobDescription, JobDirectory, utc_now
 from glmforge.launch.render import Script, render
 from glmforge.observe.run import write_text
 from glmforge.observe.units import counted
 
 _MAX_OPTIONS_BYTES = 1 << 18
+_MAX_TASKS = 10_000
 _NEEDED = re.compile(
     r"(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_HOME|TMPDIR|SLURM_CONF|GLOO_SOCKET_IFNAME|HF_HOME|HF_HUB_OFFLINE"
     r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
@@ -45,12 +47,14 @@ class NewJob:
         directory: where it will be.
         config: of a training job.
         script: the text of its script.
+        tasks: of an array under a supervisor: jobs with directories of their own, NAME-0, NAME-1, ...
     """
 
     directory: JobDirectory
     description: JobDescription
     config: RunConfig | None
     script: str
+    tasks: tuple["NewJob", ...] = ()
 
     def write(self) -> None:
         """Raises `LaunchError` if the name is taken."""
@@ -58,6 +62,9 @@ class NewJob:
         if self.config is not None:
             write_text(self.directory.run_config, dump_config(self.config))
         write_text(self.directory.script, self.script)
+        with self.removed_on_failure():
+            for task in self.tasks:
+                task.write()
 
     @contextmanager
     def removed_on_failure(self) -> Iterator[None]:
@@ -65,8 +72,15 @@ class NewJob:
         try:
             yield
         except LaunchError:
-            shutil.rmtree(self.directory.root)
+            for job in (self, *self.tasks):
+                if job._is_written():
+                    shutil.rmtree(job.directory.root)
             raise
+
+    def _is_written(self) -> bool:
+        """Whether the directory is that of this very job, and not one that had the name before."""
+        directory = self.directory
+        return directory.description.exists() and directory.read().created == self.description.created
 
 
 def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
@@ -97,8 +111,18 @@ def training_job(
         raise LaunchError(
             f"array: every task would train the same run, {shown(config.output_dir)}; for runs that differ, use --sweep"
         )
-    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
-    return _job(directory, "train", command, launch, template, config)
+    return _run_job(directory, config, launch, template)
+
+
+def run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None = None) -> NewJob:
+    """A job that trains a run whose configuration is known, as a point of a sweep. Raises `ConfigError`."""
+    check_layout(config, launch)
+    return _run_job(directory, config, launch, template)
+
+
+def command_job(directory: JobDirectory, command: Sequence[str], launch: LaunchConfig) -> NewJob:
+    """A job that runs a command on every rank: a stage of a chain that trains nothing. Raises `LaunchError`."""
+    return _job(directory, "stage", command, launch, None, None)
 
 
 def script_job(
@@ -115,7 +139,38 @@ def script_job(
     else:
         raise LaunchError(f"{shown(program)}: is neither a Python program (.py) nor executable; chmod +x it")
     directory = JobDirectory(root / _free_name(root, name, path.stem))
-    return _job(directory, "script", [*command, *arguments], launch, template, None)
+    job = _job(directory, "script", [*command, *arguments], launch, template, None)
+    return replace(job, tasks=tuple(_tasks(job, template))) if launch.array and launch.supervise else job
+
+
+def _tasks(job: NewJob, template: Path | None) -> Iterator[NewJob]:
+    """A job for each task of an array: what the array's script has supervised, and what is submitted again alone."""
+    description = job.description
+    launch = description.launch.model_copy(update={"array": None})
+    for number in task_numbers(description.launch.array or ""):
+        directory = JobDirectory(job.directory.root.with_name(f"{job.directory.name}-{number}"))
+        changes = {"name": directory.name, "launch": launch, "part_of": description.name, "task": number}
+        of_task = description.model_copy(update=changes)
+        if not _NAME.fullmatch(directory.name):
+            raise LaunchError(f"--name {shown(description.name)}: is too long for an array; its tasks' names end in -N")
+        yield NewJob(directory, of_task, None, render(Script.of(of_task, directory.root), template))
+
+
+def task_numbers(array: str) -> list[int]:
+    """Of 0-7:2,9%4. Raises `LaunchError` for more than a scheduler takes, and for none."""
+    numbers: dict[int, None] = {}
+    for part in array.partition("%")[0].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        if max(len(first), len(last), len(step)) > 9:
+            raise LaunchError(f"array: {shown(array)}: has a number that is too large")
+        if int(last or first) < int(first) or step == "0":
+            raise LaunchError(f"array: {shown(part)}: names no task; write it as in 0-7, or 0-7:2")
+        found = range(int(first), int(last or first) + 1, int(step or 1))
+        if len(numbers) + len(found) > _MAX_TASKS:
+            raise LaunchError(f"array: {shown(array)}: has more than {_MAX_TASKS:,} tasks; submit several")
+        numbers.update(dict.fromkeys(found))
+    return sorted(numbers)
 
 
 def check_layout(config: RunConfig, launch: LaunchConfig) -> None:
@@ -128,6 +183,11 @@ def check_layout(config: RunConfig, launch: LaunchConfig) -> None:
         resolve_layout(config, ranks)
     except ConfigError as error:
         raise ConfigError(f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}: {error}") from None
+
+
+def _run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None) -> NewJob:
+    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
+    return _job(directory, "train", command, launch, template, config)
 
 
 def _job(
@@ -148,7 +208,7 @@ def _job(
         created=utc_now(),
         launch=launch,
     )
-    script = render(Script.of(description, directory.root), template)
+    script = render(Script.of(description, directory.root, hosts_of(launch)), template)
     return NewJob(directory, description, config, script)
 
 

@@ -18,8 +18,9 @@ from glmforge.cluster.render import safe_environment
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
+from glmforge.launch.hosts import NO_HOSTS, Hosts
 from glmforge.launch.job import JobDescription
-from glmforge.launch.limits import hours_minutes_seconds
+from glmforge.launch.limits import hours_minutes_seconds, pbs_amount
 
 _OWN_NAME = "(your template)"
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -39,6 +40,8 @@ class Script:
         trains: whether the command is `glmforge train`, whose statuses are known.
         environment: of every rank.
         hosts: of the launchers that have no scheduler.
+        address: of the first of them, at which ranks meet; None: its name.
+        ssh: how hosts are called.
     """
 
     name: str
@@ -50,9 +53,11 @@ class Script:
     trains: bool = True
     environment: tuple[tuple[str, str], ...] = ()
     hosts: tuple[str, ...] = ()
+    address: str | None = None
+    ssh: tuple[str, ...] = ("ssh",)
 
     @classmethod
-    def of(cls, description: JobDescription, job: Path, hosts: tuple[str, ...] = ()) -> "Script":
+    def of(cls, description: JobDescription, job: Path, hosts: Hosts = NO_HOSTS) -> "Script":
         """`hosts`: where ranks run, if no scheduler says it."""
         given = description.launch.env
         return cls(
@@ -64,7 +69,9 @@ class Script:
             python=sys.executable,
             trains=description.kind == "train",
             environment=tuple(given.items()),
-            hosts=hosts,
+            hosts=hosts.names,
+            address=hosts.address,
+            ssh=hosts.ssh,
         )
 
     @property
@@ -98,8 +105,16 @@ def slurm_directives(launch: LaunchConfig, name: str = "glmforge") -> str:
 
 def slurm_options(launch: LaunchConfig, name: str = "glmforge") -> list[str]:
     """The same as options of salloc."""
-    lines = slurm_directives(launch, name).splitlines()
-    return [word for line in lines if line.startswith("#SBATCH ") for word in shlex.split(line)[1:]]
+    return _options("#SBATCH ", slurm_directives(launch, name))
+
+
+def pbs_options(launch: LaunchConfig, name: str) -> list[str]:
+    """The #PBS lines of a job as options of qsub."""
+    return _options("#PBS ", _render(_ours(), "pbs_directives.jinja", Script(name=name, launch=launch)))
+
+
+def _options(marker: str, text: str) -> list[str]:
+    return [word for line in text.splitlines() if line.startswith(marker) for word in shlex.split(line)[1:]]
 
 
 def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
@@ -115,11 +130,14 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         trains=script.trains,
         environment=script.environment,
         hosts=script.hosts,
+        address=script.address,
+        ssh=script.ssh,
         wanted_nodes=launch.nodes + launch.supervisor.spare_nodes,
         most_nodes=max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes,
         ranks=launch.ranks,
         starter=launch.chosen_starter,
         walltime=None if launch.time is None else hours_minutes_seconds(launch.time),
+        pbs_mem=None if launch.mem is None else pbs_amount(launch.mem),
         is_sif=launch.container is not None and launch.container.endswith(".sif"),
     )
 

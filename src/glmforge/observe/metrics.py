@@ -157,6 +157,18 @@ _ROWS = (
     Metric("rss_bytes", "bytes", "memory", "resident memory of the rank that writes the record"),
     Metric("device_memory_bytes", "bytes", "memory", "peak accelerator memory allocated by that rank"),
     Metric(
+        "goodput",
+        "fraction",
+        "job",
+        "useful time over allocated time of the job's nodes, until this attempt of it; in its first record",
+    ),
+    Metric(
+        "allocated_node_seconds", "s", "job", "time that nodes were allocated to the job until then, over all nodes"
+    ),
+    Metric("lost_node_seconds", "s {cause}", "job", "what of it was not useful, by cause"),
+    Metric("queue_seconds", "s", "job", "time that the job has waited for nodes until then"),
+    Metric("attempts_before", "1", "job", "attempts of the job before this one"),
+    Metric(
         "max_violation_mean",
         "1",
         "balance",

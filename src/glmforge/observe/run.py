@@ -9,6 +9,7 @@
     samples.jsonl      texts that the model wrote at evaluations
     needles.jsonl      what it retrieved from long texts at evaluations
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
+    time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are left out since a loss spike
     control            a command to the live run, until it is taken
@@ -87,6 +88,10 @@ class RunDirectory:
         return self.root / "events.jsonl"
 
     @property
+    def time(self) -> Path:
+        return self.root / "time.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
@@ -134,7 +139,9 @@ class RunLog:
     needles: list[Record] = field(default_factory=list)
 
 
-def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
+def record_start(
+    root: str | os.PathLike[str], *, name: str, step: int, facts: Mapping[str, object] | None = None
+) -> None:
     """Write `run.json` and a `started` event; on a later start a `resumed` event with what has changed since.
 
     A `run.json` that is damaged is no reason not to start: it is kept under another name and written again.
@@ -143,6 +150,7 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
         root: the run directory; made if missing.
         name: the run's name.
         step: optimizer steps done so far; 0 for a new run.
+        facts: for programs, in the event.
     """
     directory = RunDirectory(Path(root))
     present = {
@@ -155,7 +163,7 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
     info = json.dumps(present, indent=2, ensure_ascii=False) + "\n"
     if not directory.info.exists():
         write_text(directory.info, info)
-        record_event(root, "started", step=step)
+        record_event(root, "started", step=step, facts=facts)
         return
     try:
         changes = _differences(_read_info(directory.info), present)
@@ -165,7 +173,7 @@ def record_start(root: str | os.PathLike[str], *, name: str, step: int) -> None:
         write_text(directory.info, info)
         detail = f"{directory.info.name} was damaged: written anew, the damaged one is kept as {aside.name}"
         logger.warning("%s; it is written anew, the damaged one is kept as %s", error, aside)
-    record_event(root, "resumed", step=step, detail=detail)
+    record_event(root, "resumed", step=step, detail=detail, facts=facts)
 
 
 def record_event(

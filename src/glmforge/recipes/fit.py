@@ -14,13 +14,13 @@ from glmforge.cluster.memory import usable_memory
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
-from glmforge.observe.units import counted, gigabytes
+from glmforge.observe.units import counted
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import find_accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.network import find_network
-from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.memory.fit import shortfall
 from glmforge.plan.memory.purposes import Memory
 from glmforge.plan.search.propose import with_proposal
 from glmforge.plan.stages.stage import stage_of
@@ -36,13 +36,13 @@ def check_fit(
     Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`.
     """
     for index, phase in enumerate(config.phases):
-        shortfall = _shortfall(select_phase(config, phase.name), layout, launch, device)
-        if shortfall is None:
+        missing = _shortfall(select_phase(config, phase.name), layout, launch, device)
+        if missing is None:
             continue
         if index == 0 and not force:
-            raise ConfigError(f"{shortfall}; to start it nevertheless, give --force")
+            raise ConfigError(f"{missing}; to start it nevertheless, give --force")
         if launch.is_main:
-            logger.warning("%s", shortfall)
+            logger.warning("%s", missing)
 
 
 def layout_at_hand(config: RunConfig, launch: LaunchEnvironment, device: torch.device) -> Layout:
@@ -73,9 +73,4 @@ def _shortfall(config: RunConfig, layout: Layout, launch: LaunchEnvironment, dev
         places = [rank // layout.stage_ranks for rank in range(first, first + launch.local_world_size)]
         planned, capacity = sum((estimate.places[place].at_peak for place in places), Memory()), usable_memory()
         who, has = f"{counted(len(places), 'rank')} of this machine", "its processes may use"
-    if planned.total() <= capacity:
-        return None
-    largest = ", ".join(f"{purpose} {gigabytes(size)}" for purpose, size in planned.most_common(3))
-    changes = words_of(helpful_changes(config, layout.world_size, offload=device.type == "cuda"))
-    need = f"{who} would need {gigabytes(planned.total())} ({largest}), {has} {gigabytes(capacity)}"
-    return f"phase '{config.phases[0].name}' does not fit: {need}; {changes}"
+    return shortfall(config, layout, planned, capacity, who=who, has=has, on_gpu=device.type == "cuda")

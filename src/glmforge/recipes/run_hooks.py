@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
+from glmforge.observe.job import job_of_this_process
 from glmforge.training import hooks
 from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook
@@ -27,6 +28,8 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     yield hooks.SourcesHook()
     yield hooks.RoutersHook()
     yield hooks.MetricsHook()
+    if (job := job_of_this_process()) is not None:
+        yield hooks.JobHook(root, job)
     if observe.anomalies is not None:
         yield hooks.AnomalyHook(observe.anomalies)
     if faults.spikes is not None:

@@ -31,6 +31,7 @@ from glmforge.errors import CheckpointError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.choice import choose
 from glmforge.observe.bus import MetricsBus
+from glmforge.observe.job import job_of_this_process
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
@@ -75,6 +76,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
         if begins and config.init_from is not None:
             check_initial_weights(config.init_from, config.model)
         with run_places(config, world), explaining_out_of_memory(config, world) as watch:
+            if world.is_main and (job := job_of_this_process()) is not None:
+                job.note(config.output_dir, event="joined")
             if world.is_main and world.device.type == "cpu":
                 warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
             recipe = open_recipe(config, world)
@@ -133,7 +136,9 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
-        record_start(directory.root, name=config.name, step=trainer.state.step)
+        job = job_of_this_process()
+        facts = job.facts if job is not None else None
+        record_start(directory.root, name=config.name, step=trainer.state.step, facts=facts)
         write_text(directory.config, dump_config(config))
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)

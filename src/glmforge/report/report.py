@@ -7,12 +7,13 @@ one with a single step.
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
 from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
-from glmforge.report.page import page_template
+from glmforge.report.page import Table, Tile, page_template
 from glmforge.report.samples import ShownSample, shown_samples
 from glmforge.report.summary import summarize
 
@@ -29,6 +30,8 @@ class Extra(TypedDict, total=False):
 
     samples: list[Sample]
     facts: Mapping[str, str]  # rows for 'Where it ran', e.g. {"Parameters": "4.9M, 1.2M active"}
+    tiles: list[Tile]
+    tables: list[Table]  # before those of the run
 
 
 def write_report(
@@ -54,11 +57,13 @@ def write_report(
     with needed_for("drawing the report"):
         from glmforge.report.figures import draw_figures
     samples, num_samples = shown_samples(run)
+    summary = summarize(run, report_dir=path.parent, facts=extra.get("facts", {}))
+    tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *summary.tables]
     page = page_template("report.html").render(
         figures=draw_figures(run),
         samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *samples],
         num_left_out=num_samples - len(samples),
-        summary=summarize(run, report_dir=path.parent, facts=extra.get("facts", {})),
+        summary=replace(summary, tiles=tiles, tables=tables),
     )
     write_text(path, page)
     return path

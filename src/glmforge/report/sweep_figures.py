@@ -112,7 +112,13 @@ def _draw_scales(axes: Axes, scales: Sequence[_Scale]) -> None:
         axes.axvline(place, color=MUTED, linewidth=0.8, zorder=1)
         for height, text in scale.marks():
             axes.annotate(
-                text, (place, height), (4, 0), textcoords="offset points", color=MUTED, va="center", fontsize=8
+                text.replace("$", r"\$"),
+                (place, height),
+                (4, 0),
+                textcoords="offset points",
+                color=MUTED,
+                va="center",
+                fontsize=8,
             )
 
 
@@ -159,5 +165,5 @@ def _limit(axes: Axes, curves: Sequence[Sequence[float]]) -> None:
 
 
 def _word(value: float | str) -> str:
-    text = value.replace("$", r"\$") if isinstance(value, str) else f"{value:g}"
+    text = value if isinstance(value, str) else f"{value:g}"
     return text if len(text) <= _MAX_WORDS else f"…{text[1 - _MAX_WORDS :]}"

@@ -27,6 +27,7 @@ _FILES = {
     "samples.jsonl": "texts that the model wrote at evaluations",
     "needles.jsonl": "what it retrieved from long texts",
     "events.jsonl": "starts, resumes and what else happened",
+    "time.jsonl": "where the time of the job's attempts went",
     "checkpoints": "checkpoints, one directory per step",
     "tensorboard": "the metrics for TensorBoard",
 }

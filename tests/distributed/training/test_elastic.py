@@ -19,7 +19,6 @@ from helpers.tiny_data import TinyData
 
 NUM_ROWS = 3
 LAYOUTS: list[dict[str, Any]] = [
-    {"dp_shard": 2},
     {"dp_shard": 2, "ep": 2},
     {"dp_replicate": 2},
     {"tp": 2},
@@ -69,7 +68,11 @@ def alone(base: Path, tiny_data: TinyData) -> Path:
     return base / "alone"
 
 
-@pytest.mark.parametrize("parallel", LAYOUTS, ids=lambda parallel: ",".join(map(str, parallel)))
+@pytest.mark.parametrize(
+    "parallel",
+    [*LAYOUTS, pytest.param({"dp_shard": 2}, marks=pytest.mark.full)],
+    ids=lambda parallel: ",".join(map(str, parallel)),
+)
 def test_measuring_and_training_on_two_ranks(
     parallel: dict[str, Any], base: Path, alone: Path, tiny_data: TinyData, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from glmforge.cluster.hosts.fanout import Answer, Fanout, Outcome
 from glmforge.cluster.hosts.on_node.wire import MARK
 from glmforge.cluster.hosts.remote_program import WIRE, RemoteProgram, read_answer, source_of
 from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.cluster.setup.ask import PROGRAM as SETUP
 from glmforge.cluster.storage.connection import CLEAN, COPIES, TRANSFER, Connection, NodeLost
 from glmforge.errors import HostError
 
@@ -118,7 +119,7 @@ def test_a_python_that_is_too_old_says_so(fanout: Fanout) -> None:
     assert answer.reason == "Python 99.0 or newer is needed there"
 
 
-@pytest.mark.parametrize("program", [CHECKS, TRANSFER, COPIES, CLEAN], ids=lambda program: program.modules[-1])
+@pytest.mark.parametrize("program", [CHECKS, TRANSFER, COPIES, CLEAN, SETUP], ids=lambda program: program.modules[-1])
 def test_a_program_needs_its_oldest_python_and_what_came_before(program: RemoteProgram) -> None:
     version = tuple(map(int, program.oldest.split(".")))
     for number, name in enumerate(program.modules):

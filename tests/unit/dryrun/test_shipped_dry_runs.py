@@ -56,7 +56,7 @@ def test_the_fullest_rank_fits(name: str, world_size: int, phase: str | None, ov
 @pytest.mark.parametrize(
     ("name", "world_size", "gpu"),
     [
-        ("lora_air_8x80gb", 8, "h100-80gb"),
+        pytest.param("lora_air_8x80gb", 8, "h100-80gb", marks=pytest.mark.full),
         pytest.param("lora_air_2x8h200", 16, "h200", marks=pytest.mark.full),
         pytest.param("lora_355b_2x8h200", 16, "h200", marks=pytest.mark.full),
         pytest.param("lora_355b_4x8h100", 32, "h100-80gb", marks=pytest.mark.full),

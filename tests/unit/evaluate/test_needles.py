@@ -30,6 +30,8 @@ WORLD = World.single("cpu")
 LENGTHS = [256, 200]
 FindNeedles = Callable[[ParallelModel, NeedleTests, list[int]], list[Record]]
 OF_LAYOUTS: dict[str, Any] = {"tasks": ["single", "multi_value"], "num_examples": 3}
+GENERATED: dict[str, Any] = OF_LAYOUTS | {"num_examples": 1}
+"""Fewer: an answer is a step of the engine for each of its tokens."""
 COPYING = copying_config(VOCAB_SIZE, max(LENGTHS))
 
 
@@ -93,12 +95,14 @@ def test_scores_equal_the_definition(tiny_data: TinyData) -> None:
         assert record["needle_method"] == "scored"
 
 
-def rank_find(find: FindNeedles, parallel: dict[str, Any], tokenizer_dir: Path, model_dir: Path) -> list[Record]:
+def rank_find(
+    find: FindNeedles, settings: dict[str, Any], parallel: dict[str, Any], tokenizer_dir: Path, model_dir: Path
+) -> list[Record]:
     config = run_config(model=COPYING.model_dump(), parallel=parallel)
     with join_world(resolve_layout(config, torch.distributed.get_world_size()), timeout_s=60) as world:
         model = build_model(config, world)
         load_hf_into(model_dir, model.state_dict(), config.model)
-        return find(model, needles_of(tokenizer_dir, **OF_LAYOUTS), LENGTHS)
+        return find(model, needles_of(tokenizer_dir, **settings), LENGTHS)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +118,7 @@ def test_layouts_give_the_same_scores(tiny_data: TinyData, copying_dir: Path, pa
     tests = needles_of(tiny_data.tokenizer, **OF_LAYOUTS)
     expected = without_seconds(score_needles(single(copying_model(COPYING)), tests, LENGTHS))
     assert len({record["needle_accuracy"] for record in expected}) > 2, "some answers right, some wrong"
-    for records in run_ranks(rank_find, 2, score_needles, parallel, tiny_data.tokenizer, copying_dir):
+    for records in run_ranks(rank_find, 2, score_needles, OF_LAYOUTS, parallel, tiny_data.tokenizer, copying_dir):
         for record, theirs in zip(without_seconds(records), expected, strict=True):
             # fp32 sums in another order.
             assert record == theirs | {"needle_nll": pytest.approx(theirs["needle_nll"], rel=1e-5, abs=1e-5)}
@@ -122,10 +126,10 @@ def test_layouts_give_the_same_scores(tiny_data: TinyData, copying_dir: Path, pa
 
 @pytest.mark.parametrize("parallel", [{}, {"tp": 2}, {"pp": 2, "micro_batch_size": 2}], ids=str)
 def test_layouts_generate_the_same_answers(tiny_data: TinyData, copying_dir: Path, parallel: dict[str, Any]) -> None:
-    tests = needles_of(tiny_data.tokenizer, **OF_LAYOUTS)
+    tests = needles_of(tiny_data.tokenizer, **GENERATED)
     expected = without_seconds(generate_needles(single(copying_model(COPYING)), tests, LENGTHS))
     assert len({record["needle_accuracy"] for record in expected}) > 1, "some answers right, some wrong"
-    for records in run_ranks(rank_find, 2, generate_needles, parallel, tiny_data.tokenizer, copying_dir):
+    for records in run_ranks(rank_find, 2, generate_needles, GENERATED, parallel, tiny_data.tokenizer, copying_dir):
         assert without_seconds(records) == expected
 
 

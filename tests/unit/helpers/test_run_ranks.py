@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -36,6 +37,15 @@ def hangs() -> None:
 def environment() -> dict[str, str]:
     assert not dist.is_initialized()
     return dict(os.environ)
+
+
+def has_imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def test_ranks_find_the_trainer_imported_whoever_came_first():
+    """A dry run in the same process before would have the processes' server import less."""
+    assert run_ranks(has_imported, 1, "glmforge.recipes.train", init_group=False) == [True]
 
 
 def test_results_come_back_in_rank_order():

@@ -51,6 +51,7 @@ WHOLE = LaunchConfig(
     supervisor=SupervisorConfig(min_nodes=1, max_nodes=4, spare_nodes=1),
 )
 SMALL = LaunchConfig(launcher="slurm", nodes=2, ranks_per_node=2, requeue=False, signal=None)
+HOSTS = LaunchConfig(launcher="ssh", nodes=2, ranks_per_node=2, supervise=False)
 
 
 def script(launch: LaunchConfig, *, trains: bool = True, **changes: object) -> Script:
@@ -82,6 +83,16 @@ SCRIPTS = {
     "slurm_srun_container": script(with_(SMALL, supervise=False, container="nvcr.io/nvidia/pytorch:26.01-py3")),
     "slurm_torchrun": script(with_(WHOLE, supervise=False, supervisor={}, starter="torchrun")),
     "slurm_torchrun_sif": script(with_(SMALL, supervise=False, starter="torchrun", container="/images/torch.sif")),
+    "slurm_mpirun": script(with_(SMALL, supervise=False, requeue=True, starter="mpirun", env={"A": "b c"})),
+    "pbs_supervised": script(with_(WHOLE, launcher="pbs")),
+    "pbs_ssh": script(with_(SMALL, launcher="pbs", supervise=False), ssh=("ssh", "-F", "/a b/config")),
+    "pbs_mpirun": script(with_(SMALL, launcher="pbs", supervise=False, starter="mpirun", mem="64G")),
+    "pbs_srun": script(with_(SMALL, launcher="pbs", supervise=False, starter="srun", requeue=True)),
+    "local_local": script(LaunchConfig(launcher="local", ranks_per_node=2, supervise=False)),
+    "local_torchrun": script(LaunchConfig(launcher="local", ranks_per_node=2, supervise=False, starter="torchrun")),
+    "ssh_ssh": script(with_(HOSTS, env={"A": "it's"}, interface="eth0"), hosts=("node1", "node2", "node3")),
+    "ssh_torchrun": script(with_(HOSTS, starter="torchrun"), hosts=("node1", "node2"), address="10.0.0.1"),
+    "mpi_mpirun": script(with_(HOSTS, launcher="mpi", env={"A": "it's"}), hosts=("node1", "node2")),
     "local_supervised": script(LaunchConfig(launcher="local", ranks_per_node=2)),
     "ssh_supervised": script(LaunchConfig(launcher="ssh", nodes=2, hosts=["node1", "node2"])),
 }

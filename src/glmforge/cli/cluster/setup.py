@@ -23,6 +23,8 @@ from glmforge.observe.units import counted
 if TYPE_CHECKING:
     from glmforge.cluster.setup.known_hosts import HostKey
     from glmforge.cluster.setup.plan import Plan, Problem, Step
+    from glmforge.cluster.setup.setup import Options
+    from glmforge.cluster.setup.wanted import Wanted
     from glmforge.config.cluster import ClusterConfig
 
 
@@ -74,52 +76,33 @@ def setup(
 
         glmforge cluster setup --hostfile hosts.txt --undo
     """
-    from glmforge.cluster.hosts.machines import machines_of
-    from glmforge.cluster.setup.journal import Journal
     from glmforge.cluster.setup.known_hosts import read_accepted
-    from glmforge.cluster.setup.setup import Options, Setup
-    from glmforge.cluster.setup.wanted import Wanted
-    from glmforge.observe.work_progress import work_progress
+    from glmforge.cluster.setup.setup import Options
 
+    _refuse_together(offline, dry_run, accept_host_keys, confirm_host_keys)
+    cluster = read_cluster(config, hosts, hostfile, partition, ssh)
+    cluster = _with_options(cluster, gpus_per_node, master_addr, master_port, nvme_path)
+    if undo:
+        _undo(cluster, out, dry_run)
+        return
+    accepted = {} if accept_host_keys is None else read_accepted(accept_host_keys)
+    confirm = _confirm if confirm_host_keys else None
+    options = Options(dry_run=dry_run, offline=offline, accepted=accepted, confirm=confirm, force=force)
+    plan, problems, tests = _set_up(_wanted(kind, cluster, out, nodes), options)
+    _show(plan, tests, problems)
+    found = [*plan.problems, *problems, *(tests.problems if tests else [])]
+    typer.echo(_summary(plan, found, dry_run))
+    raise typer.Exit(1 if any(problem.is_error for problem in found) else 0)
+
+
+def _refuse_together(offline: bool, dry_run: bool, accept_host_keys: Path | None, confirm_host_keys: bool) -> None:
+    """Options that do not go together."""
     if offline and not dry_run:
         raise typer.BadParameter("--offline is for --dry-run only: setup must ask the nodes")
     if accept_host_keys is not None and confirm_host_keys:
         raise typer.BadParameter("give --accept-host-keys or --confirm-host-keys, not both")
     if confirm_host_keys and not sys.stdin.isatty():
         raise typer.BadParameter("--confirm-host-keys needs a terminal; give --accept-host-keys FILE")
-    cluster = _with_options(
-        read_cluster(config, hosts, hostfile, partition, ssh), gpus_per_node, master_addr, master_port, nvme_path
-    )
-    if undo:
-        _undo(cluster, out, dry_run)
-        return
-    if kind is KindName.slurm and cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
-        from glmforge.config.cluster import SlurmConfig
-
-        cluster = cluster.model_copy(update={"slurm": SlurmConfig()})
-    wanted = Wanted.of(kind.value, cluster, machines_of(cluster), out, nodes)
-    options = Options(
-        dry_run=dry_run,
-        offline=offline,
-        accepted={} if accept_host_keys is None else read_accepted(accept_host_keys),
-        confirm=_confirm if confirm_host_keys else None,
-        force=force,
-    )
-    waits = nullcontext(_show_nothing) if confirm_host_keys else work_progress("nodes", 64)
-    with waits as show:
-        work = Setup(wanted, options, lambda what, done, total: show(done, f"{what}: {done} of {total}"))
-        if dry_run:
-            plan, tests = work.plan(Journal(wanted.out)), None
-            problems: list[Problem] = []
-        else:
-            with Journal.opened(wanted.out) as journal:
-                plan, problems, tests = work.run(journal)
-    _show(plan, tests)
-    for problem in problems:
-        typer.echo(f"  error: {escaped(str(problem))}")
-    found = [*plan.problems, *problems, *(tests.problems if tests else [])]
-    typer.echo(_summary(plan, found, dry_run))
-    raise typer.Exit(1 if any(problem.is_error for problem in found) else 0)
 
 
 def _with_options(
@@ -127,6 +110,31 @@ def _with_options(
 ) -> "ClusterConfig":
     given = {"gpus_per_node": gpus, "master_addr": address, "master_port": port, "local_path": nvme_path}
     return cluster.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+def _wanted(kind: KindName, cluster: "ClusterConfig", out: Path, nodes: int | None) -> "Wanted":
+    from glmforge.cluster.hosts.machines import machines_of
+    from glmforge.cluster.setup.wanted import Wanted
+    from glmforge.config.cluster import SlurmConfig
+
+    if kind is KindName.slurm and cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
+        cluster = cluster.model_copy(update={"slurm": SlurmConfig()})
+    return Wanted.of(kind.value, cluster, machines_of(cluster), out, nodes)
+
+
+def _set_up(wanted: "Wanted", options: "Options") -> "tuple[Plan, list[Problem], Step | None]":
+    """The plan; unless that is all that is wanted, carried out, with what went wrong and the tests after it."""
+    from glmforge.cluster.setup.journal import Journal
+    from glmforge.cluster.setup.setup import Setup
+    from glmforge.observe.work_progress import work_progress
+
+    waits = work_progress("nodes", 64) if options.confirm is None else nullcontext(_show_nothing)
+    with waits as show:
+        work = Setup(wanted, options, lambda what, done, total: show(done, f"{what}: {done} of {total}"))
+        if options.dry_run:
+            return work.plan(Journal(wanted.out)), [], None
+        with Journal.opened(wanted.out) as journal:
+            return work.run(journal)
 
 
 def _undo(cluster: "ClusterConfig", out: Path, dry_run: bool) -> None:
@@ -155,8 +163,8 @@ def _show_nothing(done: float, told: str) -> None:
     pass
 
 
-def _show(plan: "Plan", tests: "Step | None") -> None:
-    """Each step with its changes in full and what stands in the way."""
+def _show(plan: "Plan", tests: "Step | None", problems: "Sequence[Problem]") -> None:
+    """Each step with its changes in full and what stands in the way; then what went wrong."""
     from glmforge.cluster.setup.change import describe
 
     for number, planned in enumerate(plan.steps, start=1):
@@ -171,6 +179,8 @@ def _show(plan: "Plan", tests: "Step | None") -> None:
         typer.echo("\nHost keys that nobody has accepted; compare them with what the machines say of themselves:")
         for key in plan.new_keys:
             typer.echo(f"  {key.shown}")
+    for problem in problems:
+        typer.echo(f"  error: {escaped(str(problem))}")
 
 
 def _summary(plan: "Plan", problems: "Sequence[Problem]", dry_run: bool) -> str:

@@ -11,7 +11,7 @@ from glmforge.cli.cluster.machines import HostfileOption, HostsOption, Partition
 from glmforge.cli.interruptible import interruptible
 
 if TYPE_CHECKING:
-    from glmforge.cluster.storage.stage import Staged
+    from glmforge.cluster.storage.staged import Staged
 
 _FIRST_LINE = 10**10  # bytes, before which no line of progress is written
 

@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glmforge.cli.data.options import ForceOption
 from glmforge.cli.signature import takes
 from glmforge.config.needles import MAX_EXAMPLES, MAX_LENGTH, MAX_NEEDLES, MIN_LENGTH, NeedleTestsConfig
-from glmforge.data.needles.build import NeedleTests
-from glmforge.data.needles.haystack import make_haystack
-from glmforge.data.needles.write import NeedleFormat, write_needles
-from glmforge.data.tokens.shards import TokenShard
-from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.observe.units import counted
 from glmforge.observe.work_progress import work_progress
+
+if TYPE_CHECKING:
+    from glmforge.data.needles.build import NeedleTests
+    from glmforge.data.tokens.tokenizer import Tokenizer
 
 
 class Task(StrEnum):
@@ -35,6 +34,14 @@ class Values(StrEnum):
     numbers = "numbers"
     words = "words"
     uuids = "uuids"
+
+
+class Format(StrEnum):
+    """`NeedleFormat`, which cannot be imported before a command runs."""
+
+    shard = "shard"
+    questions = "questions"
+    conversations = "conversations"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +75,12 @@ class NeedleOptions:
     ] = None
 
 
-def tests_of(options: NeedleOptions, tokenizer: Tokenizer) -> NeedleTests:
+def tests_of(options: NeedleOptions, tokenizer: "Tokenizer") -> "NeedleTests":
     """The tests that the options ask for; what is given twice counts once."""
+    from glmforge.data.needles.build import NeedleTests
+    from glmforge.data.needles.haystack import make_haystack
+    from glmforge.data.tokens.shards import TokenShard
+
     several = {
         "lengths": options.length,
         "depths": options.depth,
@@ -92,9 +103,9 @@ class WriteOptions(NeedleOptions):
 
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer that lengths are counted with.")]
     out: Annotated[Path, typer.Option(help="Prefix of a shard, or JSONL file to write.")]
-    format: Annotated[
-        NeedleFormat, typer.Option(help="Documents to train on, prompts with their answers, or chats.")
-    ] = NeedleFormat.shard
+    format: Annotated[Format, typer.Option(help="Documents to train on, prompts with their answers, or chats.")] = (
+        Format.shard
+    )
     force: ForceOption = False
 
 
@@ -109,11 +120,14 @@ def needles(options: WriteOptions) -> None:
         glmforge data needles --tokenizer tokenizers/150k --length 4096 --length 65536 --task multi_key
         --haystack data/books --format questions --out needles.jsonl
     """
+    from glmforge.data.needles.write import NeedleFormat, write_needles
+    from glmforge.data.tokens.tokenizer import Tokenizer
+
     tests = tests_of(options, Tokenizer.load(options.tokenizer))
     with work_progress(f"writing {options.out}", first_line=100) as show:
         write_needles(
             tests,
-            options.format,
+            NeedleFormat(options.format.value),
             options.out,
             overwrite=options.force,
             progress=lambda done: show(done, f"{done:,} of {len(tests):,} tests"),

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,15 +14,15 @@ from rich.table import Table
 from glmforge.cli.data.options import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
 from glmforge.data.documents.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable, write_whole
-from glmforge.data.tokens.bpe import MIN_VOCAB_SIZE, train_on_chunks
-from glmforge.data.tokens.shards import ShardInfo, TokenShard, shard_paths
-from glmforge.data.tokens.text_chunks import HeldOut, TextChunk
-from glmforge.data.tokens.tokenize import EncodingProgress, tokenize_corpus
-from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
+from glmforge.data.tokens.special import MIN_VOCAB_SIZE
 from glmforge.errors import DataError
 from glmforge.observe.units import counted
 from glmforge.observe.work_progress import MEGABYTE, Show, work_progress
+
+if TYPE_CHECKING:
+    from glmforge.data.tokens.shards import ShardInfo
+    from glmforge.data.tokens.text_chunks import TextChunk
+    from glmforge.data.tokens.tokenize import EncodingProgress
 
 _FIRST_LINE = 100 * MEGABYTE  # of text, or 100 million tokens, until a plain line tells how far a command is
 
@@ -73,7 +73,9 @@ def tokenizer(
         glmforge data tokenizer --mixture mixture.yaml --sample-bytes 2e9 --vocab-size 151365 --pad-multiple 128
         --out tokenizers/151k
     """
+    from glmforge.data.tokens.bpe import train_on_chunks
     from glmforge.data.tokens.sample import plan_sample, sampled_chunks
+    from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 
     console = Console()
     refuse_unwritable(out / TOKENIZER_FILE, force)
@@ -116,7 +118,7 @@ def _megabytes(show: Show) -> Callable[[int], None]:
     return add
 
 
-def _counted(chunks: Iterable[TextChunk], progress: Callable[[int], None]) -> Iterator[TextChunk]:
+def _counted(chunks: "Iterable[TextChunk]", progress: Callable[[int], None]) -> "Iterator[TextChunk]":
     for chunk in chunks:
         progress(chunk.num_bytes)
         yield chunk
@@ -161,6 +163,7 @@ def fertility(
         measure_fertility,
         vocabulary_table,
     )
+    from glmforge.data.tokens.tokenizer import Tokenizer
 
     console = Console()
     for path in filter(None, (out, html)):
@@ -211,6 +214,10 @@ def tokenize(
 
         glmforge data tokenize src/ --tokenizer tokenizers/32k --out data/code --held-out 0.01 --on-error skip
     """
+    from glmforge.data.tokens.shards import shard_paths
+    from glmforge.data.tokens.text_chunks import HeldOut
+    from glmforge.data.tokens.tokenize import tokenize_corpus
+
     console = Console()
     documents = read_documents(corpus, text_field, on_error.value)
     if not 0 <= held_out < 1:
@@ -252,6 +259,7 @@ def pack(
         glmforge data pack data/books --seq-len 4096
     """
     from glmforge.data.stream.packing import ensure_packing
+    from glmforge.data.tokens.shards import TokenShard
 
     console, shares = Console(), list[float]()
     started = time.perf_counter()
@@ -277,8 +285,8 @@ def pack(
     )
 
 
-def _told_to(show: Show, started: float) -> Callable[[EncodingProgress], None]:
-    def tell(progress: EncodingProgress) -> None:
+def _told_to(show: Show, started: float) -> "Callable[[EncodingProgress], None]":
+    def tell(progress: "EncodingProgress") -> None:
         megabytes = progress.num_text_bytes / MEGABYTE
         counts = f"{counted(progress.num_documents, 'document')}, {progress.num_tokens:,} tokens, {megabytes:,.0f} MB"
         show(progress.num_text_bytes, f"{counts}, {megabytes / (time.perf_counter() - started):.1f} MB/s")
@@ -286,7 +294,7 @@ def _told_to(show: Show, started: float) -> Callable[[EncodingProgress], None]:
     return tell
 
 
-def _summary(info: ShardInfo, seconds: float) -> str:
+def _summary(info: "ShardInfo", seconds: float) -> str:
     return (
         f"{counted(info.num_documents, 'document')}, {counted(info.num_tokens, 'token')}, "
         f"{info.bytes_per_token:.2f} bytes per token, {info.num_text_bytes / seconds / MEGABYTE:.1f} MB/s"

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.launch.options import LaunchOptions, read_launch
+from glmforge.cli.launch.sweep import launch_sweep
 from glmforge.cli.signature import takes
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from glmforge.launch.job import Submission
     from glmforge.launch.new_job import NewJob
 
-_JOB, _BEFORE = "Job", "Before it is submitted"
+_JOB, _BEFORE, _SWEEP = "Job", "Before it is submitted", "Sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,47 @@ class _Options(LaunchOptions):
     template: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of the script: one of your own.", rich_help_panel=_JOB)
     ] = None
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2 [KEY=...]",
+            help="A run for each value, or log(low,high,count); several keys: the product. See 'glmforge sweep'.",
+            rich_help_panel=_SWEEP,
+        ),
+    ] = None
+    sweep_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Points, grid, random search, as YAML.", rich_help_panel=_SWEEP)
+    ] = None
+    at_once: Annotated[
+        int | None,
+        typer.Option(
+            help="Most runs of the sweep at the same time.",
+            show_default="no limit; 1 without a scheduler",
+            rich_help_panel=_SWEEP,
+        ),
+    ] = None
     detach: Annotated[
         bool,
         typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.", rich_help_panel=_JOB),
     ] = False
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", help="A shell with the job's nodes and variables, no job.", rich_help_panel=_JOB),
+    ] = False
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of GPU that the plan is compared with: h100-80gb. Default: what is found.",
+            rich_help_panel=_BEFORE,
+        ),
+    ] = None
+    plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Refuse a run that by plan does not fit.", rich_help_panel=_BEFORE)
+    ] = True
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="By ssh and MPI: quick checks of the nodes.", rich_help_panel=_BEFORE),
+    ] = True
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the script; ask and submit nothing.", rich_help_panel=_BEFORE)
     ] = False
@@ -70,17 +108,48 @@ def launch(options: _Options) -> None:
         glmforge launch --script train.py --nodes 2 --gpus-per-node 8 -- --epochs 3
 
         glmforge launch configs/demo.yaml --dry-run
+
+        glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) model=tiny,demo --at-once 4
+
+        glmforge launch --interactive --nodes 2 --gpus-per-node 8 --time 1:00:00
     """
     from glmforge.launch.hand_over import scheduler_of
 
     config = read_launch(options)
+    if options.interactive:
+        _interact(options, config)
+        return
+    if options.sweep or options.sweep_file:
+        _sweep(options, config)
+        return
     job = _new_job(options, config)
     if options.dry_run:
         typer.echo(job.script, nl=False)
         typer.echo(f"{job.directory.root}: is where it would be; nothing was submitted", err=True)
         return
     scheduler_of(config.launcher).check(config)
+    _look_before(job, options)
     _submit(job, options)
+
+
+def _sweep(options: _Options, config: "LaunchConfig") -> None:
+    if options.script is not None or not options.words:
+        raise typer.BadParameter("a sweep is of a CONFIG, and not of a --script")
+    launch_sweep(
+        options.words,
+        config,
+        axes=options.sweep or [],
+        file=options.sweep_file,
+        at_once=options.at_once,
+        name=options.name,
+        jobs_dir=options.jobs_dir,
+        template=options.template,
+        gpu=options.gpu,
+        plan=options.plan,
+        check=options.check,
+        dry_run=options.dry_run,
+        detach=options.detach,
+    )
 
 
 def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
@@ -95,8 +164,38 @@ def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
     return training_job(words[0], words[1:], config, root, options.name, options.template)
 
 
+def _interact(options: _Options, config: "LaunchConfig") -> None:
+    import shlex
+
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.interactive import allocation, enter
+
+    if options.words or options.script is not None or options.sweep:
+        raise typer.BadParameter("--interactive gives a shell, and runs nothing: leave out CONFIG and --script")
+    command = allocation(config, options.name or "interactive")
+    if options.dry_run:
+        typer.echo(shlex.join(command))
+        return
+    scheduler_of(config.launcher).check(config)
+    enter(command, config)
+
+
+def _look_before(job: "NewJob", options: _Options) -> None:
+    from glmforge.launch.preflight import check_fit, check_nodes
+    from glmforge.observe.work_progress import work_progress
+
+    launch = job.description.launch
+    if options.plan and job.config is not None:
+        typer.echo(f"plan: {check_fit(job.config, launch, options.gpu)}", err=True)
+    if options.check:
+        with work_progress("checking", 16) as show:
+            told = check_nodes(launch, show)
+        if told is not None:
+            typer.echo(f"check: {told}", err=True)
+
+
 def _submit(job: "NewJob", options: _Options) -> None:
-    from glmforge.launch.hand_over import hand_over, note_submission
+    from glmforge.launch.hand_over import hand_over, id_of_task, note_submission
     from glmforge.launch.schedulers.here import become, id_of_this_process
 
     launch = job.description.launch
@@ -108,6 +207,10 @@ def _submit(job: "NewJob", options: _Options) -> None:
         become(job.directory)
     with job.removed_on_failure():
         submission = hand_over(job.directory)
+    for task in job.tasks:
+        assert task.description.task is not None
+        id_ = id_of_task(submission.id, task.description.task)
+        note_submission(task.directory, id_, launch.launcher)
     _tell(job, submission, as_json=options.as_json, runs_here=False)
 
 
@@ -130,6 +233,9 @@ def _tell(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: 
     size = f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}"
     where = "here" if submission.launcher not in ("slurm", "pbs") else f"to {submission.launcher} as {submission.id}"
     console.print(f"[bold]{job.directory.name}[/bold]: {size}, submitted {where}")
-    console.print(f"Logs: {root}/attempts, {root}/scheduler-*.log", markup=False)
+    if launch.supervise:
+        console.print(f"Logs: {root}/attempts", markup=False)
+    elif not runs_here:
+        console.print(f"Logs: {root}/scheduler-*.log", markup=False)
     if not runs_here:
         console.print(f"Next: glmforge jobs follow {job.directory.name}", markup=False)

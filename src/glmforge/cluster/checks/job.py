@@ -134,6 +134,9 @@ def _judge_ranks(told: Told) -> dict[str, Outcome]:
             status, said = facts.number("status"), facts.text("said")
         except FactError as error:
             status, said = None, str(error)
+        if status != 0 and _is_true(facts, "waited"):
+            outcomes[host] = skipped("waited for a process of another node, which ended badly")
+            continue
         mend = f"run it by hand there; see network.port, network.names, environment.import. It said: {said}"
         is_good = status == 0
         value = "ended well" if is_good else f"ended with status {status}" if status is not None else "did not end"
@@ -142,8 +145,12 @@ def _judge_ranks(told: Told) -> dict[str, Outcome]:
 
 
 def _was_killed(told: Told, host: str) -> bool:
+    return host in told[0] and _is_true(told[0][host], "killed")
+
+
+def _is_true(facts: Facts, name: str) -> bool:
     try:
-        return host in told[0] and told[0][host].flag("killed") is True
+        return facts.flag(name) is True
     except FactError:
         return False
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from glmforge.cluster.hosts.fanout import Answer
 from glmforge.cluster.hosts.hostfile import LOCAL
-from glmforge.cluster.hosts.on_node.wire import MARK
+from glmforge.cluster.hosts.on_node.wire import BEFORE, MARK
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.errors import HostError
 from glmforge.files import MAX_VALUES, parse_json
@@ -89,10 +89,12 @@ class RemoteProgram:
 def read_answer(answer: Answer, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """What a program that answers once has answered. Raises `HostError` if it has not."""
     _, mark, after = answer.stdout.rpartition(b"\n" + MARK)
-    line, end, _ = after.partition(b"\n")
-    if not mark or not end:
-        raise HostError(f"{answer.host}: its Python gave no answer; look at what its login shell prints")
-    return parse_line(line, answer.host, max_values)
+    *lines, _ = after.split(b"\n")
+    for line in lines if mark else []:
+        found = parse_line(line, answer.host, max_values)
+        if not found.keys() & BEFORE:
+            return found
+    raise HostError(f"{answer.host}: its Python gave no answer; look at what its login shell prints")
 
 
 def parse_line(line: bytes, host: str, max_values: int = MAX_VALUES) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def parse_line(line: bytes, host: str, max_values: int = MAX_VALUES) -> dict[str
 
 @cache
 def _bundle(modules: Sequence[str]) -> bytes:
-    return json.dumps([(name, source_of(name)) for name in modules]).encode()
+    return json.dumps([(name, source_of(name)) for name in modules]).encode() + b"\n"
 
 
 @cache

@@ -158,7 +158,7 @@ class Setup:
         paths = [str(self.wanted.out)]
         if self.wanted.cluster.local_path is not None:
             paths += [str(self.wanted.cluster.local_path), str(self.wanted.cluster.local_path / "glmforge")]
-        facts = {"paths": paths, "names": [self.wanted.master_addr]}
+        facts = {"paths": paths, "names": [self.wanted.master_addr], "python": self.wanted.cluster.python}
         requests = {
             host: {"facts": facts, "look": [change.record() for change in some]}
             for host, some in of_host.items()

@@ -7,6 +7,7 @@ before it is believed to be an answer.
 import contextlib
 import json
 import os
+import resource
 import select
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glmforge.cluster.hosts.hostfile import LOCAL
-from glmforge.cluster.hosts.on_node.wire import CHUNK, IDLE_S, MARK
+from glmforge.cluster.hosts.on_node.wire import BEFORE, CHUNK, IDLE_S, MARK
 from glmforge.cluster.hosts.remote_program import WIRE, RemoteProgram, parse_line
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
 from glmforge.errors import HostError
@@ -38,6 +39,15 @@ class NodeLost(HostError):
 
 class NodeRefused(HostError):
     """The node's process cannot do what it is asked; the message is one line without the node's name."""
+
+
+def allow_connections(num_hosts: int) -> None:
+    """Every node takes three descriptors here; the usual limit of 1,024 is for fewer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * num_hosts + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 class Connection:
@@ -100,7 +110,7 @@ class Connection:
                 raise NodeLost("gave an answer that is none") from None
             if "refused" in answer:
                 raise NodeRefused(last_line(str(answer["refused"])))
-            if "busy" not in answer:
+            if not answer.keys() & BEFORE:
                 return answer
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,20 @@ get everything. Run again, it sends only what is lacking: what has arrived is to
 
 import contextlib
 import hashlib
-import os
-import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from glmforge.cluster.hosts.hostfile import LOCAL
-from glmforge.cluster.hosts.on_node.wire import CHUNK
 from glmforge.cluster.hosts.ssh import Ssh, last_line
-from glmforge.cluster.storage.connection import TRANSFER, Connection, NodeLost, NodeRefused
+from glmforge.cluster.storage.connection import TRANSFER, Connection, NodeLost, allow_connections
 from glmforge.cluster.storage.place import CACHE_LOCK
 from glmforge.cluster.storage.sources import SourceFile
+from glmforge.cluster.storage.staged import Report, Staged, StagedNode
+from glmforge.cluster.storage.supply import SourceError, Supply
 from glmforge.cluster.storage.swarm import Swarm, Task, Unit, Way
 from glmforge.errors import HostError
 
@@ -33,47 +32,6 @@ UNIT_BYTES = 64 << 20
 
 _PING_S = 30.0
 _DAMAGED_AT_MOST = 5  # arrivals of damaged bytes at one node
-
-
-@dataclass
-class StagedNode:
-    """What became of a node. `problem` is empty if it has everything now; `note` tells of a detour."""
-
-    host: str
-    problem: str = "was not finished"
-    note: str = ""
-    had_bytes: int = 0
-    came_bytes: int = 0
-    relayed: bool = False
-
-    @property
-    def is_done(self) -> bool:
-        return not self.problem
-
-
-@dataclass
-class Staged:
-    """What was done. `source_bytes` were read from the source; the others went from node to node, the relayed ones
-    through this machine."""
-
-    num_files: int
-    total_bytes: int
-    nodes: dict[str, StagedNode]
-    source_bytes: int = 0
-    peer_bytes: int = 0
-    relayed_bytes: int = 0
-    seconds: float = 0.0
-
-    @property
-    def failed(self) -> list[StagedNode]:
-        return [node for node in self.nodes.values() if not node.is_done]
-
-
-Report = Callable[[Staged], None]
-
-
-class SourceError(HostError):
-    """The source cannot be read, or is not what it was: nothing that is sent on would be right."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +79,10 @@ class Staging:
     def run(self, hosts: Sequence[str]) -> Staged:
         """Copy to all `hosts`, which are named in the result whatever becomes of them."""
         began = time.monotonic()
-        _allow_connections(len(hosts))
+        allow_connections(len(hosts))
         self._staged = Staged(len(self.files), sum(f.size for f in self.files), {h: StagedNode(h) for h in hosts})
-        units = [(at, unit) for at, f in enumerate(self.files) for unit in range(self._num_units(f))]
+        self._supply = Supply(self.files, self.unit_bytes, self.root, self.ssh, self.python, self._count_read)
+        units = [(at, unit) for at in range(len(self.files)) for unit in range(self._supply.num_units(at))]
         private = [host for host in hosts if host in LOCAL or self.peer_ssh is None]
         self._swarm = Swarm(units, private)
         self._changed = threading.Condition()
@@ -134,7 +93,6 @@ class Staging:
         self._to_check: dict[str, list[Unit]] = {host: [] for host in hosts}
         self._to_come = len(hosts)
         self._lost: set[str] = set()
-        self._givers: dict[str, Connection] = {}
         self._fatal: HostError | None = None
         self._stopped = False
         threads = [threading.Thread(target=self._serve_node, args=(host,), daemon=True) for host in hosts]
@@ -179,7 +137,7 @@ class Staging:
         except HostError as error:
             node.problem = str(error)
         finally:
-            self._leave_giver(host)
+            self._supply.leave(host)
             with self._changed:
                 if node.problem:
                     self._lost.add(host)
@@ -218,7 +176,7 @@ class Staging:
                 if digest is not None
             }
             self._named[host] = {at for at, one in enumerate(found) if one["named"]}
-            self._staged.nodes[host].had_bytes = sum(self._length(unit) for unit in self._claims[host])
+            self._staged.nodes[host].had_bytes = sum(self._supply.length(unit) for unit in self._claims[host])
             self._came()
         while not self._all_came():
             connection.ask({"do": "ping"})
@@ -238,7 +196,7 @@ class Staging:
     def _checked(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
         """What a node says that it has, if it can be that."""
         found = answer.get("files")
-        counts = [self._num_units(file) for file in self.files]
+        counts = [self._supply.num_units(at) for at in range(len(self.files))]
         if not isinstance(found, list) or [len(one["units"]) for one in found] != counts:
             raise NodeLost("gave an answer that is none")
         return found
@@ -295,7 +253,7 @@ class Staging:
             at, unit = step.unit
             return connection.ask({"do": "check", "file": at, "unit": unit, "sha256": self._swarm.digests[step.unit]})
         if isinstance(step, Publish):
-            units = [self._swarm.digests[step.file, unit] for unit in range(self._num_units(self.files[step.file]))]
+            units = [self._swarm.digests[step.file, unit] for unit in range(self._supply.num_units(step.file))]
             return connection.ask({"do": "publish", "file": step.file, "units": units})
         return connection.ask({"do": "ping"})
 
@@ -314,10 +272,7 @@ class Staging:
         known = self._swarm.digests.get(task.unit)
         digest = hashlib.sha256()
         try:
-            # What another node gives must be here before it is announced: a unit cannot be taken back half-way.
-            pieces = (
-                self._read(task) if task.way is Way.SOURCE else iter([b"".join(self._relayed(task, connection.host))])
-            )
+            pieces = self._supply.pieces(task, connection.host)
         except HostError as error:
             return {"peer_failed": str(error)}
         connection.tell({"do": "put", "file": at, "unit": unit})
@@ -328,47 +283,6 @@ class Staging:
         if task.way is Way.SOURCE and known not in (None, found):
             raise SourceError(f"{self.files[at].original}: changed since it was staged first; see that it is whole")
         return connection.ask({"sha256": known or found}) | {"digest": known or found}
-
-    def _read(self, task: Task) -> Iterator[bytes]:
-        file = self.files[task.unit[0]]
-        start = task.unit[1] * self.unit_bytes
-        left = self._length(task.unit)
-        try:
-            with file.original.open("rb", buffering=0) as source:
-                while left:
-                    status = os.fstat(source.fileno())
-                    piece = os.pread(source.fileno(), min(CHUNK, left), start)
-                    if not piece or (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
-                        raise SourceError(f"{file.original}: changed while it was staged; start again when it is whole")
-                    start, left = start + len(piece), left - len(piece)
-                    with self._changed:
-                        self._staged.source_bytes += len(piece)
-                    yield piece
-        except OSError as error:
-            raise SourceError(f"{file.original}: cannot be read ({error.strerror}); make it readable") from None
-
-    def _relayed(self, task: Task, taker: str) -> Iterator[bytes]:
-        """A unit from a node that has it, to this machine; the connection is kept for the next one."""
-        file, (_, unit), length = self.files[task.unit[0]], task.unit, self._length(task.unit)
-        giver = self._givers.get(taker)
-        try:
-            if giver is None or giver.host != task.giver:
-                self._leave_giver(taker)
-                giver = self._givers[taker] = Connection(task.giver, self.ssh, self.python, TRANSFER)
-                giver.start({"mode": "serve", "root": str(self.root)})
-            asked = {"directory": file.directory, "name": file.name, "offset": unit * self.unit_bytes, "length": length}
-            answer = giver.ask(asked)
-            if "error" in answer:
-                raise NodeRefused(last_line(str(answer["error"])))
-            yield from giver.read(length)
-        except HostError:
-            self._leave_giver(taker)
-            raise
-
-    def _leave_giver(self, taker: str) -> None:
-        if (giver := self._givers.pop(taker, None)) is not None:
-            giver.kill()
-            giver.close()
 
     def _take_damage(self, step: Step, node: StagedNode, units: list[int]) -> None:
         """Bytes are not what they should be: those that arrived, or those that a node has."""
@@ -381,26 +295,15 @@ class Staging:
             self._named[node.host].discard(file)
             self._swarm.has_damaged(node.host, [(file, unit) for unit in units])
 
+    def _count_read(self, num_bytes: int) -> None:
+        with self._changed:
+            self._staged.source_bytes += num_bytes
+
     def _count(self, task: Task, node: StagedNode) -> None:
-        length = self._length(task.unit)
+        length = self._supply.length(task.unit)
         node.came_bytes += length
         if task.way is Way.PEER:
             self._staged.peer_bytes += length
         elif task.way is Way.RELAY:
             self._staged.relayed_bytes += length
             node.relayed = True
-
-    def _num_units(self, file: SourceFile) -> int:
-        return -(-file.size // self.unit_bytes)
-
-    def _length(self, unit: Unit) -> int:
-        return min(self.unit_bytes, self.files[unit[0]].size - unit[1] * self.unit_bytes)
-
-
-def _allow_connections(num_hosts: int) -> None:
-    """Every node takes three descriptors here; the usual limit of 1,024 is for fewer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * num_hosts + 256
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

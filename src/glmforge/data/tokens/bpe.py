@@ -22,13 +22,11 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from glmforge.data.chat_template.template import CHAT_TEMPLATE
 from glmforge.data.files import refuse_existing, write_whole
 from glmforge.data.tokens.characters import SPLIT_PATTERN
-from glmforge.data.tokens.special import CONTROL_TOKENS, END_OF_TEXT, SPECIAL_TOKENS
+from glmforge.data.tokens.special import CONTROL_TOKENS, END_OF_TEXT, MIN_VOCAB_SIZE, SPECIAL_TOKENS
 from glmforge.data.tokens.text_chunks import CHUNK_CHARACTERS, TextChunk, chunk_of_texts
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.tokens.tokenizer_file import CONFIG_FILE, PADDED_SIZE_KEY, TOKENIZER_FILE
 from glmforge.errors import DataError
-
-MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 MAX_VOCAB_SIZE = (1 << 21) - 2
 """Our encoder's limit; larger vocabularies would be encoded by the library."""

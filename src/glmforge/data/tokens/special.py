@@ -58,6 +58,9 @@ MARKUP_TOKENS: Final = (
 
 SPECIAL_TOKENS: Final = CONTROL_TOKENS + MARKUP_TOKENS
 
+MIN_VOCAB_SIZE: Final = 256 + len(SPECIAL_TOKENS)
+"""Of a byte-level tokenizer: every byte and the special tokens."""
+
 ROLE_TOKENS: Final = (SYSTEM, USER, ASSISTANT, OBSERVATION)
 """Each opens a turn and thereby ends the one before."""
 

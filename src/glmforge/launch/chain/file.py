@@ -17,7 +17,7 @@
         overrides: ["init_from=${pretrain.run}"]
       evaluate:
         needs: [sft]
-        command: [glmforge, evaluate, "${sft.run}", --json, "${evaluate.job}/scores.json"]
+        command: glmforge evaluate needles ${sft.run} --length 4096 --out ${evaluate.job}/needles.jsonl
 
 `${STAGE.run}` is the directory of a training stage's run, `${STAGE.job}` that of its job, `${STAGE.outputs.NAME}` what
 a stage says it writes. A stage may name itself and what it needs, be it through another stage: nothing else is sure to

@@ -24,7 +24,7 @@ _MAX_NAME = 64
 
 
 @dataclass(frozen=True)
-class Stage:
+class ChainStage:
     """A stage as it will run. `config` is None for a command; `run` is the run's directory."""
 
     name: str
@@ -37,7 +37,7 @@ class Stage:
     outputs: Mapping[str, Path]
 
 
-def work_out(chain: ChainFile, jobs: Path, directory: Path) -> list[Stage]:
+def work_out(chain: ChainFile, jobs: Path, directory: Path) -> list[ChainStage]:
     """The stages in an order in which they can run.
 
     Args:
@@ -62,7 +62,7 @@ class _Work:
         self._stand_ins: dict[str, str] = {}
         """Directory of a stage's run -> what stands in for it."""
 
-    def stage(self, name: str) -> Stage:
+    def stage(self, name: str) -> ChainStage:
         given, job = self.chain.stages[name], f"{self.chain.name}-{name}"
         place = f"stage {name}"
         if len(job) > _MAX_NAME:
@@ -75,7 +75,7 @@ class _Work:
         if config is not None and run is not None:
             self._values[name]["run"] = str(run)
             self._stand_in(run, config)
-        return Stage(
+        return ChainStage(
             name=name,
             job=job,
             needs=tuple(dict.fromkeys(given.needs)),
@@ -158,7 +158,7 @@ def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _refuse_same_places(stages: Sequence[Stage], directory: Path) -> None:
+def _refuse_same_places(stages: Sequence[ChainStage], directory: Path) -> None:
     """Each stage writes to places of its own."""
     seen: dict[Path, str] = {}
     for stage in stages:

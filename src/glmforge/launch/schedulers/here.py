@@ -21,6 +21,7 @@ from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.base import Seen, State
+from glmforge.launch.schedulers.commands import ask
 
 _ID = re.compile(r"(?P<pid>[1-9]\d{0,9})\.(?P<began>\d+)\.(?P<boot>[0-9a-f]*)\.(?P<namespace>\d*)@(?P<host>[^\s@]+)")
 _NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
@@ -42,6 +43,8 @@ class Here:
         program = _NEEDS.get(launch.launcher)
         if program is not None and launch.starter != "torchrun" and shutil.which(program) is None:
             raise LaunchError(f"{program}: is not on this machine; install it, or choose another --launcher")
+        if program == "mpirun":
+            _check_mpirun()
 
     def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
         """Start the script in a session of its own, which goes on when this process and its terminal are gone."""
@@ -76,6 +79,13 @@ class Here:
             return
         except PermissionError:
             raise LaunchError(f"process {pid}: is another user's; ask them to end it") from None
+
+
+def _check_mpirun() -> None:
+    """There are others of that name, Slurm's for PBS among them. Raises `LaunchError`."""
+    told = ask("mpirun", "--version").stdout
+    if "Open MPI" not in told and "OpenRTE" not in told:
+        raise LaunchError(f"mpirun: {shutil.which('mpirun')} is not Open MPI's; put that one first on PATH")
 
 
 def id_of_this_process() -> str:

@@ -97,6 +97,9 @@ def _check_nodes(launch: LaunchConfig, nodes: Sequence[_Node], partition: str) -
         if launch.constraint not in known:
             _refuse("constraint", f"no node of {where} has '{launch.constraint}'; there are {_list(known)}")
         left = [node for node in left if launch.constraint in node.features]
+        if wanted > len(left):
+            few = f"'{launch.constraint}' leaves {len(left)} of the nodes of {where}"
+            _refuse("constraint", f"{few}, and nodes is {words.rstrip(',')}")
     cpus = launch.ranks * (launch.cpus_per_task or 1)
     for field, asked, has in (
         ("gpus-per-node", launch.gpus_per_node, lambda node: node.gpus),

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
-from glmforge.config.launch import JobName
+from glmforge.config.launch import JobName, Launcher
 from glmforge.errors import LaunchError
 from glmforge.files import read_json, shown
 from glmforge.launch.job import JobDirectory
@@ -45,7 +45,7 @@ class SweepRecord(BaseModel):
     created: AwareDatetime
     config: str
     overrides: list[str]
-    launcher: str
+    launcher: Launcher
     at_once: PositiveInt | None
     """Most points that run at the same time."""
     points: list[PointRecord]
@@ -81,7 +81,7 @@ class SweepDirectory:
         """Raises `LaunchError` if there is no such sweep, or it was never written to its end, or is damaged."""
         if not self.root.is_dir():
             raise LaunchError(
-                f"{shown(self.root)}: there is no such sweep; 'glmforge sweep list' shows those in its folder"
+                f"{shown(self.root)}: there is no such sweep; 'glmforge launch CONFIG --sweep ...' makes one"
             )
         if not self.record.exists():
             raise LaunchError(

@@ -8,6 +8,7 @@ from glmforge.training.hooks.debug import DebugHook
 from glmforge.training.hooks.early_stopping import EarlyStoppingHook
 from glmforge.training.hooks.elastic import ElasticHook
 from glmforge.training.hooks.evaluation import EvaluationHook
+from glmforge.training.hooks.job import JobHook
 from glmforge.training.hooks.launcher import LauncherHook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.needles import NeedlesHook
@@ -31,6 +32,7 @@ __all__ = [
     "EarlyStoppingHook",
     "ElasticHook",
     "EvaluationHook",
+    "JobHook",
     "LauncherHook",
     "MetricsHook",
     "NeedlesHook",

@@ -239,8 +239,9 @@ def killed_while_changing(few: Hosts, on_node1: str, on_node2: str) -> None:
     program = few.here.parent / f"{few.here.name}-ssh"
     program.write_text(
         '#!/bin/sh\ncase "$*" in *-G*) exec ssh "$@" ;; esac\n'
-        'pass() { { printf \'%s\\n\' "$request"; exec cat; } | ssh "$@"; }\n'
-        'IFS= read -r request\ncase "$request" in *\'"apply"\'*) case "$*" in\n'
+        'pass() { { printf "%s\\n" "$size" "$program" "$request"; exec cat; } | ssh "$@"; }\n'
+        "IFS= read -r size; IFS= read -r program; IFS= read -r request\n"
+        'case "$request" in *\'"apply"\'*) case "$*" in\n'
         f'*"-- node1 "*) {on_node1}; exit ;;\n*"-- node2 "*) {on_node2} ;;\nesac ;; esac\npass "$@"\n'
     )
     program.chmod(0o755)

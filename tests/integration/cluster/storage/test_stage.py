@@ -19,7 +19,8 @@ from glmforge.cluster.hosts.remote_program import BOOT
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.cluster.storage.place import place_for
 from glmforge.cluster.storage.sources import list_sources
-from glmforge.cluster.storage.stage import Staged, Staging
+from glmforge.cluster.storage.stage import Staging
+from glmforge.cluster.storage.staged import Staged
 from glmforge.cluster.storage.swarm import Swarm
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.data.files import alone_in

@@ -42,7 +42,8 @@ class Nodes:
         if function == "train":
             is_victim = given["victim"] == given["rank"]
             status = -9 if is_victim else self.status.get(host, 0)
-            return {"status": status, "said": "so", "killed": is_victim and self.killed}
+            waited = status == -9 and not is_victim
+            return {"status": status, "said": "so", "killed": is_victim and self.killed, "waited": waited}
         return {run: dict(self.losses[run]) for run in given.get("runs", [])}
 
 
@@ -64,6 +65,7 @@ def statuses(outcomes: Mapping[str, Outcome]) -> dict[str, str]:
         (job.job, {}, ["pass", "pass", "pass"]),
         (job.job, {"reason": "no glmforge"}, ["fail", "skipped", "skipped"]),
         (job.job, {"status": {"b": 1}}, ["pass", "fail", "pass"]),
+        (job.job, {"status": {"a": -9, "b": 1, "c": -9}}, ["skipped", "fail", "skipped"]),
         (job.job, {"losses": {"whole": {"1": "6.0"}}}, ["fail", "fail", "fail"]),
         (job.recovery, {}, ["pass", "pass", "pass"]),
         (job.recovery, {"status": {"b": 1}}, ["skipped", "skipped", "skipped"]),
@@ -95,6 +97,16 @@ def test_the_victim_is_killed_as_soon_as_there_is_a_checkpoint(tmp_path: Path) -
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
         assert not job_probe.has_checkpoint(str(tmp_path / "broken"))
         (tmp_path / "broken/checkpoints/step-00000002").mkdir(parents=True)
-        assert job_probe._watch(process, arguments) is True
+        assert job_probe._watch(process, arguments) == (True, False)
         assert process.returncode == -9
     assert (tmp_path / "broken.killed").exists()
+
+
+def test_who_waits_for_a_process_that_failed_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = {"folder": str(tmp_path), "run": "whole", "victim": None, "seconds": 100}
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        assert job_probe._watch(process, common | {"rank": 1}) == (False, False)
+    monkeypatch.setattr(job_probe, "_GRACE_S", 0.0)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+        assert job_probe._watch(process, common | {"rank": 0}) == (False, True)
+        process.kill()

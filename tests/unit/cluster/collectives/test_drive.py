@@ -8,7 +8,7 @@ from glmforge.cluster.collectives.settings import SlowSettings
 from glmforge.cluster.collectives.slow.drive import Unit, put_together
 from glmforge.cluster.collectives.slow.exchange import Exchanged
 from glmforge.cluster.collectives.slow.report import findings_as_json, lines_of
-from glmforge.cluster.collectives.slow.rounds import chosen_round
+from glmforge.cluster.collectives.slow.rounds import Round, chosen_round
 from glmforge.cluster.collectives.slow.search import Search
 
 UNITS = [Unit("a", [0, 1]), Unit("b", [2, 3]), Unit("c", [4, 5])]
@@ -73,6 +73,27 @@ def test_findings_in_words_and_as_json() -> None:
     as_json = findings_as_json(UNITS, search.findings())
     assert as_json["slow_hosts"] == [{"host": "c", "gb_per_s": 1.0}]
     assert as_json["paths"] == 3
+
+
+def test_what_was_not_measured_is_named() -> None:
+    search = Search(3)
+    while (chosen := search.next_round()) is not None:
+        failed = {rank: Exchanged([], -1, "connectFullMesh") for rank in range(6)}
+        search.record(put_together(chosen, UNITS, failed if len(chosen.groups[0]) > 2 else reports_of(chosen)))
+    findings = search.findings()
+    lines = lines_of(UNITS, findings, SlowSettings())
+    assert lines[0].startswith("not measured: the path between a, b and c: the hosts could not connect")
+    assert findings_as_json(UNITS, findings)["not_measured"] == [{"between": ["a", "b"], "and": ["c"]}]
+    assert not findings.is_clean
+
+
+def reports_of(chosen: Round) -> dict[int, Exchanged]:
+    """All is well in any round."""
+    return {
+        rank: Exchanged([10.0 if partner >= 0 else None for partner in chosen.partners[:, number].tolist()])
+        for number, unit in enumerate(UNITS)
+        for rank in unit.ranks
+    }
 
 
 @pytest.mark.parametrize("name", ["evil\x1b[2J", "two\nlines"])

@@ -135,6 +135,39 @@ def test_what_is_never_finished_is_not_taken_for_good() -> None:
         search.record(Measured(first, second, np.where((first == 0) & (second == 3), np.nan, 50.0)))
     findings = search.findings()
     assert (findings.num_measured, findings.num_paths) == (5, 6)
+    assert [(path.first, path.second) for path in findings.unknown] == [((0,), (3,))]
+    assert not findings.paths
+    assert not findings.is_clean
+    assert search._times_asked[0, 3] == 3
+
+
+@pytest.mark.parametrize("partners", [None, 1])
+def test_what_nobody_asked_for_is_not_unknown(partners: int | None) -> None:
+    findings = search_simulated(SimulatedHosts(num_hosts=16, seed=1), max_partners=partners)
+    assert findings.is_clean
+    assert findings.unknown == []
+
+
+def test_groups_that_cannot_connect_leave_their_paths_unknown() -> None:
+    """Between 0 and 5 nothing goes: no group with both of them comes about."""
+    search = Search(8)
+    while (chosen := search.next_round()) is not None:
+        first, second = chosen.pairs()
+        apart = next((group for group in chosen.groups if {0, 5} <= set(group)), ())
+        search.record(Measured(first, second, np.where(np.isin(first, apart), np.nan, 50.0)))
+    findings = search.findings()
+    assert [(path.first, path.second) for path in findings.unknown] == [((0, 1, 2, 3), (4, 5, 6, 7))]
+    assert (findings.num_measured, findings.num_paths) == (12, 28)
+    assert not findings.is_clean
+
+
+@pytest.mark.parametrize("when", [1, 5, 10])
+def test_a_host_that_is_lost_among_1024_costs_a_round_only_at_the_end(when: int) -> None:
+    noise = Noise(scatter=0.10, disturbed=0.05)
+    findings, right = found(1024, 1, noise=noise, lost={100: when})
+    assert right
+    assert findings.num_rounds <= (13 if when == 10 else 12)
+    assert findings.num_measured == 1023 * 1022 // 2
 
 
 def test_two_hosts_can_only_be_compared_with_what_is_expected() -> None:

@@ -1,7 +1,6 @@
 """Requests of a setup that is gone: none changes anything after another one has looked."""
 
 import json
-import shlex
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +10,19 @@ from typing import Any
 import pytest
 
 from glmforge.cluster.hosts.fanout import GO
-from glmforge.cluster.setup import ask
-from glmforge.cluster.setup.on_node import changes, facts, serve, turns
-
-PARTS = {**vars(changes), **vars(facts), **vars(serve)}
+from glmforge.cluster.hosts.on_node.wire import MARK
+from glmforge.cluster.setup.ask import PROGRAM, READY
+from glmforge.cluster.setup.on_node import turns
 
 
 @contextmanager
-def asked(request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+def asked(request: dict[str, Any], go_limit_s: str = "45.0") -> Iterator[subprocess.Popen[bytes]]:
     """A machine's Python with the request, not yet told to go on."""
-    command = shlex.split(ask.Asker(ask.Fanout())._command("node"))
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    sent = PROGRAM.sent(request).replace(b"GO_LIMIT_S = 45.0", b"GO_LIMIT_S = " + go_limit_s.encode())
+    assert sent.startswith(PROGRAM.sent()) is (go_limit_s == "45.0")
+    with subprocess.Popen(PROGRAM.words("node"), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
-        child.stdin.write(ask._stdin(request))
+        child.stdin.write(sent)
         child.stdin.flush()
         try:
             yield child
@@ -33,13 +32,12 @@ def asked(request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
 
 def wait_until_ready(child: subprocess.Popen[bytes]) -> None:
     assert child.stdout is not None
-    assert child.stdout.readline() == b"\n"
-    assert child.stdout.readline() == f"{turns.READY}\n".encode()
+    assert [child.stdout.readline() for _ in range(3)] == [b"\n", MARK, READY]
 
 
 def answer_of(child: subprocess.Popen[bytes], told: bytes) -> dict[str, Any]:
     out, _ = child.communicate(told)
-    answer: dict[str, Any] = json.loads(out.split(ask._MARK)[1])
+    answer: dict[str, Any] = json.loads(out.splitlines()[-1])
     return answer
 
 
@@ -61,28 +59,25 @@ def test_who_looks_or_changes_waits_for_who_may_still_be_told(tmp_path: Path, mo
     with asked({"apply": entries}) as first:
         wait_until_ready(first)
         for request in ({"look": [entries[0][0]]}, {"undo": entries}, {"apply": entries}):
-            assert "another setup" in turns.answer(request, PARTS)["refused"]
-        assert turns.answer({"bind": 0}, PARTS) == {"bind": True}  # what neither looks nor changes does not wait
+            assert "another setup" in turns.answer(request)["refused"]
+        assert turns.answer({"bind": 0}) == {"bind": True}  # what neither looks nor changes does not wait
         with asked({"undo": entries}) as second:
             assert answer_of(first, GO) == {"apply": [""]}
             assert (tmp_path / "new").is_dir()
             wait_until_ready(second)
             assert answer_of(second, GO) == {"undo": [""]}
     assert not (tmp_path / "new").exists()
-    assert turns.answer({"look": [entries[0][0]]}, PARTS) == {"look": [{"kind": "absent"}]}
+    assert turns.answer({"look": [entries[0][0]]}) == {"look": [{"kind": "absent"}]}
 
 
 def test_a_turn_ends_with_its_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_LIMIT_S", 0.0)
     with asked({"apply": making(tmp_path / "new")}) as child:
         wait_until_ready(child)
-    assert turns.answer({"look": []}, PARTS) == {"look": []}
+    assert turns.answer({"look": []}) == {"look": []}
 
 
-def test_who_is_not_told_in_time_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [source.replace("GO_LIMIT_S = 45.0", "GO_LIMIT_S = 0.0") for source in ask._sources()]
-    assert sources != ask._sources()
-    monkeypatch.setattr(ask, "_sources", lambda: sources)
-    with asked({"apply": making(tmp_path / "new")}) as child:
+def test_who_is_not_told_in_time_changes_nothing(tmp_path: Path) -> None:
+    with asked({"apply": making(tmp_path / "new")}, go_limit_s="0000") as child:
         assert child.wait(60) == 0
     assert not (tmp_path / "new").exists()

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from glmforge.data.tokens import bpe
-from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, train_tokenizer
-from glmforge.data.tokens.special import SPECIAL_TOKENS
+from glmforge.data.tokens.bpe import MAX_VOCAB_SIZE, train_tokenizer
+from glmforge.data.tokens.special import MIN_VOCAB_SIZE, SPECIAL_TOKENS
 from glmforge.data.tokens.tokenizer import token_byte_lengths
 from glmforge.errors import DataError
 

@@ -28,7 +28,7 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpu
 # shellcheck disable=SC2016  # to be expanded in the task
 agent='
 trap "" USR1
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 exec "$PYTHON" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \
   --nproc-per-node "$RANKS_PER_NODE" --rdzv-backend static --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \
   --max-restarts 0 --no-python "$@"
@@ -37,8 +37,8 @@ exec "$PYTHON" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$S
 # torchrun ends with status 1 whatever its ranks ended with.
 say "starts on $SLURM_JOB_NODELIST"
 export RANKS_PER_NODE=2 PYTHON=python
-srun --nodes "$SLURM_NNODES" --ntasks "$SLURM_NNODES" --ntasks-per-node 1 \
-  --cpus-per-task $((RANKS_PER_NODE * SRUN_CPUS_PER_TASK)) --kill-on-bad-exit=0 --wait=60 \
+unset SRUN_CPUS_PER_TASK # torchrun has all CPUs of its node, and shares them out
+srun --nodes "$SLURM_NNODES" --ntasks "$SLURM_NNODES" --ntasks-per-node 1 --cpu-bind=none --kill-on-bad-exit=0 --wait=60 \
   apptainer exec --nv /images/torch.sif bash -c "$agent" agent /opt/python -m glmforge train /shared/jobs/air/run.yaml
 status=$?
 say "ended with status $status after $SECONDS s"

@@ -1,4 +1,23 @@
+from collections.abc import Callable
+
 import pytest
+
+from glmforge.config import RunConfig
+from glmforge.dryrun.run import DryRun, dry_run
+
+
+@pytest.fixture(scope="session")
+def dry_run_once() -> Callable[[RunConfig, int], DryRun]:
+    """`dry_run`, which takes seconds: once of each run, whose traffic several tests look at."""
+    found: dict[tuple[str, int], DryRun] = {}
+
+    def once(config: RunConfig, world_size: int) -> DryRun:
+        key = config.model_dump_json(), world_size
+        if key not in found:
+            found[key] = dry_run(config, world_size)
+        return found[key]
+
+    return once
 
 
 @pytest.fixture

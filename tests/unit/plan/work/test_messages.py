@@ -1,12 +1,13 @@
 """The collectives that are counted one by one are those that a dry run sees, and their bytes those of the traffic."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from glmforge.config import load_config
+from glmforge.config import RunConfig, load_config
 from glmforge.config.layout import resolve_layout
-from glmforge.dryrun.run import dry_run
+from glmforge.dryrun.run import DryRun
 from glmforge.plan.work.messages import step_messages
 from glmforge.plan.work.traffic import step_traffic
 
@@ -23,10 +24,12 @@ LEFT_OUT = {"tp": 0.06, "dp_replicate": 0.1}
     ],
     ids=["tp ep recompute", "pp cp ep", "replicate ep"],
 )
-def test_calls_on_each_axis(small_run: str, world_size: int, overrides: list[str]) -> None:
+def test_calls_on_each_axis(
+    dry_run_once: Callable[[RunConfig, int], DryRun], small_run: str, world_size: int, overrides: list[str]
+) -> None:
     config = load_config(small_run, overrides)
     layout = resolve_layout(config, world_size)
-    for kind in dry_run(config, world_size).classes:
+    for kind in dry_run_once(config, world_size).classes:
         seen = {axis: calls for (axis, what), calls in kind.step.traffic.items() if what == "calls" and axis != "other"}
         calls: Counter[str] = Counter()
         for message in step_messages(config, layout, kind.pp_rank):

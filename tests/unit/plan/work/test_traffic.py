@@ -1,10 +1,12 @@
 """The bytes that ranks exchange are those that a dry run sees."""
 
+from collections.abc import Callable
+
 import pytest
 
-from glmforge.config import load_config
+from glmforge.config import RunConfig, load_config
 from glmforge.config.layout import resolve_layout
-from glmforge.dryrun.run import dry_run
+from glmforge.dryrun.run import DryRun
 from glmforge.plan.machine.hardware import find_accelerator
 from glmforge.plan.stages.stage import stage_of
 from glmforge.plan.work.traffic import Traffic, step_traffic
@@ -27,10 +29,12 @@ LEFT_OUT_BYTES = {"dp_replicate": 24}
     ],
     ids=["tp ep recompute", "pp cp ep", "frozen", "adapters of copies", "adapters"],
 )
-def test_bytes_on_each_axis(small_run: str, world_size: int, overrides: list[str]) -> None:
+def test_bytes_on_each_axis(
+    dry_run_once: Callable[[RunConfig, int], DryRun], small_run: str, world_size: int, overrides: list[str]
+) -> None:
     config = load_config(small_run, overrides)
     layout = resolve_layout(config, world_size)
-    for kind in dry_run(config, world_size).classes:
+    for kind in dry_run_once(config, world_size).classes:
         seen = {axis: size for (axis, what), size in kind.step.traffic.items() if what == "bytes" and axis != "other"}
         counted = {
             traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, kind.pp_rank, stage_of(config))

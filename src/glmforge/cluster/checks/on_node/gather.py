@@ -17,7 +17,7 @@ import time
 
 from glmforge.cluster.hosts.on_node.wire import begin, say
 
-_PATIENCE_S = 0.2
+_PATIENCE_S = 0.5
 _CHUNK = 1 << 16
 
 

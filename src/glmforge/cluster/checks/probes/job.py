@@ -97,31 +97,37 @@ def train(cluster: dict, arguments: dict) -> dict:
             stderr=log,
         )
     try:
-        killed = _watch(process, arguments)
+        killed, waited = _watch(process, arguments)
     finally:
         process.kill()
         process.wait()
     with open(os.path.join(folder, f"{run}-{rank}.log"), "rb") as log:
         said = last_line(log.read()[-4000:])
-    return {"status": process.returncode, "killed": killed, "said": said}
+    return {"status": process.returncode, "killed": killed, "waited": waited, "said": said}
 
 
-def _watch(process: subprocess.Popen, arguments: dict) -> bool:
-    """Until it ends; the rank to be killed is, as soon as there is a checkpoint; the others end some time after."""
+def _watch(process: subprocess.Popen, arguments: dict) -> "tuple[bool, bool]":
+    """Until it ends; the rank to be killed is, as soon as there is a checkpoint; the others end some time after.
+
+    Whether it was killed as planned, and whether it still ran when another had ended badly and its time was up.
+    """
     folder, run, victim = arguments["folder"], arguments["run"], arguments["victim"]
-    mark = os.path.join(folder, f"{run}.killed")
+    mark = os.path.join(folder, f"{run}.failed" if victim is None else f"{run}.killed")  # a run resumed is another one
     deadline = time.monotonic() + arguments["seconds"]
+    is_told = False
     while process.poll() is None and time.monotonic() < deadline:
         if victim == arguments["rank"] and has_checkpoint(os.path.join(folder, run)):
             process.send_signal(signal.SIGKILL)
             process.wait()
             open(mark, "w").close()
-            return True
-        if victim is not None and os.path.exists(mark):
+            return True, False
+        if not is_told and os.path.exists(mark):
             deadline = min(deadline, time.monotonic() + _GRACE_S)
-            victim = None
+            is_told = True
         time.sleep(_POLL_S)
-    return False
+    if process.poll() not in (None, 0):
+        open(mark, "w").close()
+    return False, is_told and process.poll() is None
 
 
 def has_checkpoint(run: str) -> bool:

@@ -21,6 +21,11 @@ _TYPICAL = 0.9
 pairs are good, so that half of the hosts may be slow."""
 
 
+_TOGETHER = 0.999
+"""Share of the pairs between two blocks of hosts that must be slow: of many thousand one is fast by chance. One host
+whose paths are all fast is a larger share of any block."""
+
+
 class SlowHost(NamedTuple):
     """A host that reached little with all of its partners; positions and GB/s."""
 
@@ -78,9 +83,16 @@ def slow_pairs(best: Floats, reference: float, slow_below: float) -> Bools:
 
 
 def slow_paths(best: Floats, slow: Bools, confirmed: Bools) -> list[SlowPath]:
-    """The slow pairs, those put together that make up all measured pairs between two neighbouring blocks of hosts."""
+    """The slow pairs, those put together that make up what was measured between two neighbouring blocks of hosts, or
+    the share `_TOGETHER` of it."""
     size = 1 << max(0, (best.shape[0] - 1).bit_length())
     return _within(0, size, best, slow, confirmed) if slow.any() else []
+
+
+def unknown_paths(wanted: Bools) -> list[SlowPath]:
+    """[host, host]: pairs of which nothing is known; put together like slow ones."""
+    nothing = np.where(wanted, 0.0, np.nan)
+    return slow_paths(nothing, wanted, np.zeros_like(wanted))
 
 
 def _within(low: int, size: int, best: Floats, slow: Bools, confirmed: Bools) -> list[SlowPath]:
@@ -102,7 +114,7 @@ def _between(low: int, high: int, size: int, best: Floats, slow: Bools, confirme
     if not is_slow.any():
         return []
     measured = np.isfinite(best[rows, columns])
-    if size == 1 or (is_slow[measured].all() and measured.sum() > 1):
+    if size == 1 or (is_slow[measured].mean() >= _TOGETHER and measured.sum() > 1):
         first = tuple(map(int, low + np.flatnonzero(measured.any(axis=1))))
         second = tuple(map(int, high + np.flatnonzero(measured.any(axis=0))))
         bandwidth = float(np.median(best[rows, columns][measured]))

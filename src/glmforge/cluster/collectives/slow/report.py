@@ -47,6 +47,11 @@ def lines_of(units: Sequence[Unit], findings: Findings, settings: SlowSettings) 
             f"slow: the path {between} {what}{again}, {of_others}; its ends are fast with other hosts: look at the "
             "switches and routes between them"
         )
+    lines += [
+        f"not measured: the path between {_name(units, path.first)} and {_name(units, path.second)}: the hosts "
+        "could not connect, or the measurement was never finished: see whether each reaches the other"
+        for path in findings.unknown
+    ]
     if len(lines) > 4 * _NAMED:
         lines = [*lines[: 4 * _NAMED], f"and {len(lines) - 4 * _NAMED:,} more (--json has all)"]
     if not lines:
@@ -70,6 +75,10 @@ def findings_as_json(units: Sequence[Unit], findings: Findings) -> dict[str, Any
                 "confirmed": path.confirmed,
             }
             for path in findings.paths
+        ],
+        "not_measured": [
+            {"between": [units[host].name for host in path.first], "and": [units[host].name for host in path.second]}
+            for path in findings.unknown
         ],
         "reference_gb_per_s": None if np.isnan(findings.reference) else findings.reference,
         "rounds": findings.num_rounds,

@@ -19,6 +19,10 @@ Partners = npt.NDArray[np.int32]
 """[exchange, position]: with whom each host exchanges data; -1 with nobody."""
 
 
+Pairs = npt.NDArray[np.bool_]
+"""[position, position]: some pairs of hosts."""
+
+
 class Round(NamedTuple):
     """Disjoint groups of hosts that are measured at the same time.
 
@@ -48,19 +52,23 @@ def num_levels(num_hosts: int) -> int:
     return max(0, (num_hosts - 1).bit_length())
 
 
-def halves_round(level: int, num_hosts: int, leave_out: npt.NDArray[np.bool_], max_partners: int | None) -> Round:
+def halves_round(
+    level: int, num_hosts: int, leave_out: Pairs, max_partners: int | None, unfinished: Pairs | None = None
+) -> Round:
     """Groups of 2^level neighbours, each measured between its halves.
 
     Args:
         leave_out: [position, position]: pairs that are not to be measured.
         max_partners: of a host; None is all of the other half.
+        unfinished: [position, position]: pairs of earlier rounds, within a half, that are measured as well.
     """
     half = 1 << (level - 1)
     offsets = np.arange(half, half + min(half, max_partners or half), dtype=np.int32)
-    positions = np.arange(num_hosts, dtype=np.int32)
-    partners = positions[None, :] ^ offsets[:, None]
-    partners[partners >= num_hosts] = -1
-    partners[(partners >= 0) & leave_out[positions[None, :], partners]] = -1
+    partners = _paired(offsets, ~leave_out)
+    if unfinished is not None:
+        one, other = np.nonzero(unfinished)
+        earlier = np.unique(one ^ other).astype(np.int32)
+        partners = np.concatenate([partners, _paired(earlier[earlier < half], unfinished)])
     used = partners[(partners >= 0).any(axis=1)]
     blocks = [range(low, min(low + 2 * half, num_hosts)) for low in range(0, num_hosts, 2 * half)]
     busy = set(np.nonzero(used >= 0)[1].tolist())
@@ -69,8 +77,26 @@ def halves_round(level: int, num_hosts: int, leave_out: npt.NDArray[np.bool_], m
     return Round(name, used, groups)
 
 
-def chosen_round(name: str, pairs: Iterable[tuple[int, int]], num_hosts: int, most: int, repeats: int) -> Round:
-    """Given pairs, each measured `repeats` times, in as few exchanges as it takes to keep them disjoint.
+def _paired(offsets: Partners, wanted: Pairs) -> Partners:
+    """[exchange, position]: who is paired at each offset, of the pairs that are wanted."""
+    num_hosts = len(wanted)
+    positions = np.arange(num_hosts, dtype=np.int32)
+    partners = positions[None, :] ^ offsets[:, None]
+    partners[partners >= num_hosts] = -1
+    partners[(partners >= 0) & ~wanted[positions[None, :], partners]] = -1
+    return partners
+
+
+def chosen_round(
+    name: str,
+    pairs: Iterable[tuple[int, int]],
+    num_hosts: int,
+    most: int,
+    repeats: int,
+    unfinished: Pairs | None = None,
+) -> Round:
+    """Given pairs, each measured `repeats` times, in as few exchanges as it takes to keep them disjoint; then the
+    unfinished ones once.
 
     Pairs that would need more than `most` exchanges of a host are left out, the last ones first.
     """
@@ -89,12 +115,18 @@ def chosen_round(name: str, pairs: Iterable[tuple[int, int]], num_hosts: int, mo
         free[first] |= 1 << place
         free[second] |= 1 << place
         parent[_root(parent, first)] = _root(parent, second)
+    several = np.array(rows, dtype=np.int32).reshape(len(rows), num_hosts)
+    once = np.empty((0, num_hosts), dtype=np.int32)
+    if unfinished is not None:
+        one, other = np.nonzero(unfinished)
+        once = _paired(np.unique(one ^ other).astype(np.int32), unfinished)
+        for first, second in zip(one.tolist(), other.tolist(), strict=True):
+            parent[_root(parent, first)] = _root(parent, second)
+    partners = np.concatenate([*[several] * repeats, once])
     members: dict[int, list[int]] = {}
-    for host in range(num_hosts):
-        if free[host]:
-            members.setdefault(_root(parent, host), []).append(host)
-    once = np.array(rows, dtype=np.int32).reshape(len(rows), num_hosts)
-    return Round(name, np.concatenate([once] * repeats), tuple(map(tuple, members.values())))
+    for host in np.flatnonzero((partners >= 0).any(axis=0)).tolist():
+        members.setdefault(_root(parent, host), []).append(host)
+    return Round(name, partners, tuple(map(tuple, members.values())))
 
 
 def _root(parent: list[int], host: int) -> int:

@@ -5,8 +5,9 @@
    is gone then. Only where there were so many suspects that some would be disturbed three times more, what is left of
    them is measured in another round.
 
-8 hosts need 3 + 1 rounds, 1,024 need 10 + 1 or 10 + 2; one more for each time that a host is lost on the way, whose
-group could not finish: what that lacks is measured again without it, `_TRIES` times at most.
+8 hosts need 3 + 1 rounds, 1,024 need 10 + 1 or 10 + 2. Where a host is lost on the way, its group does not finish: what
+that lacks is measured again without it, in the next round or with the suspects, `_TRIES` times at most. What is not
+measured then, as where a group cannot connect, is named: nothing is known of it.
 
 What log2(N) rounds are, and what they are not. A host's speed shows in any exchange, so that with one exchange in each
 round (`max_partners=1`) all slow hosts and slow paths between neighbouring blocks are found in a time that grows with
@@ -31,18 +32,20 @@ from glmforge.cluster.collectives.slow.explain import (
     slow_pairs,
     slow_paths,
     typical,
+    unknown_paths,
 )
-from glmforge.cluster.collectives.slow.rounds import Round, chosen_round, halves_round, num_levels
+from glmforge.cluster.collectives.slow.rounds import Pairs, Round, chosen_round, halves_round, num_levels
 
 _TRIES = 3
-"""Of a round whose measurements are not complete."""
+"""To measure a pair."""
 _TRIES_OF_SUSPECTS = 2
 _REPEATS = 3
 """Measurements of a suspect."""
 _WITNESSES = 3
 """Good partners with whom a suspected host is measured again."""
-_MOST_EXCHANGES = 64
-"""Of a host in the round of suspects, each of which is repeated."""
+_MOST_EXCHANGES = 128
+"""Of a host in the round of suspects, each of which is repeated. Under much noise a twentieth of a host's paths are
+suspected: who is left out here has not been measured often enough in the end."""
 _BY_CHANCE = 0.01
 """False findings that chance may be expected to leave after one round of suspects; if it is more, there is another."""
 
@@ -68,6 +71,7 @@ class Findings(NamedTuple):
     Attributes:
         hosts: slow hosts.
         paths: slow paths, confirmed ones first.
+        unknown: paths of which a measurement was tried and never finished; their bandwidth means nothing.
         lost: hosts that did not answer.
         reference: what a pair of good hosts reaches.
         num_measured, num_paths: paths between two hosts that answered: measured, and all.
@@ -77,6 +81,7 @@ class Findings(NamedTuple):
 
     hosts: list[SlowHost]
     paths: list[SlowPath]
+    unknown: list[SlowPath]
     lost: list[int]
     reference: float
     num_measured: int
@@ -87,7 +92,7 @@ class Findings(NamedTuple):
     @property
     def is_clean(self) -> bool:
         """Nothing slow, nobody lost, and no path that could be measured and was not."""
-        return not (self.hosts or self.paths or self.lost)
+        return not (self.hosts or self.paths or self.lost or self.unknown)
 
 
 class Search:
@@ -111,10 +116,12 @@ class Search:
         self.num_hosts, self.slow_below = num_hosts, slow_below
         self._expected, self._max_partners = expected, max_partners
         self._best: Floats = np.full((num_hosts, num_hosts), np.nan)
+        self._times_asked = np.zeros((num_hosts, num_hosts), dtype=np.int32)
         self._times_again = np.zeros((num_hosts, num_hosts), dtype=np.int32)
+        self._suspected: Pairs = np.zeros((num_hosts, num_hosts), dtype=np.bool_)
         self._times_needed = 1
         self._lost: set[int] = set()
-        self._level, self._tries = 1, 0
+        self._level, self._tries_left = 1, _TRIES_OF_SUSPECTS
         self._num_rounds = self._num_exchanges = 0
         self._reference = float("nan")
 
@@ -125,14 +132,16 @@ class Search:
 
     def next_round(self) -> Round | None:
         """The round to be measured now; None if the search is over."""
+        unfinished = self._unfinished()
         while self._level <= num_levels(self.num_hosts):
-            if self._tries < _TRIES:
-                chosen = halves_round(self._level, self.num_hosts, self._not_again(), self._max_partners)
-                if chosen.groups:
-                    return self._begin(chosen)
-            self._level, self._tries = self._level + 1, 0
-        if self._tries < _TRIES_OF_SUSPECTS:
-            chosen = self._suspects()
+            chosen = halves_round(self._level, self.num_hosts, self._not_again(), self._max_partners, unfinished)
+            self._level += 1
+            if chosen.groups:
+                return self._begin(chosen)
+        if not unfinished.any():  # else what these will tell may be suspected, too
+            self._tries_left -= 1
+        if self._tries_left >= 0:
+            chosen = self._suspects(unfinished)
             if chosen.groups:
                 return self._begin(chosen)
         return None
@@ -143,10 +152,9 @@ class Search:
         first, second = np.minimum(measured.first, measured.second), np.maximum(measured.first, measured.second)
         known = np.isfinite(measured.bandwidth)
         first, second, bandwidth = first[known], second[known], measured.bandwidth[known]
-        if self._level > num_levels(self.num_hosts):
-            again = np.zeros_like(self._times_again)
-            again[first, second] = again[second, first] = 1
-            self._times_again += again
+        again = np.zeros_like(self._suspected)
+        again[first, second] = again[second, first] = True
+        self._times_again += again & self._suspected
         upper = np.where(np.isfinite(self._best), self._best, -np.inf)
         np.maximum.at(upper, (first, second), bandwidth)
         upper = np.maximum(upper, upper.T)
@@ -161,6 +169,7 @@ class Search:
         return Findings(
             hosts=slow_hosts(best, reference, self.slow_below),
             paths=sorted(paths, key=lambda path: (not path.confirmed, path.bandwidth)),
+            unknown=unknown_paths((self._times_asked > 0) & ~self._not_again()),
             lost=sorted(self._lost),
             reference=reference,
             num_measured=int(np.isfinite(best).sum()) // 2,
@@ -170,7 +179,10 @@ class Search:
         )
 
     def _begin(self, chosen: Round) -> Round:
-        self._tries += 1
+        first, second = chosen.pairs()
+        asked = np.zeros_like(self._suspected)
+        asked[first, second] = asked[second, first] = True
+        self._times_asked += asked
         self._num_rounds += 1
         self._num_exchanges += chosen.num_exchanges
         return chosen
@@ -182,9 +194,13 @@ class Search:
         done[gone, :] = done[:, gone] = True
         return done
 
-    def _suspects(self) -> Round:
-        """Slow hosts and slow paths that have not been measured again yet, the slowest first. Of a path between two
-        sets of hosts each host is measured once."""
+    def _unfinished(self) -> Pairs:
+        """[host, host]: pairs that were asked for and have not been measured, and may be asked for again."""
+        return (self._times_asked > 0) & (self._times_asked < _TRIES) & ~self._not_again()
+
+    def _suspects(self, unfinished: Pairs) -> Round:
+        """Slow hosts and slow paths that have not been measured again yet, the slowest first; and what is unfinished.
+        Of a path between two sets of hosts each host is measured once."""
         best, reference = self._of_the_living(), self._get_reference()
         slow = slow_pairs(best, reference, self.slow_below)
         enough = self._times_again >= self._times_needed
@@ -196,7 +212,11 @@ class Search:
         if not self._times_again.any() and len(pairs) * suspected**_REPEATS > _BY_CHANCE:
             self._times_needed = 2
         chosen = dict.fromkeys([*self._with_witnesses(best, reference), *pairs])
-        return chosen_round("suspects again", chosen, self.num_hosts, _MOST_EXCHANGES, _REPEATS)
+        self._suspected[:] = False
+        for first, second in chosen:
+            self._suspected[first, second] = self._suspected[second, first] = True
+        name = "suspects again" if chosen else "what was not finished"
+        return chosen_round(name, chosen, self.num_hosts, _MOST_EXCHANGES, _REPEATS, unfinished)
 
     def _with_witnesses(self, best: Floats, reference: float) -> list[tuple[int, int]]:
         """Slow hosts with good partners, different ones as far as there are enough."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 MARK = b"glmforge-node 1\n"
 """The line after which answers stand; what a login shell prints comes before it."""
 
+BEFORE = {"busy", "ready"}
+"""A line with one of these keys comes before the answer."""
+
 CHUNK = 1 << 20
 IDLE_S = 300
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import stat
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_KEPT = 1 << 20
 """Bytes of a file that is replaced: what was in it is kept for undo, so it must be small."""
@@ -93,6 +95,8 @@ def is_made(change: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def digest(text: str) -> str:
+    import hashlib  # takes longer than everything else where nothing is looked at
+
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 

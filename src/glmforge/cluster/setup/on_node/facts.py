@@ -1,32 +1,44 @@
-# ruff: noqa: PTH110, PTH112, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208
+# ruff: noqa: PTH110, PTH112, PTH113, PTH116, PTH118, PTH120, PTH123, PTH208
 """What a machine has: programs, GPUs, networks, disks. Runs on any machine, like `changes`, and changes nothing."""
 
 from __future__ import annotations
 
-import glob
 import os
 import pwd
 import re
 import resource
-import shutil
+import shlex
 import socket
 import subprocess
-import sys
 import time
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from typing import Any
 
 _PROGRAM_LIMIT_S = 20
+_PACKAGES = ("glmforge", "torch")
+_FIND_PACKAGES = """import sys
+for name in sys.argv[1:]:
+    for finder in sys.meta_path:
+        if hasattr(finder, "find_spec") and finder.find_spec(name, None) is not None:
+            print(name)
+            break
+"""
 NETWORK_TYPES = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.sshfs", "fuse.glusterfs",
                  "fuse.weka", "wekafs", "panfs", "9p", "pvfs2", "afs", "fuse.juicefs", "fuse.s3fs")  # fmt: skip
 _PROGRAMS = ("sshd", "ssh", "torchrun", "mpirun", "srun", "sbatch", "nvidia-smi", "ibstat")
 
 
 def facts(request: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the plan is made from. `request["paths"]`: whose file systems are wanted."""
-    mounts = _mounts()
+    """Everything that the plan is made from.
+
+    `request["paths"]`: whose file systems are wanted; `request["python"]`: the command whose packages are.
+    """
+    mounts, python = _mounts(), _words(request.get("python", ""))
     return {
-        "packages": {name: _has_package(name) for name in ("glmforge", "torch")},
-        "programs": [name for name in _PROGRAMS if _which(name)],
+        "packages": _packages(python),
+        "programs": [name for name in _PROGRAMS if _which(name, python)],
         "gpus": find_gpus(),
         "interfaces": _interfaces(),
         "route": _default_interface() or _only_interface(),
@@ -72,22 +84,40 @@ def _others_may_write(path: str) -> bool:
     return os.path.exists(path) and bool(os.stat(path).st_mode & 0o022)
 
 
-def _which(name: str) -> str | None:
-    beside = os.path.join(os.path.dirname(sys.executable), name)  # of a virtual environment
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    return beside if os.access(beside, os.X_OK) else shutil.which(name, path=search)
+def _which(name: str, python: list[str] | None = None) -> str | None:
+    beside = os.path.join(os.path.dirname(python[0]) if python else "", name)  # of a virtual environment
+    search = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
+    candidates = [*([beside] if beside[0] == "/" else []), *(os.path.join(folder, name) for folder in search)]
+    return next((file for file in candidates if os.path.isfile(file) and os.access(file, os.X_OK)), None)
 
 
-def _has_package(name: str) -> bool:
-    from importlib.util import find_spec
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quotation mark without the other
+        return []
 
-    return find_spec(name) is not None
+
+def _packages(python: list[str]) -> dict[str, bool]:
+    """Which of those that jobs need this Python finds; none if it does not run."""
+    found = ""
+    if python:
+        command = [*python, "-c", _FIND_PACKAGES, *_PACKAGES]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                timeout=_PROGRAM_LIMIT_S,
+            )  # fmt: skip
+            found = done.stdout.decode("utf-8", "replace")
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    return {name: name in found.split() for name in _PACKAGES}
 
 
 def find_gpus() -> dict[str, Any]:
     """Their number and names; by their device files where the driver's program is not there."""
     program = _which("nvidia-smi")
-    devices = len([path for path in glob.glob("/dev/nvidia*") if re.match(r"/dev/nvidia\d+$", path)])
+    devices = len([name for name in _list("/dev") if re.fullmatch(r"nvidia\d+", name)])
     if program is None:
         return {"count": devices, "names": [], "source": "device files"}
     try:

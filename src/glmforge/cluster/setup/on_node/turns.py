@@ -19,10 +19,16 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
 
-READY = "glmforge-ready"
+from glmforge.cluster.hosts.on_node.wire import begin, say
+from glmforge.cluster.setup.on_node.serve import serve
+
+TYPE_CHECKING = False  # as in typing, whose import takes long
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+READY = {"ready": True}
 GO_LIMIT_S = 45.0
 """How long a request waits to be told to go on."""
 TURN_LIMIT_S = 80.0
@@ -30,7 +36,14 @@ TURN_LIMIT_S = 80.0
 _AGAIN_S = 0.05
 
 
-def answer(request: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+def main(program: bytes) -> None:
+    """Answer one request."""
+    request = begin()
+    if request is not None:
+        say(answer(request))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What `serve` answers to the request when it has its turn; `{"refused": why}` if it does not get it."""
     with contextlib.ExitStack() as held:
         try:
@@ -42,7 +55,7 @@ def answer(request: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
             return {"refused": "another setup has been changing it for " + str(int(TURN_LIMIT_S)) + " s"}
         if changes_something(request) and not _is_told_to_go_on():
             return {"refused": "it was not told to go on, and has changed nothing"}
-        return dict(parts["serve"](request, parts))
+        return serve(request)
 
 
 def changes_something(request: Mapping[str, Any]) -> bool:
@@ -90,7 +103,6 @@ def _wait_a_little(until: float) -> None:
 
 def _is_told_to_go_on() -> bool:
     """Whether a line comes, rather than the end of input or nothing."""
-    sys.stdout.write("\n" + READY + "\n")
-    sys.stdout.flush()
+    say(READY)
     came, _, _ = select.select([sys.stdin.buffer], [], [], GO_LIMIT_S)
     return bool(came and sys.stdin.buffer.readline().endswith(b"\n"))

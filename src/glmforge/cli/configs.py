@@ -1,0 +1,54 @@
+"""`glmforge configs`: configurations and examples that come with the package."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, help="Configurations and examples that come with the package.")
+
+
+@app.command("list")
+def list_configs(
+    as_json: Annotated[bool, typer.Option("--json", help="For a machine to read.")] = False,
+) -> None:
+    """List them, with what each is.
+
+    Example:
+
+        glmforge configs list
+    """
+    from glmforge.config.packaged import packaged
+
+    found = packaged()
+    if as_json:
+        typer.echo(json.dumps([{"name": each.name, "path": str(each.path), "about": each.about} for each in found]))
+        return
+    table = Table("name", "what it is", box=None, pad_edge=False)
+    for each in found:
+        table.add_row(each.name, escape(each.about))
+    Console(highlight=False).print(table)
+    typer.echo("Next: glmforge configs copy NAME .    Runs called by name: glmforge train demo", err=True)
+
+
+@app.command("copy")
+def copy(
+    name: Annotated[str, typer.Argument(help="As 'glmforge configs list' shows it.")],
+    to: Annotated[Path, typer.Argument(metavar="DEST", help="A folder, or a new file's name.")],
+) -> None:
+    """Copy one, to be changed: a configuration with those that it extends, an example's whole folder.
+
+    Examples:
+
+        glmforge configs copy small_1b .
+
+        glmforge configs copy examples/slurm my-jobs
+    """
+    from glmforge.config.packaged import copy_packaged
+
+    for path in copy_packaged(name, to):
+        typer.echo(path)

@@ -1,0 +1,160 @@
+"""`glmforge chain`: stages that follow each other, from one file."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from glmforge.launch.chain.make import NewChain
+    from glmforge.launch.chain.work import Chain
+
+app = typer.Typer(no_args_is_help=True, help="Chains of stages, such as corpus, pre-training, SFT, evaluation.")
+
+_Name = Annotated[str, typer.Argument(help="A chain.")]
+_JobsDir = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
+_Detach = Annotated[bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")]
+
+
+@app.command("run")
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The chain.")],
+    jobs_dir: _JobsDir = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; ask and submit nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse runs that by plan do not fit.")] = True,
+    detach: _Detach = False,
+) -> None:
+    """Run a chain of stages: every stage is checked before the first one is submitted.
+
+    Under Slurm and PBS all stages are submitted at once, each to start when those that it needs have finished well.
+    With other launchers they are run from here, one after the other.
+
+    FILE.yaml has a name, launch (options of 'glmforge launch' for every stage) and stages. A stage has a config with
+    overrides, or a command; needs, the stages that come before it; launch, options of its own; and outputs, files that
+    it writes, by name. What an earlier stage writes is named ${pretrain.run} (of a training stage), ${corpus.job} (its
+    job's directory) or ${corpus.outputs.shards}. See docs/sweeps.md.
+
+    Examples:
+
+        glmforge chain run life.yaml --dry-run
+
+        glmforge chain run life.yaml
+
+        glmforge chain run life.yaml --jobs-dir /shared/jobs
+    """
+    from glmforge.launch.chain.make import make_chain
+    from glmforge.launch.chain.work import Chain
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
+
+    new = make_chain(file, jobs_root(jobs_dir), Path.cwd())
+    if dry_run:
+        _print_all(new)
+        return
+    new.check(scheduler_of)
+    if plan:
+        new.check_fit()
+    new.write()
+    _go_on(Chain(new.directory, scheduler_of), detach=detach)
+
+
+@app.command("show")
+def show(
+    name: _Name,
+    jobs_dir: _JobsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every stage: its state, and what keeps the chain from going on.
+
+    Examples:
+
+        glmforge chain show life
+
+        glmforge chain show life --json
+    """
+    from glmforge.cli.terminal import as_shown
+    from glmforge.launch.chain.words import as_rows, lines_of
+
+    told = _open(name, jobs_dir).states()
+    if as_json:
+        typer.echo(json.dumps(as_rows(told), indent=1))
+        return
+    for line in lines_of(told):
+        typer.echo(as_shown(line))
+
+
+@app.command("resume")
+def resume(name: _Name, jobs_dir: _JobsDir = None, detach: _Detach = False) -> None:
+    """Go on with a chain: what has finished stays, what waits or runs stays, the rest is submitted.
+
+    After a failure, a cancellation, or a kill at any moment. A stage that waits for a submission that has failed is
+    submitted again, since Slurm would let it wait for ever.
+
+    Example:
+
+        glmforge chain resume life
+    """
+    _go_on(_open(name, jobs_dir), detach=detach)
+
+
+@app.command("cancel")
+def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
+    """Cancel every stage that waits or runs; what has been trained stays, and 'resume' goes on from there.
+
+    Example:
+
+        glmforge chain cancel life
+    """
+    cancelled = _open(name, jobs_dir).cancel()
+    _tell(f"{name}: cancelled {', '.join(cancelled)}" if cancelled else f"{name}: no stage waits or runs")
+
+
+def _go_on(chain: "Chain", *, detach: bool) -> None:
+    from glmforge.launch.detached import run_detached
+    from glmforge.launch.state import JobState
+
+    name, root = chain.record.name, chain.directory.root
+    if chain.is_submitted_at_once:
+        chain.submit(lambda stage, words: _tell(f"{stage}: {words}"))
+        _tell(f"Next: glmforge chain show {name}")
+        return
+    if detach:
+        log = run_detached(["chain", "resume", name, "--jobs-dir", str(root.parent)], root)
+        _tell(f"{name}: runs detached, and tells of it in {log}")
+        return
+    ended = chain.run_here(lambda stage, words: _tell(f"{stage}: {words}"))
+    finished = sum(state is JobState.FINISHED for state in ended.values())
+    _tell(f"{name}: {finished} of {len(chain.record.stages)} stages have finished")
+    if finished < len(chain.record.stages):
+        _tell(f"Next: glmforge chain show {name}")
+        raise typer.Exit(1)
+
+
+def _print_all(new: "NewChain") -> None:
+    for stage, job in zip(new.stages, new.jobs, strict=True):
+        ids = ":".join(f"<{need}>" for need in stage.needs)
+        after = f", after {', '.join(stage.needs)} (--dependency=afterok:{ids})" if stage.needs else ""
+        typer.echo(f"### stage {stage.name}: job {stage.job}{after}")
+        if stage.run is not None:
+            typer.echo(f"### run: {stage.run}")
+        for name, path in stage.outputs.items():
+            typer.echo(f"### output {name}: {path}")
+        typer.echo(f"### command: {' '.join(job.description.command)}")
+        typer.echo(job.script)
+    typer.echo(f"{new.directory.root}: is where it would be; nothing was submitted", err=True)
+
+
+def _open(name: str, jobs_dir: Path | None) -> "Chain":
+    from glmforge.launch.chain.record import ChainDirectory
+    from glmforge.launch.chain.work import Chain
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
+
+    return Chain(ChainDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+
+
+def _tell(words: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(words))

@@ -1,0 +1,228 @@
+"""`glmforge sweep`: the points of a sweep together. `glmforge launch --sweep` makes one."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from glmforge.config.launch import LaunchConfig
+    from glmforge.launch.sweep.work import Sweep
+
+app = typer.Typer(no_args_is_help=True, help="Sweeps, that is many runs of one configuration: results, a page, again.")
+
+_Name = Annotated[str, typer.Argument(help="A sweep.")]
+_JobsDir = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
+_Sort = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="loss, best_loss, held_out, tokens_per_second, seconds, step, state, task, or a setting.",
+        show_default="held_out if there is one, else loss",
+    ),
+]
+
+
+def launch_sweep(
+    words: Sequence[str],
+    launch: "LaunchConfig",
+    *,
+    axes: Sequence[str],
+    file: Path | None,
+    at_once: int | None,
+    name: str | None,
+    jobs_dir: Path | None,
+    template: Path | None,
+    gpu: str | None,
+    plan: bool,
+    check: bool,
+    dry_run: bool,
+    detach: bool,
+) -> None:
+    """What `glmforge launch CONFIG --sweep` does; `words` are CONFIG and the settings that all points share."""
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.preflight import check_nodes
+    from glmforge.launch.sweep.make import make_sweep
+    from glmforge.launch.sweep.points import expand
+    from glmforge.launch.sweep.work import Sweep
+    from glmforge.observe.work_progress import work_progress
+
+    points = expand(axes, file)
+    with work_progress("checking points", first_line=200) as show:
+        new = make_sweep(
+            name,
+            words[0],
+            words[1:],
+            points,
+            launch,
+            jobs_root(jobs_dir),
+            at_once,
+            template,
+            lambda done: show(done, f"{done:,} of {len(points):,}"),
+        )
+    if dry_run:
+        typer.echo(new.script if new.script is not None else new.jobs[0].script, nl=False)
+        for point, job in zip(points, new.jobs, strict=True):
+            typer.echo(f"{job.directory.name}: {point}", err=True)
+        typer.echo(f"{new.directory.root}: is where it would be; nothing was submitted", err=True)
+        return
+    new.check(scheduler_of)
+    if plan:
+        _tell(f"plan: {new.check_fit(gpu)}")
+    if check and (told := check_nodes(launch)) is not None:
+        _tell(f"check: {told}")
+    new.write()
+    sweep = Sweep(new.directory, scheduler_of)
+    _tell(f"[bold]{sweep.record.name}[/bold]: {len(points):,} points in {new.directory.root}-*")
+    _start(sweep, failed_only=False, detach=detach)
+
+
+@app.command("show")
+def show(
+    name: _Name,
+    jobs_dir: _JobsDir = None,
+    sort: _Sort = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Show every point: the settings that differ, state, steps, losses, speed and time; the best first.
+
+    Held-out: the mean of each held-out source's newest evaluation, bits per byte. Speed: the median, tokens/s. Time:
+    that of training steps.
+
+    Examples:
+
+        glmforge sweep show lr
+
+        glmforge sweep show lr --sort optim.lr
+
+        glmforge sweep show lr --csv > lr.csv
+    """
+    from glmforge.cli.terminal import as_shown
+    from glmforge.launch.sweep.results import as_csv as csv_of
+    from glmforge.launch.sweep.results import as_row, default_measure, ranked, sort_key
+    from glmforge.launch.sweep.words import lines_of
+
+    sweep = _open(name, jobs_dir)
+    results = sweep.results()
+    settings = sweep.record.differing()
+    rows = ranked(results, sort_key(results, sort or default_measure(results), settings))
+    if as_json:
+        typer.echo(json.dumps([as_row(row) for row in rows], indent=1))
+    elif as_csv:
+        typer.echo(csv_of(rows, settings), nl=False)
+    else:
+        for line in lines_of(rows, settings):
+            typer.echo(as_shown(line))
+
+
+@app.command("page")
+def page(
+    name: _Name,
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write.")],
+    jobs_dir: _JobsDir = None,
+    sort: _Sort = None,
+) -> None:
+    """Write a page of all points: their losses, settings against what came of them, and the table.
+
+    Example:
+
+        glmforge sweep page lr --out lr.html
+    """
+    from glmforge.launch.sweep.view import view_of
+    from glmforge.report.sweep_page import write_sweep_page
+
+    sweep = _open(name, jobs_dir)
+    write_sweep_page(view_of(sweep.record, sweep.results(), sort), out)
+    _tell(f"{out}: {len(sweep.record.points):,} points")
+
+
+@app.command("resubmit")
+def resubmit(
+    name: _Name,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Those that failed only, not those cancelled, stopped or not begun.")
+    ] = False,
+    jobs_dir: _JobsDir = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")
+    ] = False,
+) -> None:
+    """Submit again what has not finished and neither waits nor runs; runs go on from their last checkpoint.
+
+    Without a scheduler the points are run from here, as many at once as the sweep says.
+
+    Examples:
+
+        glmforge sweep resubmit lr
+
+        glmforge sweep resubmit lr --failed
+    """
+    _start(_open(name, jobs_dir), failed_only=failed, detach=detach)
+
+
+@app.command("cancel")
+def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
+    """Cancel every point that waits or runs; what has been trained stays.
+
+    Example:
+
+        glmforge sweep cancel lr
+    """
+    cancelled = _open(name, jobs_dir).cancel()
+    _tell(f"{name}: {len(cancelled):,} points cancelled" if cancelled else f"{name}: no point waits or runs")
+
+
+@app.command("task", hidden=True)
+def task(
+    directory: Annotated[Path, typer.Argument(help="Of the sweep.")],
+    number: Annotated[int, typer.Argument(min=0, help="Of the array's task.")],
+) -> None:
+    """Run a point of a sweep: what a task of its array does.
+
+    Example:
+
+        glmforge sweep task jobs/lr "$SLURM_ARRAY_TASK_ID"
+    """
+    from glmforge.launch.sweep.task import run_task
+
+    run_task(directory, number)
+
+
+def _start(sweep: "Sweep", *, failed_only: bool, detach: bool) -> None:
+    from glmforge.launch.detached import run_detached
+    from glmforge.launch.state import JobState
+
+    name = sweep.record.name
+    if sweep.is_array:
+        submitted = sweep.submit_array(failed_only=failed_only)
+        _tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
+        _tell(f"Next: glmforge sweep show {name}")
+        return
+    if detach:
+        words = ["sweep", "resubmit", name, "--jobs-dir", str(sweep.directory.root.parent)]
+        log = run_detached([*words, *(["--failed"] if failed_only else [])], sweep.directory.root)
+        _tell(f"{name}: runs detached, and tells of it in {log}")
+        return
+    ended = sweep.run_here(lambda job, words: _tell(f"{job}: {words}"), failed_only=failed_only)
+    finished = sum(state is JobState.FINISHED for state in ended.values())
+    _tell(f"{name}: {finished:,} of {len(ended):,} points have finished; glmforge sweep show {name}")
+    if finished < len(ended):
+        raise typer.Exit(1)
+
+
+def _open(name: str, jobs_dir: Path | None) -> "Sweep":
+    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.sweep.record import SweepDirectory
+    from glmforge.launch.sweep.work import Sweep
+
+    return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+
+
+def _tell(words: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(words)

@@ -1,0 +1,115 @@
+"""A chain made of its file: every stage checked, then a job for each written; nothing is submitted here.
+
+The chain's directory is made first: of two that begin at once with one name, one is refused. Its record is written
+last: a chain that was interrupted before has none, and is told as such.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from glmforge.errors import GlmforgeError, LaunchError
+from glmforge.files import read_text, shown
+from glmforge.launch.chain.file import read_chain_file
+from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
+from glmforge.launch.chain.stages import ChainStage, work_out
+from glmforge.launch.job import JobDirectory, utc_now
+from glmforge.launch.new_job import NewJob, command_job, run_job
+from glmforge.launch.preflight import check_fit
+from glmforge.launch.schedulers.base import Scheduler
+from glmforge.observe.run import write_text
+
+
+@dataclass(frozen=True)
+class NewChain:
+    """A chain that is not written yet."""
+
+    directory: ChainDirectory
+    record: ChainRecord
+    stages: Sequence[ChainStage]
+    jobs: Sequence[NewJob]
+    text: str
+
+    def check(self, scheduler_of: Callable[[str], Scheduler]) -> None:
+        """Raises `LaunchError`, with the stage, for what a scheduler would refuse."""
+        for stage in self.stages:
+            try:
+                scheduler_of(stage.launch.launcher).check(stage.launch)
+            except LaunchError as error:
+                raise LaunchError(f"stage {stage.name}: {error}") from None
+
+    def check_fit(self) -> None:
+        """Raises `LaunchError`, with the stage that by plan cannot fit the GPUs that are found."""
+        for stage in self.stages:
+            try:
+                if stage.config is not None:
+                    check_fit(stage.config, stage.launch)
+            except LaunchError as error:
+                raise LaunchError(f"stage {stage.name}: {error}") from None
+
+    def write(self) -> None:
+        """Raises `LaunchError` if a name is taken; then nothing of the chain stays."""
+        root = self.directory.root
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            root.mkdir()
+        except FileExistsError:
+            raise LaunchError(
+                f"{shown(root)}: the name is taken; 'glmforge chain resume {root.name}' goes on with a chain, and "
+                "another name in the file begins one"
+            ) from None
+        except OSError as error:
+            raise LaunchError(f"{shown(root)}: cannot be made ({error.strerror}); choose another --jobs-dir") from error
+        written: list[Path] = []
+        try:
+            for job in self.jobs:
+                job.write()
+                written.append(job.directory.root)
+            write_text(self.directory.file, self.text)
+            self.directory.write(self.record)
+        except BaseException:
+            for path in [*written, root]:
+                shutil.rmtree(path)
+            raise
+
+
+def make_chain(file: Path, root: Path, directory: Path) -> NewChain:
+    """The chain that a file describes, checked.
+
+    Args:
+        root: where jobs lie.
+        directory: in which all stages run.
+
+    Raises `ConfigError`, which names the stage, and `LaunchError`.
+    """
+    chain = read_chain_file(file)
+    stages = work_out(chain, root, directory)
+    jobs = [_job(stage, root, chain.name) for stage in stages]
+    record = ChainRecord(
+        name=chain.name,
+        created=utc_now(),
+        stages=[
+            StageRecord(
+                name=stage.name,
+                job=stage.job,
+                needs=list(stage.needs),
+                launcher=stage.launch.launcher,
+                outputs=dict(stage.outputs),
+            )
+            for stage in stages
+        ],
+    )
+    return NewChain(ChainDirectory(root / chain.name), record, stages, jobs, read_text(file, error=LaunchError))
+
+
+def _job(stage: ChainStage, root: Path, chain: str) -> NewJob:
+    directory = JobDirectory(root / stage.job)
+    try:
+        if stage.config is None:
+            job = command_job(directory, stage.command, stage.launch)
+        else:
+            job = run_job(directory, stage.config, stage.launch)
+    except GlmforgeError as error:
+        raise LaunchError(f"stage {stage.name}: {error}") from None
+    return replace(job, description=job.description.model_copy(update={"part_of": chain}))

@@ -1,0 +1,94 @@
+"""The supervisor of a job, with what belongs to its launcher."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from glmforge.cluster.checks.check import Context, Level
+from glmforge.cluster.checks.examine import REACH, examine
+from glmforge.cluster.checks.outcome import Status
+from glmforge.cluster.checks.registry import choose_checks
+from glmforge.cluster.checks.thresholds import Thresholds
+from glmforge.cluster.hosts.fanout import Fanout
+from glmforge.cluster.hosts.hostfile import HostLine, expand_hosts, read_host_lines
+from glmforge.cluster.hosts.machines import fanout_of, load_cluster, machines_of
+from glmforge.config.cluster import ClusterConfig
+from glmforge.config.launch import LaunchConfig
+from glmforge.errors import LaunchError
+from glmforge.launch.job import JobDirectory
+from glmforge.launch.schedulers.here import id_of_this_process
+from glmforge.launch.starters.base import Starter
+from glmforge.launch.supervisor.allocation import Allocation, Here
+from glmforge.launch.supervisor.slurm import SlurmAllocation
+from glmforge.launch.supervisor.supervise import Supervisor
+
+_CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")
+"""What speaks of a broken node. Others (limits, clocks, versions) were no different before the job began."""
+_PROBE_S = 15.0
+_STARTERS = {
+    "local": ("local", "LocalStarter"),
+    "ssh": ("ssh", "SshStarter"),
+    "srun": ("srun", "SrunStarter"),
+    "torchrun": ("torchrun", "TorchrunStarter"),
+    "mpirun": ("mpirun", "MpirunStarter"),
+}
+
+
+def supervisor_of(job: JobDirectory) -> Supervisor:
+    """Raises `LaunchError` if there is no such job, or this is no place to supervise it."""
+    launch = job.read().launch
+    cluster = load_cluster(launch.cluster)
+    fanout = fanout_of(cluster)
+    fanout = replace(fanout, ssh=replace(fanout.ssh, connect_timeout_s=min(fanout.ssh.connect_timeout_s, 8)))
+    allocation = allocation_of(launch, cluster, fanout)
+    # Whatever speaks of a broken node is of its GPUs: without any there is nothing to look at.
+    checker = NodeChecker(cluster.model_copy(update={"gpus_per_node": launch.gpus_per_node}), fanout)
+    return Supervisor(job, starter_of(launch), allocation, checker=checker if launch.gpus_per_node else None)
+
+
+def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) -> Allocation:
+    """The nodes of a job of this launcher."""
+    if launch.launcher == "slurm":
+        return SlurmAllocation.here()
+    if launch.launcher == "local":
+        return Here(id_of_this_process())
+    return Here(id_of_this_process(), hosts_of(launch, cluster), fanout)
+
+
+def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
+    """Those that the options name, without the excluded ones. Raises `LaunchError` for none."""
+    if launch.hosts:
+        names = expand_hosts(launch.hosts, "--hosts")
+    elif launch.hostfile is not None:
+        names = [line.name for line in read_host_lines(launch.hostfile)]
+    else:
+        names = [line.name for line in machines_of(cluster)]
+    hosts = tuple(name for name in names if name not in launch.exclude)
+    if not hosts:
+        raise LaunchError("there is no host: give --hosts, --hostfile or --cluster")
+    return hosts
+
+
+def starter_of(launch: LaunchConfig) -> Starter:
+    """The starter that the job's options choose."""
+    module, name = _STARTERS[launch.chosen_starter]
+    made: Starter = getattr(importlib.import_module(f"glmforge.launch.starters.{module}"), name)()
+    return made
+
+
+class NodeChecker:
+    """Looks at nodes that are blamed with the checks that speak of a broken one."""
+
+    def __init__(self, cluster: ClusterConfig, fanout: Fanout) -> None:
+        self.cluster, self.fanout = cluster, fanout
+
+    def __call__(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """What fails, by node. One that is not reached through ssh is left out: not every cluster allows that."""
+        context = Context(self.cluster, Thresholds(self.cluster.thresholds), {name: HostLine(name) for name in nodes})
+        findings = examine(nodes, choose_checks(Level.QUICK, _CHECKS), context, self.fanout, _PROBE_S)
+        faults: dict[str, str] = {}
+        for check, of_hosts in findings.outcomes.items():
+            for host, outcome in of_hosts.items():
+                if check != REACH and outcome.status is Status.FAIL:
+                    faults.setdefault(host, f"{check}: {outcome.value}")
+        return faults

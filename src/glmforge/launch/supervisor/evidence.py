@@ -1,0 +1,154 @@
+"""What is known of an attempt once it has ended: gathered from files, judged elsewhere.
+
+Nothing here decides. What a machine or a person might have left damaged is passed over and counted, since an attempt
+whose node died while it wrote is exactly the one that is to be judged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from glmforge.errors import GlmforgeError
+from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
+from glmforge.launch.supervisor.hangs import HangDump, read_dumps
+from glmforge.observe.record_files import read_jsonl
+from glmforge.observe.run import RunDirectory
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """A line of the run's `events.jsonl`."""
+
+    event: str
+    step: int
+    detail: str
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an attempt that has ended.
+
+    Attributes:
+        ranks: of those that were started.
+        events: of the run, since the attempt began.
+        hangs: what its ranks wrote when they hung.
+        lost: nodes that do not answer, or that the scheduler has given up, with what was said of them.
+        faults: what checks found wrong with nodes since.
+        signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or "grow".
+        silent_s: the supervisor ended it because there was no line and no step of any rank for so long.
+        silent_since: when the last sign of life came of ranks that hang or were lost; seconds since 1970.
+        ended_early: it ended the other ranks because one had failed.
+        still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
+        near_limit: the job's time is nearly over.
+        orphaned: the supervisor that had started it ended before it did.
+        unread: files that were damaged.
+    """
+
+    attempt: AttemptRecord
+    ranks: tuple[RankRecord, ...] = ()
+    events: tuple[RunEvent, ...] = ()
+    hangs: tuple[HangDump, ...] = ()
+    lost: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    signals: tuple[str, ...] = ()
+    silent_s: float | None = None
+    silent_since: float | None = None
+    ended_early: bool = False
+    still_ours: bool = True
+    near_limit: bool = False
+    orphaned: bool = False
+    unread: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> int | None:
+        return self.attempt.status
+
+    @property
+    def world_size(self) -> int:
+        return len(self.attempt.nodes) * self.attempt.ranks_per_node
+
+    def event(self, name: str) -> RunEvent | None:
+        """The last of this name."""
+        return next((each for each in reversed(self.events) if each.event == name), None)
+
+    def node_of(self, rank: int) -> str | None:
+        """By the rank's own record; else by its place, as ranks are numbered node by node."""
+        for record in self.ranks:
+            if record.rank == rank:
+                return record.node
+        place = rank // self.attempt.ranks_per_node
+        return self.attempt.nodes[place] if place < len(self.attempt.nodes) else None
+
+
+def read_ranks(root: Path) -> tuple[list[RankRecord], list[str]]:
+    """The records of an attempt's ranks, and the names of those that are damaged."""
+    ranks, damaged = [], []
+    for path in sorted(root.glob("rank-*.json")):
+        try:
+            record = RankRecord.read(path)
+        except GlmforgeError:
+            damaged.append(path.name)
+            continue
+        if record is not None:
+            ranks.append(record)
+    return ranks, damaged
+
+
+def read_run_events(run: Path | None, since: datetime) -> list[RunEvent]:
+    """What the run has recorded since then; nothing if it has no directory, or that cannot be read now."""
+    if run is None:
+        return []
+    path = RunDirectory(run).events
+    try:
+        rows = read_jsonl(path) if path.exists() else []
+    except (GlmforgeError, OSError):
+        return []
+    return [event for event in map(_run_event, rows) if event is not None and event.time >= _floor(since)]
+
+
+def run_directory(description: JobDescription) -> Path | None:
+    """Of a training job."""
+    return None if description.run is None else description.directory / description.run
+
+
+def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
+    """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
+    ranks, damaged = read_ranks(job.attempt(attempt.number).root)
+    run = run_directory(description)
+    return Evidence(
+        attempt=attempt,
+        ranks=tuple(ranks),
+        events=tuple(read_run_events(run, attempt.began)),
+        hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
+        unread=tuple(damaged),
+        **known,
+    )
+
+
+def last_step(ranks: Sequence[RankRecord]) -> int | None:
+    """The highest that a rank has done; None if none says."""
+    return max((rank.last_step for rank in ranks if rank.last_step is not None), default=None)
+
+
+def first_step(events: Sequence[RunEvent]) -> int | None:
+    """Steps that had been done when training began."""
+    return next((event.step for event in events if event.event in ("started", "resumed")), None)
+
+
+def _run_event(row: Mapping[str, Any]) -> RunEvent | None:
+    name, step, detail, time = (row.get(key) for key in ("event", "step", "detail", "time"))
+    if not isinstance(name, str) or not isinstance(step, int) or not isinstance(time, str):
+        return None
+    try:
+        when = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return RunEvent(name, step, str(detail or "")[:2000], when) if when.tzinfo is not None else None
+
+
+def _floor(time: datetime) -> datetime:
+    """The run's events have whole seconds."""
+    return time.replace(microsecond=0)

@@ -1,0 +1,110 @@
+"""The allocation of a Slurm job, asked through Slurm's own commands by the supervisor inside it.
+
+The controller may be down for a while, as every server is: whatever it does not answer counts as unchanged.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from glmforge.cluster.checks.drain import apply_to_node
+from glmforge.cluster.hosts.machines import ask_slurm
+from glmforge.cluster.slurm import address_of_node
+from glmforge.errors import HostError, LaunchError
+from glmforge.launch.supervisor.lost_nodes import lost_nodes
+from glmforge.launch.supervisor.standby import standby
+
+_OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
+_ENDED_WITHIN_S = 600.0
+_ASK_EVERY_S = 5.0
+
+
+@dataclass
+class SlurmAllocation:
+    """The job that this process is part of."""
+
+    submission: str
+    restart: int
+    names: tuple[str, ...]
+    can_requeue: bool = True
+    is_given: bool = True
+    _drained: set[str] = field(default_factory=set)
+
+    @classmethod
+    def here(cls) -> "SlurmAllocation":
+        """Raises `LaunchError` outside a job, `HostError` if Slurm's commands do not work."""
+        job, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+        if not job or not nodes:
+            raise LaunchError("SLURM_JOB_ID is not set: this job is Slurm's; submit it with 'glmforge launch'")
+        task, array = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")
+        names = tuple(ask_slurm("scontrol", "show", "hostnames", nodes).split())
+        submission = f"{array}_{task}" if array and task else job
+        return cls(submission, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
+
+    def nodes(self) -> tuple[str, ...]:
+        """Without those that Slurm has taken from the job: one that was down is not given back to it."""
+        with suppress(HostError):
+            listed = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%N").strip()
+            left = ask_slurm("scontrol", "show", "hostnames", listed).split() if listed else []
+            return tuple(name for name in self.names if name in left) or self.names
+        return self.names
+
+    def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        return lost_nodes(nodes)
+
+    def watched(self, root: Path) -> AbstractContextManager[None]:
+        return standby(root, self.names)
+
+    def address(self, node: str) -> str:
+        return address_of_node(node)
+
+    def still_ours(self) -> bool:
+        """A job that is being cancelled, or over its time, is no longer `RUNNING`."""
+        try:
+            state = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%T").strip()
+        except HostError:
+            return True
+        return state not in _OVER
+
+    def ends(self) -> datetime | None:
+        with suppress(HostError, ValueError):  # "NONE" without a limit
+            text = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%e").strip()
+            return datetime.fromisoformat(text).astimezone(UTC)  # Slurm tells local time
+        return None
+
+    def requeue(self, without: Iterable[str]) -> None:
+        """Comes back only if the requeue did not end this process in ten minutes.
+
+        A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
+        would then count as failed. So it waits to be ended.
+        """
+        nodes = sorted(without)
+        if nodes:
+            # Refused by some versions while the job runs; then the next supervisor finds them out again.
+            self._try("scontrol", "update", f"JobId={self.submission}", f"ExcNodeList={','.join(nodes)}")
+        for _ in range(60):
+            if self._try("scontrol", "requeue", self.submission):
+                time.sleep(_ENDED_WITHIN_S)
+                break
+            if not self.still_ours():  # Slurm has queued it again by itself, or ends it
+                break
+            time.sleep(_ASK_EVERY_S)
+        else:
+            raise LaunchError(f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand")
+
+    def drain(self, node: str, reason: str) -> None:
+        apply_to_node(f"glmforge check: {reason}"[:200], node)
+
+    def undrain(self, node: str) -> None:
+        apply_to_node(None, node)
+
+    def _try(self, *command: str) -> bool:
+        try:
+            ask_slurm(*command)
+        except HostError:
+            return False
+        return True

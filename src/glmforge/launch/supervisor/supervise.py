@@ -1,0 +1,337 @@
+"""The supervisor: attempt after attempt, until the job is done, or nothing that it may do brings it further.
+
+All that it knows lies in the job's directory: what has been tried and how it ended (`attempts/`), what was decided
+(`events.jsonl`), which nodes are out (`nodes.json`). So one that was killed with its node goes on in another where it
+stopped: it finishes the record of an attempt that was left, and decides on what is written. Two at once are told apart
+by a lease on the directory.
+
+A decision is written down before it is carried out. One that finds a decision which was not carried out decides again
+from the same facts, and comes to the same.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from glmforge.cluster.lease import Lease
+from glmforge.errors import GlmforgeError
+from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
+from glmforge.launch.starters.base import Running, Starter
+from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
+from glmforge.launch.supervisor.bell import Bell
+from glmforge.launch.supervisor.books import Books, Checker
+from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory
+from glmforge.launch.supervisor.leftovers import wait_for_ranks
+from glmforge.launch.supervisor.meeting import ranks_of
+from glmforge.launch.supervisor.nodes import Ledger
+from glmforge.launch.supervisor.phases import phases_of
+from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
+from glmforge.launch.supervisor.progress import Progress, logged_step
+from glmforge.launch.supervisor.standby import LEASE
+from glmforge.launch.supervisor.verdict import judge
+from glmforge.launch.supervisor.worlds import bearable
+
+LEASE_S = 20.0
+_NEAR_LIMIT = timedelta(minutes=10)
+_GROW_EVERY_S = 30.0
+
+
+@dataclass
+class Supervisor:
+    """Of one job.
+
+    Args:
+        checker: None looks at no node.
+        limits: of waiting; None takes the job's own.
+        wait_s: most seconds of a single wait between attempts, for tests.
+    """
+
+    job: JobDirectory
+    starter: Starter
+    allocation: Allocation
+    checker: Checker | None = None
+    limits: Limits | None = None
+    wait_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        self.description = self.job.read()
+        self.launch = self.description.launch
+        self.config = self.launch.supervisor
+        self.books = Books(self.job, self.config, self.allocation, self.checker)
+        self.bears = bearable(self.job, self.description)
+        self.told: list[str] = []
+        """Signals that came, and mean that the allocation is to be given back."""
+        self._waiting_since: float | None = None
+        self._looked_for_more = time.monotonic()
+
+    def run(self) -> int:
+        """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
+        what = f"glmforge supervise {self.job.name}"
+        with Bell() as self.bell, Lease(self.job.root, what, lease_s=LEASE_S, name=LEASE) as self.lease:
+            began = len(self.job.read_attempts())
+            self.books.say(
+                "supervisor started",
+                f"submission {self.allocation.submission}" + (f", {began} attempts so far" if began else ""),
+                submission=self.allocation.submission,
+                restart=self.allocation.restart,
+                attempts=began,
+            )
+            with self.allocation.watched(self.job.root):
+                status = self._loop()
+            self.books.say("supervisor ended", f"status {status}", status=status)
+            return status
+
+    def _loop(self) -> int:
+        verdict = self._what_was_left()
+        while True:
+            decision = self._decide(verdict)
+            if decision.do in (Do.DONE, Do.STOP):
+                return decision.exit_code
+            if decision.do is Do.REQUEUE:
+                return self._requeue(verdict)
+            if not self._wait(decision.after_s):
+                verdict = verdict or Verdict(cause=Cause.PREEMPTED, why="told to end before the first attempt")
+                continue
+            if decision.do is Do.RESTART:
+                verdict = self._attempt(decision)
+
+    def _what_was_left(self) -> Verdict | None:
+        """The verdict that is to be decided on; None if the job is to begin, or to go on after a requeue."""
+        history = self.books.history()
+        if not history:
+            return None
+        last = history[-1]
+        if last.verdict is None:
+            return self._finish_record(last)
+        decided = [event for event in self.job.read_events() if event.get("event") == "decided"]
+        if decided and decided[-1].get("attempt") == last.number and decided[-1].get("do") == Do.REQUEUE:
+            return None
+        return last.verdict
+
+    def _finish_record(self, attempt: AttemptRecord) -> Verdict:
+        """Of an attempt whose supervisor was lost."""
+        directory = self.job.attempt(attempt.number)
+        lost = self._lost(attempt.nodes)
+        same = (attempt.submission, attempt.restart) == (self.allocation.submission, self.allocation.restart)
+        if same or not self.allocation.is_given:
+            wait_for_ranks(directory, lost, self.config.grace_s, self.bell)
+        return self._settle(attempt, Watched(lost=lost), orphaned=True)
+
+    def _decide(self, verdict: Verdict | None) -> Decision:
+        history = self.books.history()
+        ledger = self.books.ledger()
+        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        situation = Situation(
+            config=self.config,
+            wanted=self.launch.nodes,
+            present=self._present(),
+            bears=self.bears,
+            can_requeue=self._can_requeue(),
+            may_stay=not self.told,
+            waited_s=waited,
+            last_words=self.books.log_of(verdict, history),
+            ledger=ledger,
+        )
+        if self.books.cancelled():
+            decision = Decision(Do.STOP, "it was cancelled")
+        else:
+            decision = decide(verdict, history, utc_now(), situation)
+        if decision.do is not Do.WAIT:
+            self._waiting_since = None
+        if decision.do is not Do.WAIT or self._waiting_since is None:
+            self.books.say(
+                "decided",
+                f"{decision.do}: {decision.why}",
+                attempt=history[-1].number if history else None,
+                do=decision.do.value,
+                why=decision.why,
+                nodes=list(decision.nodes),
+                spares=list(decision.spares),
+                after_s=decision.after_s,
+                exit_code=decision.exit_code,
+            )
+        if decision.do is Do.WAIT and self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+        return decision
+
+    def _can_requeue(self) -> bool:
+        """Not a job that is being cancelled: it would come back."""
+        wanted = self.allocation.can_requeue and self.launch.requeue
+        return wanted and (not self.told or self.allocation.still_ours())
+
+    def _present(self) -> tuple[str, ...]:
+        nodes = self.allocation.nodes()
+        lost = self._lost(nodes)
+        return tuple(node for node in nodes if node not in lost)
+
+    def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
+        try:
+            return dict(self.allocation.lost(nodes))
+        except GlmforgeError as error:
+            self.books.say("nodes unknown", f"{error}")
+            return {}
+
+    def _attempt(self, decision: Decision) -> Verdict:
+        self.books.add_up()
+        number = 1 + max((int(path.name) for path in self.job.attempts.glob("[0-9]*")), default=0)
+        directory = self.job.attempt(number)
+        try:
+            directory.root.mkdir(parents=True)
+            ranks = ranks_of(self.description, self.allocation, directory, decision.nodes, number)
+            attempt = AttemptRecord(
+                number=number,
+                submission=self.allocation.submission,
+                restart=self.allocation.restart,
+                nodes=list(decision.nodes),
+                spares=list(decision.spares),
+                ranks_per_node=ranks.ranks_per_node,
+                starter=self.starter.name,
+                address=ranks.address,
+                port=ranks.port,
+                began=utc_now(),
+            )
+            attempt.write(directory.record)
+        except OSError as error:
+            return self._not_started(number, f"{directory.root}: cannot be written ({error.strerror})")
+        facts = attempt.model_dump(mode="json", include={"nodes", "spares", "ranks_per_node", "starter", "address"})
+        where = f"{ranks.world_size} ranks on {', '.join(decision.nodes)}"
+        self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, port=ranks.port, **facts)
+        try:
+            running = self.starter.start(ranks)
+        except GlmforgeError as error:
+            return self._settle(attempt, Watched(), failed_to_start=str(error))
+        try:
+            watched = self._watch(running, attempt)
+        except BaseException:  # whatever ends the supervisor ends its ranks
+            running.kill()
+            raise
+        return self._settle(attempt, watched)
+
+    def _not_started(self, number: int, why: str) -> Verdict:
+        verdict = Verdict(cause=Cause.STORAGE, why=why)
+        self.books.say("verdict", why, attempt=number, cause=verdict.cause.value, node=None, rank=None, why=why)
+        return verdict
+
+    def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
+        directory = self.job.attempt(attempt.number)
+        limits = self.limits or self._limits()
+        progress = Progress(directory, run_directory(self.description), attempt.began)
+
+        def say(event: str, detail: str, **facts: Any) -> None:
+            self.lease.ensure_held(max_age_s=1.0)
+            self.books.say(event, detail, attempt=attempt.number, **facts)
+
+        def on_training(step: int) -> None:
+            facts = phases_of(self.job, attempt, progress.ranks())
+            say("training", f"the first step after step {step} is done", step=step, **facts)
+
+        return Watch(
+            running,
+            progress,
+            self.allocation,
+            tuple(attempt.nodes),
+            limits,
+            say,
+            self.bell,
+            on_training=on_training,
+            wants_more=lambda: self._wants_more(attempt, say),
+        ).until_ended()
+
+    def _limits(self) -> Limits:
+        hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
+        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s)
+
+    def _wants_more(self, attempt: AttemptRecord, say: Callable[..., None]) -> bool:
+        """Whether there are nodes now for an attempt on more of them."""
+        most = self.config.max_nodes or self.launch.nodes
+        if self.description.kind != "train" or len(attempt.nodes) >= most:
+            return False
+        if time.monotonic() - self._looked_for_more < _GROW_EVERY_S:
+            return False
+        self._looked_for_more = time.monotonic()
+        at = Situation(self.config, self.launch.nodes, self._present(), self.bears, ledger=self.books.ledger())
+        chosen = choose_nodes(utc_now(), at)
+        if chosen is None or len(chosen[0]) <= len(attempt.nodes):
+            return False
+        more = sorted(set(chosen[0]) - set(attempt.nodes))
+        say("grows", f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
+        return True
+
+    def _settle(
+        self, attempt: AttemptRecord, watched: Watched, *, orphaned: bool = False, failed_to_start: str = ""
+    ) -> Verdict:
+        """Judge an attempt that has ended, and write down how it did."""
+        now = utc_now()
+        attempt = attempt.model_copy(update={"ended": now, "status": watched.status})
+        evidence = self._gather(attempt, watched, orphaned)
+        known = [last_step(evidence.ranks), logged_step(self.job.attempt(attempt.number))]
+        known += [event.step for event in evidence.events]
+        steps = {"first_step": first_step(evidence.events), "last_step": max(filter(None, known), default=None)}
+        attempt = attempt.model_copy(update=steps)
+        evidence = replace(evidence, attempt=attempt)
+        history = self.books.history()
+        if failed_to_start:
+            verdict = Verdict(cause=Cause.UNKNOWN, why=failed_to_start[:2000], error=failed_to_start[:600])
+        else:
+            verdict = judge(evidence, history, self.config.same_error)
+        if (
+            verdict.node is not None
+            and verdict.cause in (Cause.MACHINE, Cause.HANG)
+            and self.config.bad_node != "ignore"
+        ):
+            evidence = replace(evidence, faults=self.books.faults([verdict.node]))
+            verdict = judge(evidence, history, self.config.same_error)
+        attempt = attempt.model_copy(update={"verdict": verdict})
+        self.books.write_record(attempt)
+        self.told += [name for name in watched.signals if name != "grow"]
+        self._leaves_allocation(verdict, watched)
+        self.books.say_how_it_ended(attempt, verdict, evidence)
+        self.books.count_failure(verdict, attempt, evidence.faults)
+        return verdict
+
+    def _gather(self, attempt: AttemptRecord, watched: Watched, orphaned: bool) -> Evidence:
+        ends = self.allocation.ends()
+        lost = dict(watched.lost)
+        evidence = gather(self.job, self.description, attempt)
+        silent = {rank.node for rank in evidence.ranks if rank.ended is None}
+        if watched.status != 0 and (silent or len(evidence.ranks) < evidence.world_size):
+            lost.update(self._lost([node for node in attempt.nodes if node not in lost]))
+        return replace(
+            evidence,
+            lost=lost,
+            signals=tuple(watched.signals),
+            silent_s=watched.silent_s,
+            silent_since=watched.silent_since,
+            ended_early=watched.ended_early,
+            still_ours=self.allocation.still_ours() and (self.allocation.is_given or "TERM" not in watched.signals),
+            near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,
+            orphaned=orphaned,
+        )
+
+    def _leaves_allocation(self, verdict: Verdict, watched: Watched) -> None:
+        """Ranks that gave way without our asking were told by the scheduler, which will take the nodes."""
+        gave_way = verdict.cause in (Cause.PREEMPTED, Cause.TIME_LIMIT)
+        if self.allocation.is_given and gave_way and "grow" not in watched.signals:
+            self.told.append("scheduler")
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether the time passed without a signal."""
+        until = time.monotonic() + min(seconds, self.wait_s)
+        while True:
+            self.told += [number.name.removeprefix("SIG") for number in self.bell.take()]
+            if self.told:
+                return False
+            left = until - time.monotonic()
+            if left <= 0:
+                return True
+            self.bell.wait(min(left, 1.0))
+
+    def _requeue(self, verdict: Verdict | None) -> int:
+        out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
+        self.books.say("requeued", "the scheduler is asked to queue the job again", without=out)
+        self.lease.release()
+        self.allocation.requeue(out)
+        return 0

@@ -1,0 +1,21 @@
+"""Submissions that Slurm has and that nobody noted: who submitted them was killed before.
+
+They are known by their name and by the directory that they were submitted from, which is the job's own.
+"""
+
+from glmforge.launch.job import JobDirectory
+from glmforge.launch.schedulers.commands import ask
+
+_NUMBER = 20
+
+
+def submissions_in(directory: JobDirectory) -> list[str]:
+    """Numbers of the jobs and arrays that wait or run, the newest last; none if Slurm does not answer."""
+    form = f"--Format=ArrayJobID:{_NUMBER},WorkDir:4096"
+    answer = ask("squeue", "--noheader", "--me", f"--name={directory.name}", form)
+    found = set[str]()
+    for line in answer.stdout.splitlines() if answer.status == 0 else []:
+        number, where = line[:_NUMBER].strip(), line[_NUMBER:].strip()
+        if where == str(directory.root.absolute()) and number.isdecimal():
+            found.add(number)
+    return sorted(found, key=int)

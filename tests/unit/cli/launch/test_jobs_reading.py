@@ -1,0 +1,116 @@
+"""`glmforge jobs list | show | logs | follow` on made-up jobs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from glmforge.cli.app import app
+from glmforge.errors import LaunchError
+from glmforge.launch import hand_over
+from glmforge.launch.job import Cause, JobDirectory
+from glmforge.launch.schedulers.base import State
+from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job, made_rank
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeScheduler]:
+    scheduler = MadeScheduler()
+    monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
+    return scheduler
+
+
+@pytest.fixture
+def failed(tmp_path: Path, scheduler: MadeScheduler) -> JobDirectory:
+    """The job `air`: its first attempt was preempted, in the second rank 2 failed; beside it `lr-1`, damaged."""
+    scheduler.know("17", State.FAILED)
+    job = made_job(tmp_path)
+    made_attempt(job, 1, cause=Cause.PREEMPTED, first_step=0, last_step=50)
+    made_attempt(
+        job,
+        2,
+        cause=Cause.CODE,
+        began=200,
+        first_step=50,
+        last_step=70,
+        verdict={"rank": 2, "why": "KeyError: 'x'\x1b[31m at step 70, twice"},
+    )
+    for rank in range(4):
+        made_rank(job, 2, rank, lines=[f"2026 {rank} 70 hello from {rank}"], status=1, ended=at(290), last_step=70)
+    made_rank(job, 2, 2, status=1, ended=at(290), last_step=70, last_words=["Traceback", "KeyError: 'x'"])
+    made_job(tmp_path, "lr-1").description.write_text("{")
+    return job
+
+
+def run(root: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["jobs", *arguments, "--jobs-dir", str(root)])
+
+
+def test_list(tmp_path: Path, failed: JobDirectory) -> None:
+    done = run(tmp_path, "list")
+    assert done.exit_code == 0
+    head, air, lr = done.stdout.splitlines()
+    assert head.split() == ["name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why"]
+    assert air.split()[:7] == ["air", "failed", "slurm", "17", "2", "2", "70"]
+    assert "code: KeyError: 'x'" in air
+    assert lr.startswith("lr-1  damaged")
+    assert "lr-1/job.yaml" in lr
+
+
+def test_list_as_json_and_by_pattern(tmp_path: Path, failed: JobDirectory) -> None:
+    rows = json.loads(run(tmp_path, "list", "--json").stdout)
+    assert [(row["name"], row["state"]) for row in rows] == [("air", "failed"), ("lr-1", "damaged")]
+    assert rows[0]["nodes"] == ["node1", "node2"]
+    assert [row["name"] for row in json.loads(run(tmp_path, "list", "--json", "lr-*").stdout)] == ["lr-1"]
+
+
+def test_no_jobs(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    assert "no jobs; 'glmforge launch' makes one" in run(tmp_path, "list").stdout
+
+
+def test_show(tmp_path: Path, failed: JobDirectory) -> None:
+    shown = run(tmp_path, "show", "air").stdout
+    assert shown.splitlines()[0].startswith("air: failed, for ")
+    assert "attempt  submission  nodes" in shown
+    assert "50-70" in shown
+    assert "first to fail: rank 2 on node2 (status 1), after step 70" in shown
+    assert "  | KeyError: 'x'" in shown
+    assert shown.splitlines()[-1] == "next: glmforge jobs logs air; then, when it is mended, glmforge jobs resubmit air"
+
+
+def test_show_as_json(tmp_path: Path, failed: JobDirectory) -> None:
+    told = json.loads(run(tmp_path, "show", "air", "--json").stdout)
+    assert [attempt["number"] for attempt in told["attempts"]] == [1, 2]
+    assert told["first_to_fail"]["rank"] == 2
+
+
+def test_show_a_damaged_one(tmp_path: Path, failed: JobDirectory) -> None:
+    done = run(tmp_path, "show", "lr-1")
+    assert done.exit_code == 0
+    assert "damaged" in done.stdout
+
+
+def test_logs(tmp_path: Path, failed: JobDirectory) -> None:
+    assert run(tmp_path, "logs", "air").stdout == "2026 2 70 hello from 2\n"
+    assert run(tmp_path, "logs", "air", "--rank", "1").stdout == "2026 1 70 hello from 1\n"
+    assert run(tmp_path, "logs", "air", "--all", "--grep", "from [03]").stdout.count("\n") == 2
+
+
+def test_logs_of_one_rank_and_of_all(tmp_path: Path, failed: JobDirectory) -> None:
+    assert run(tmp_path, "logs", "air", "--all", "--rank", "1").exit_code == 2
+
+
+def test_follow_to_the_end(tmp_path: Path, failed: JobDirectory) -> None:
+    done = run(tmp_path, "follow", "air")
+    assert done.exit_code == 1
+    assert done.stdout == "2026 0 70 hello from 0\n"
+    assert "air: failed" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "follow"])
+def test_a_wrong_name(tmp_path: Path, failed: JobDirectory, command: str) -> None:
+    done = run(tmp_path, command, "ait")
+    assert isinstance(done.exception, LaunchError)
+    assert str(done.exception).endswith("there is no job ait; did you mean air?")

@@ -1,0 +1,28 @@
+#!/bin/bash
+# air: mpi, ranks started by mpirun, without a supervisor.
+# Written by `glmforge launch`.
+
+set -u
+hosts=(node1 node2)
+
+cd -- '/shared/my work' || exit
+# An address of the first host that the others reach, and a port there.
+export MASTER_ADDR=node1 MASTER_PORT=29500
+export A='it'"'"'s'
+
+# Each process learns from Open MPI which rank it is, and tells it to the program as torchrun would.
+# shellcheck disable=SC2016  # to be expanded in the process
+task='
+export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+export LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
+exec "$@"
+'
+
+# Ranks are numbered node by node (ppr), and not bound to cores: a rank has many threads. MPI itself is not used.
+variables=(-x MASTER_ADDR -x MASTER_PORT)
+variables+=(-x A)
+
+slots=$(printf "%s:2," "${hosts[@]}")
+agent=ssh
+exec mpirun --mca plm_rsh_agent "$agent" -np 4 --host "${slots%,}" --map-by ppr:2:node --bind-to none \
+  "${variables[@]}" bash -c "$task" task /opt/python -m glmforge train /shared/jobs/air/run.yaml

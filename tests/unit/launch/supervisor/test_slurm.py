@@ -1,0 +1,51 @@
+"""What Slurm's commands answer, and what the supervisor makes of it."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.launch.supervisor.slurm import SlurmAllocation, lost_nodes
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, root: Path, **programs: str) -> None:
+    """Programs of these names that run these lines of shell."""
+    for name, lines in programs.items():
+        path = root / name
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:/usr/bin:/bin")
+
+
+NODES = """cat <<END
+NodeName=a State=IDLE+DRAIN NodeAddr=1
+NodeName=b State=DOWN*+NOT_RESPONDING NodeAddr=2
+NodeName=c State=MIXED* NodeAddr=3
+NodeName=d State=ALLOCATED NodeAddr=4
+NodeName=e State=DOWN NodeAddr=5
+END"""
+
+
+def test_nodes_that_are_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, scontrol=NODES)
+    assert lost_nodes(["a", "b", "c", "d"]) == {"b": "Slurm says DOWN*+NOT_RESPONDING", "c": "Slurm says MIXED*"}
+    assert lost_nodes([]) == {}
+
+
+def test_a_node_that_was_taken_from_the_job_is_no_longer_its(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue="echo 'n[1,3]'", scontrol="echo n1; echo n3")
+    allocation = SlurmAllocation("7", 0, ("n1", "n2", "n3"))
+    assert allocation.nodes() == ("n1", "n3")
+
+
+def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue="echo slurm_load_jobs error >&2; exit 1", scontrol="exit 1")
+    allocation = SlurmAllocation("7", 0, ("n1", "n2"))
+    assert allocation.nodes() == ("n1", "n2")
+    assert allocation.still_ours()
+    assert allocation.ends() is None
+
+
+@pytest.mark.parametrize(("state", "ours"), [("RUNNING", True), ("COMPLETING", False), ("CANCELLED", False)])
+def test_whether_the_job_may_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, ours: bool) -> None:
+    answers(monkeypatch, tmp_path, squeue=f"echo {state}")
+    assert SlurmAllocation("7", 0, ("n1",)).still_ours() is ours

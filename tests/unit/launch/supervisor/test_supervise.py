@@ -1,0 +1,159 @@
+"""The loop with ranks that end as told: what is decided, what is written down, and that another supervisor goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.cluster.lease import HeldError, Lease
+from glmforge.launch.job import Cause, JobDirectory
+from glmforge.launch.supervisor.nodes import Ledger, allow
+from glmforge.launch.supervisor.standby import LEASE
+from glmforge.launch.supervisor.supervise import Supervisor
+from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
+
+KILLED = Ends(-9, ["step 3"])
+ERROR = Ends(
+    1,
+    ["Traceback (most recent call last):", '  File "train.py", line 7, in step', "KeyError: 'x'"],
+    step=3,
+)
+
+
+def supervise(
+    job: JobDirectory, script: Script, nodes: tuple[str, ...] = ("a", "b"), **place: object
+) -> tuple[int, FakeStarter, FakeAllocation]:
+    starter, allocation = FakeStarter(script), FakeAllocation(nodes, **place)  # type: ignore[arg-type]
+    return Supervisor(job, starter, allocation, wait_s=0.0).run(), starter, allocation
+
+
+def events(job: JobDirectory, name: str) -> list[dict[str, object]]:
+    return [event for event in job.read_events() if event["event"] == name]
+
+
+def test_a_job_that_finishes(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    status, starter, _ = supervise(job, lambda ranks, number: {})
+    assert status == 0
+    assert [ranks.nodes for ranks in starter.started] == [("a", "b")]
+    (attempt,) = job.read_attempts()
+    assert attempt.verdict is not None
+    assert attempt.verdict.cause is Cause.FINISHED
+    assert [event["do"] for event in events(job, "decided")] == ["restart", "done"]
+
+
+def test_an_error_of_the_code_stops_it_at_the_second_attempt(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    status, starter, _ = supervise(job, lambda ranks, number: {0: ERROR, 1: ERROR})
+    assert status == 1
+    assert len(starter.started) == 2
+    why = events(job, "decided")[-1]["why"]
+    assert isinstance(why, str)
+    for part in ("same error after step 3", "KeyError: 'x'", "train.py, line 7", "attempts/0002/rank-00000.log"):
+        assert part in why
+
+
+def test_who_submits_a_stopped_job_again_begins_anew(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    supervise(job, lambda ranks, number: {0: ERROR, 1: ERROR})
+    status, starter, _ = supervise(job, lambda ranks, number: {0: ERROR} if number == 3 else {})
+    assert status == 0
+    assert len(starter.started) == 2
+    assert [attempt.number for attempt in job.read_attempts()] == [1, 2, 3, 4]
+
+
+def test_a_spare_takes_the_place_of_a_node_that_failed(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1})
+    status, starter, _ = supervise(job, lambda ranks, number: {1: KILLED} if number == 1 else {}, ("a", "b", "c"))
+    assert status == 0
+    assert [ranks.nodes for ranks in starter.started] == [("a", "b"), ("a", "c")]
+
+
+def test_a_node_that_fails_thrice_is_out(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, supervisor={"min_nodes": 1, "max_restarts": 9})
+
+    def script(ranks: object, number: int) -> dict[int, Ends]:
+        nodes = ranks.nodes  # type: ignore[attr-defined]
+        return {nodes.index("b"): Ends(-9, step=number)} if "b" in nodes else {}
+
+    status, starter, _ = supervise(job, script)
+    assert status == 0
+    assert [ranks.nodes for ranks in starter.started] == [("a", "b")] * 3 + [("a",)]
+    assert "3 failures" in Ledger.read(job).out()["b"].reason
+    assert allow(job, ["b"]) == ["b"]
+    assert not Ledger.read(job).out()
+
+
+def test_attempts_in_a_row_that_make_no_step_are_bounded(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 4, "bad_node": "ignore"})
+    status, starter, _ = supervise(job, lambda ranks, number: {number % 2: KILLED})
+    assert status == 1
+    assert len(starter.started) == 5
+
+
+def test_a_scheduler_is_asked_for_other_nodes(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    place = {"can_requeue": True, "is_given": True, "gone": {"b": "Slurm says DOWN*"}}
+    status, starter, allocation = supervise(job, lambda ranks, number: {}, **place)
+    assert status == 0
+    assert not starter.started
+    assert allocation.requeued == [[]]
+    status, starter, _ = supervise(job, lambda ranks, number: {}, ("a", "c"), restart=1, can_requeue=True)
+    assert status == 0
+    assert [ranks.nodes for ranks in starter.started] == [("a", "c")]
+
+
+def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
+    status, _, allocation = supervise(job, lambda ranks, number: gave_way, can_requeue=True, is_given=True)
+    assert status == 0
+    assert allocation.requeued == [[]]
+    assert events(job, "verdict")[-1]["cause"] == "preempted"
+
+
+def test_a_job_that_is_cancelled_is_not_queued_again(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
+    place = {"can_requeue": True, "is_given": True, "ours": False}
+    status, _, allocation = supervise(job, lambda ranks, number: gave_way, **place)
+    assert status == 0
+    assert not allocation.requeued
+    assert events(job, "decided")[-1]["do"] == "stop"
+
+
+def test_a_supervisor_finishes_what_another_left(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+
+    def breaks_down(ranks: object, number: int) -> dict[int, Ends]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise(job, breaks_down)
+    assert job.read_attempts()[0].verdict is None
+    status, starter, _ = supervise(job, lambda ranks, number: {})
+    assert status == 0
+    assert len(starter.started) == 1
+    causes = [attempt.verdict.cause for attempt in job.read_attempts() if attempt.verdict is not None]
+    assert causes == [Cause.UNKNOWN, Cause.FINISHED]
+
+
+def test_two_supervisors_of_a_job_are_told_apart(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    with Lease(job.root, "another", name=LEASE), pytest.raises(HeldError, match="in use by 'another'"):
+        supervise(job, lambda ranks, number: {})
+
+
+def test_a_node_is_drained_with_a_reason_where_that_is_wanted(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=1, supervisor={"bad_node": "drain", "node_failures": 1, "max_restarts": 9})
+    place = {"is_given": True}
+    _, _, allocation = supervise(job, lambda ranks, number: {0: KILLED} if number == 1 else {}, **place)
+    assert "1 failures, the last: rank 0 on a failed first" in allocation.drained["a"]
+
+
+def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    allocation = FakeAllocation(("a", "b"), can_requeue=True, is_given=True, ours=False)
+    supervisor = Supervisor(job, FakeStarter(lambda ranks, number: {0: KILLED}), allocation, wait_s=0.0)
+    supervisor.told.append("TERM")
+    assert supervisor.run() == 75
+    assert not allocation.requeued

@@ -1,0 +1,113 @@
+"""Ending jobs, and submitting them again: what the scheduler is asked, and what stays written."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.errors import LaunchError
+from glmforge.launch import control, hand_over
+from glmforge.launch.cancel import is_cancelled, note_cancelled
+from glmforge.launch.find import Job, find_jobs
+from glmforge.launch.job import Cause, Submission
+from glmforge.launch.schedulers.base import State
+from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> MadeScheduler:
+    scheduler = MadeScheduler()
+    monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
+    return scheduler
+
+
+def found(root: Path, scheduler: MadeScheduler) -> Job:
+    return find_jobs(root, ["air"], scheduler.of)[0]
+
+
+def test_a_job_that_runs_is_cancelled(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    job = made_job(tmp_path)
+    scheduler.know("17", State.RUNNING)
+    said = control.cancel(found(tmp_path, scheduler), scheduler.of)
+    assert said == "air: cancelled (slurm 17, it was starting)"
+    assert scheduler.cancelled == ["17"]
+    assert is_cancelled(job)
+    assert found(tmp_path, scheduler).state == "cancelled"
+
+
+def test_it_is_noted_before_the_scheduler_is_told(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    """Else a supervisor that is started at this moment would go on."""
+    job = made_job(tmp_path)
+    scheduler.know("17", State.RUNNING)
+    chosen = found(tmp_path, scheduler)
+    scheduler.broken = "scancel: no controller"
+    with pytest.raises(LaunchError, match="no controller"):
+        control.cancel(chosen, scheduler.of)
+    assert is_cancelled(job)
+
+
+def test_a_job_that_has_ended_is_left(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    job = made_job(tmp_path)
+    made_attempt(job, cause=Cause.FINISHED)
+    scheduler.know("17", State.COMPLETED)
+    assert control.cancel(found(tmp_path, scheduler), scheduler.of) == "air: is finished already"
+    assert scheduler.cancelled == []
+    assert not is_cancelled(job)
+
+
+def test_a_job_of_which_nothing_is_known_is_cancelled_too(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_job(tmp_path)
+    said = control.cancel(found(tmp_path, scheduler), scheduler.of)
+    assert scheduler.cancelled == ["17"]
+    assert "whether it still ran is not known (slurm does not know it any more)" in said
+
+
+def test_a_cancellation_counts_for_its_submission(tmp_path: Path) -> None:
+    job = made_job(tmp_path)
+    assert not is_cancelled(job)
+    note_cancelled(job, job.read_submissions()[0])
+    job.event("note", "the word cancelled")
+    assert is_cancelled(job)
+    job.add_submission(Submission(id="18", launcher="slurm", time=at(5), again=True))
+    assert not is_cancelled(job)
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.HELD, State.RUNNING, State.SUSPENDED, State.ENDING])
+def test_a_job_that_lives_is_not_submitted_again(tmp_path: Path, scheduler: MadeScheduler, state: State) -> None:
+    made_job(tmp_path).script.write_text("exit\n")
+    scheduler.know("17", state)
+    with pytest.raises(LaunchError, match=r"air: is \w+ \(17\); .*glmforge jobs cancel air"):
+        control.resubmit(found(tmp_path, scheduler), scheduler.of, force=True)
+    assert scheduler.submitted == []
+
+
+def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    job = made_job(tmp_path)
+    job.script.write_text("exit\n")
+    made_attempt(job, cause=Cause.CODE)
+    scheduler.know("17", State.FAILED)
+    submission = control.resubmit(found(tmp_path, scheduler), scheduler.of)
+    assert (submission.id, submission.again) == ("1001", True)
+    assert job.read_submissions()[-1] == submission
+    assert found(tmp_path, scheduler).state == "waiting"
+
+
+def test_who_cannot_tell_is_asked_to_say_so(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_job(tmp_path).script.write_text("exit\n")
+    with pytest.raises(LaunchError, match="give --force"):
+        control.resubmit(found(tmp_path, scheduler), scheduler.of)
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of, force=True).id == "1001"
+
+
+def test_a_job_without_its_script(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_attempt(made_job(tmp_path), cause=Cause.CODE)
+    with pytest.raises(LaunchError, match=r"script\.sh: is missing"):
+        control.resubmit(found(tmp_path, scheduler), scheduler.of)
+
+
+def test_a_damaged_job_is_neither_ended_nor_submitted(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_job(tmp_path).description.write_text("{")
+    damaged = found(tmp_path, scheduler)
+    with pytest.raises(LaunchError, match="cannot be cancelled"):
+        control.cancel(damaged, scheduler.of)
+    with pytest.raises(LaunchError, match="cannot be submitted"):
+        control.resubmit(damaged, scheduler.of)
