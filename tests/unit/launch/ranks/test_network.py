@@ -102,3 +102,12 @@ def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixtur
     assert main(["x"]) == 1
     assert main(["5"]) == 0
     assert capsys.readouterr().out.split()[0] == LOOPBACK
+
+
+def test_an_own_address_that_others_cannot_reach_is_not_given_to_them(
+    names: Callable[[dict[str, list[str]]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names({"other": ["10.0.0.1"]})
+    monkeypatch.setattr(network, "own_address_towards", lambda address: "169.254.7.7")
+    with pytest.raises(LaunchError, match="no route"):
+        meeting_place(5, ["other"])
