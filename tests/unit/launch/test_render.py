@@ -156,6 +156,34 @@ def test_the_shell_gets_every_word_as_it_was(words: list[str], place: str, value
     assert done.stdout.split(b"\0")[:-1] == [each.encode() for each in (str(directory), value, *words)], done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["local", "ssh", "mpi"])
+@settings(max_examples=12, deadline=None)
+@given(words=st.lists(hostile, min_size=1, max_size=3), value=hostile)
+def test_so_does_the_shell_of_another_host(
+    launcher: str, words: list[str], value: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Run by programs in place of ssh, which has a shell read one line, and of mpirun."""
+    directory = tmp_path_factory.mktemp("it's a $(place)")
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
+    ranks = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+    (programs / "mpirun").write_text(f'#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nexec env {ranks} "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    launch = LaunchConfig(launcher=launcher, supervise=False, env={"ODD": value})  # type: ignore[arg-type]
+    printed = 'printf \'%s\\0\' "$PWD" "$RANK/$WORLD_SIZE" "$LOCAL_RANK/$LOCAL_WORLD_SIZE" "$ODD" "$@"'
+    command = ("bash", "-c", printed, "x", *words)
+    made = script(launch, command=command, directory=directory, hosts=("node1",), environment=(("ODD", value),))
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", render(made)], env=os.environ | {"PATH": path}, capture_output=True, timeout=60
+    )
+    expected = [str(directory), "0/1", "0/1", value, *words]
+    assert done.stdout.split(b"\0")[:-1] == [each.encode() for each in expected], done.stderr
+    assert done.returncode == 0
+
+
 def test_options_of_salloc_are_the_lines_of_the_script() -> None:
     options = slurm_options(with_(WHOLE, array=None), "air")
     assert "--job-name=air" in options

@@ -82,7 +82,8 @@ class Pbs:
         if not _ID.fullmatch(submission):
             raise LaunchError(f"{shown(submission)}: is no number of a PBS job")
         answer = ask("qdel", submission)
-        if answer.status and not _is_over(answer):
+        # Slurm's qdel fails without a word for a job that has ended.
+        if answer.status and not _is_over(answer) and not _look(submission).state.is_over:
             raise LaunchError(f"qdel {submission}: {_complaint(answer)}")
 
 

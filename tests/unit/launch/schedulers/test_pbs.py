@@ -82,12 +82,19 @@ def test_what_is_forgotten_and_what_does_not_answer(answers: Answers) -> None:
 def test_submitting_and_cancelling(answers: Answers, tmp_path: Path) -> None:
     calls = answers(
         qsub={"": (0, "12.server\n", "")},
-        qdel={"12": (0, "", ""), "13": (153, "", "qdel: Unknown Job Id 13\n"), "": (1, "", "qdel: Unauthorized\n")},
+        qdel={
+            "12": (0, "", ""),
+            "13": (153, "", "qdel: Unknown Job Id 13\n"),
+            "15": (1, "", ""),  # as Slurm's says it
+            "": (1, "", "qdel: Unauthorized\n"),
+        },
+        qstat={"-x -f 15": (0, job("C"), ""), "": (0, job("R"), "")},
     )
     assert Pbs().submit(JobDirectory(tmp_path), LaunchConfig(launcher="pbs")) == "12.server"
     assert calls.read_text() == "qsub -o scheduler.log -j oe script.sh\n"
     Pbs().cancel("12")
     Pbs().cancel("13")
+    Pbs().cancel("15")
     with pytest.raises(LaunchError, match="qdel 14: qdel: Unauthorized"):
         Pbs().cancel("14")
     with pytest.raises(LaunchError, match="is no number of a PBS job"):
