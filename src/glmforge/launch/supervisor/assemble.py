@@ -1,8 +1,9 @@
 """The supervisor of a job, with what belongs to its launcher."""
 
-import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from glmforge.cluster.checks.check import Context, Level
 from glmforge.cluster.checks.examine import REACH, examine
@@ -15,9 +16,15 @@ from glmforge.cluster.hosts.machines import fanout_of, load_cluster, machines_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
+from glmforge.files import read_text
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.here import id_of_this_process
 from glmforge.launch.starters.base import Starter
+from glmforge.launch.starters.local import LocalStarter
+from glmforge.launch.starters.mpirun import MpirunStarter
+from glmforge.launch.starters.srun import SrunStarter
+from glmforge.launch.starters.ssh import SshStarter
+from glmforge.launch.starters.torchrun import TorchrunStarter
 from glmforge.launch.supervisor.allocation import Allocation, Here
 from glmforge.launch.supervisor.slurm import SlurmAllocation
 from glmforge.launch.supervisor.supervise import Supervisor
@@ -25,13 +32,6 @@ from glmforge.launch.supervisor.supervise import Supervisor
 _CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")
 """What speaks of a broken node. Others (limits, clocks, versions) were no different before the job began."""
 _PROBE_S = 15.0
-_STARTERS = {
-    "local": ("local", "LocalStarter"),
-    "ssh": ("ssh", "SshStarter"),
-    "srun": ("srun", "SrunStarter"),
-    "torchrun": ("torchrun", "TorchrunStarter"),
-    "mpirun": ("mpirun", "MpirunStarter"),
-}
 
 
 def supervisor_of(job: JobDirectory) -> Supervisor:
@@ -48,11 +48,26 @@ def supervisor_of(job: JobDirectory) -> Supervisor:
 
 def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) -> Allocation:
     """The nodes of a job of this launcher."""
-    if launch.launcher == "slurm":
-        return SlurmAllocation.here()
+    if launch.launcher == "slurm" or (launch.launcher == "pbs" and "SLURM_JOB_ID" in os.environ):
+        return SlurmAllocation.here()  # slurm-wlm-torque: PBS's commands in front of Slurm
+    if launch.launcher == "pbs":
+        return pbs_job(fanout)
     if launch.launcher == "local":
         return Here(id_of_this_process())
     return Here(id_of_this_process(), hosts_of(launch, cluster), fanout)
+
+
+def pbs_job(fanout: Fanout) -> Here:
+    """The nodes of the PBS job that this process is part of. Raises `LaunchError` outside one.
+
+    Nobody queues it again: it ends with the status of a job that gave way, and is submitted again by a person.
+    """
+    number, file = os.environ.get("PBS_JOBID"), os.environ.get("PBS_NODEFILE")
+    if not number or not file:
+        raise LaunchError("PBS_JOBID is not set: this job is PBS's; submit it with 'glmforge launch'")
+    lines = read_text(Path(file), error=LaunchError).split()  # a node stands there once for each of its slots
+    hosts = tuple(expand_hosts(dict.fromkeys(lines), "PBS_NODEFILE"))
+    return Here(number, hosts, fanout, is_given=True)
 
 
 def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
@@ -71,9 +86,15 @@ def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
 
 def starter_of(launch: LaunchConfig) -> Starter:
     """The starter that the job's options choose."""
-    module, name = _STARTERS[launch.chosen_starter]
-    made: Starter = getattr(importlib.import_module(f"glmforge.launch.starters.{module}"), name)()
-    return made
+    if launch.chosen_starter == "local":
+        return LocalStarter()
+    if launch.chosen_starter == "srun":
+        return SrunStarter()
+    if launch.chosen_starter == "ssh":
+        return SshStarter.of_cluster(launch.cluster)
+    if launch.chosen_starter == "torchrun":
+        return TorchrunStarter.of_cluster(launch.cluster)
+    return MpirunStarter.of_cluster(launch.cluster)
 
 
 class NodeChecker:

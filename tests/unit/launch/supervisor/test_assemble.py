@@ -1,0 +1,56 @@
+"""Which starter and which nodes a job's options mean."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.cluster.hosts.fanout import Fanout
+from glmforge.config.cluster import ClusterConfig
+from glmforge.config.launch import STARTERS, LaunchConfig
+from glmforge.errors import LaunchError
+from glmforge.launch.supervisor.assemble import allocation_of, starter_of
+
+
+@pytest.mark.parametrize(
+    ("launcher", "starter"), [(launcher, starter) for launcher, names in STARTERS.items() for starter in names]
+)
+def test_each_starter_is_there(launcher: str, starter: str) -> None:
+    launch = LaunchConfig(launcher=launcher, starter=starter, hosts=[] if launcher == "local" else ["a"])  # type: ignore[arg-type]
+    assert starter_of(launch).name == starter
+
+
+def nodes(**options: object) -> tuple[str, ...]:
+    return allocation_of(LaunchConfig(**options), ClusterConfig(), Fanout()).nodes()  # type: ignore[arg-type]
+
+
+def test_hosts_in_their_order_without_excluded_ones() -> None:
+    assert nodes(launcher="ssh", hosts=["b", "n[1-3]"], exclude=["n2"]) == ("b", "n1", "n3")
+
+
+def test_hosts_of_a_hostfile(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n1 slots=4\nn2\n")
+    assert nodes(launcher="mpi", hostfile=tmp_path / "hosts") == ("n1", "n2")
+
+
+def test_every_host_is_excluded() -> None:
+    with pytest.raises(LaunchError, match="there is no host"):
+        nodes(launcher="ssh", hosts=["a"], exclude=["a"])
+
+
+@pytest.mark.parametrize(("launcher", "variable"), [("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID")])
+def test_outside_a_job(launcher: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LaunchError, match=f"{variable} is not set"):
+        nodes(launcher=launcher)
+
+
+def test_the_nodes_of_a_pbs_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node stands there once for each of its slots."""
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PBS_JOBID", "12.server")
+    monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
+    allocation = allocation_of(LaunchConfig(launcher="pbs"), ClusterConfig(), Fanout())
+    assert allocation.nodes() == ("n1", "n2")
+    assert allocation.submission == "12.server"
