@@ -5,6 +5,7 @@ What reads or trains for long is not in `make test`.
 
 import secrets
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,3 +107,21 @@ def test_a_node_on_which_the_package_is_broken_fails_the_job(nodes: list[Node]) 
     assert statuses(found) == ["skipped", "fail"], found
     assert "planted" in found["node2"].mend
     assert not list(nodes[0].shared.iterdir())
+
+
+@pytest.mark.chaos
+def test_a_run_that_resumes_to_other_losses_is_found(nodes: list[Node]) -> None:
+    """The tokens are other ones after the kill: every run ends well, and only the losses tell."""
+    pair = nodes[:2]
+    found = ask(pair, ["job.recovery"])["job.recovery"]
+    assert statuses(found) == ["pass", "pass"], found
+    spoil = (
+        f"cd {nodes[0].shared}; until ls .glmforge-check-*/broken.killed >/dev/null 2>&1; do sleep 0.1; done; "
+        "file=$(ls .glmforge-check-*/train.bin); "
+        'head -c "$(stat -c %s "$file")" /dev/zero | dd of="$file" conv=notrunc 2>/dev/null; echo spoiled'
+    )
+    with subprocess.Popen(nodes[2].cluster.command("node3", "sh", "-c", spoil), stdout=subprocess.PIPE) as process:
+        found = ask(pair, ["job.recovery"])["job.recovery"]
+        assert process.communicate(timeout=60)[0] == b"spoiled\n"
+    assert {outcome.value for outcome in found.values()} == {"other loss at step 3 after the resume"}, found
+    assert statuses(found) == ["fail", "fail"]
