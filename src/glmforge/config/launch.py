@@ -8,6 +8,7 @@ import re
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,10 +17,12 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from glmforge.config.cluster import Interface, Port, Word
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
+from glmforge.files import shown
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 """Where a job runs: on this machine, on hosts through ssh, under Slurm or PBS, or by mpirun over hosts."""
@@ -36,13 +39,26 @@ STARTERS: dict[str, tuple[Starter, ...]] = {
 }
 """Starters of each launcher; the first is the default."""
 
+
+def _written(pattern: str, example: str) -> AfterValidator:
+    """Text of a form; who gets it wrong is shown an example rather than a regular expression."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value, re.ASCII) is None:
+            context = {"value": shown(value), "example": example}
+            raise PydanticCustomError("written", "{value} is not written as in {example}", context)
+        return value
+
+    return AfterValidator(check)
+
+
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")]
-Time = Annotated[str, StringConstraints(pattern=r"^(\d{1,4}|\d{1,4}(:\d{2}){1,2}|\d{1,3}-\d{1,2}(:\d{2}){0,2})$")]
+Time = Annotated[str, _written(r"\d{1,4}|\d{1,4}(:\d{2}){1,2}|\d{1,3}-\d{1,2}(:\d{2}){0,2}", "24:00:00 or 2-00:00:00")]
 """As Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
-Memory = Annotated[str, StringConstraints(pattern=r"^\d{1,9}[KMGT]?$")]
-Signal = Annotated[str, StringConstraints(pattern=r"^(SIG)?[A-Z][A-Z0-9]{1,9}(@\d{1,5})?$")]
-Array = Annotated[str, StringConstraints(pattern=r"^\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?$")]
+Memory = Annotated[str, _written(r"\d{1,9}[KMGT]?", "64G")]
+Signal = Annotated[str, _written(r"(SIG)?[A-Z][A-Z0-9]{1,9}(@\d{1,5})?", "USR1@120")]
+Array = Annotated[str, _written(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", "0-7 or 0-99%8")]
 Dependency = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[A-Za-z0-9_.+-]+)*([,?][a-z]+(:[A-Za-z0-9_.+-]+)*)*$")]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$", max_length=32_768)]

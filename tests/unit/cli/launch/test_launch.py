@@ -199,7 +199,7 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
         (("demo", "--name", "../x"), "--name ../x: a job's name is made of"),
         (("demo", "--name", "a\nb"), r"--name 'a\nb': a job's name"),
         (("demo", "--partition", "a b"), "options: partition: should match pattern"),
-        (("demo", "--time", "soon"), "options: time: should match pattern"),
+        (("demo", "--time", "soon"), "options: time: soon is not written as in 24:00:00 or 2-00:00:00"),
         (("demo", "--env", "A=b\nc"), "options: env.A: should match pattern"),
         (("demo", "--env", "A B=c"), "options: env.A B"),
         (("demo", "--hosts", "a;b"), "--hosts: a;b is not the name of a host"),
