@@ -125,6 +125,8 @@ def check_launch(words: Sequence[str], directory: Path, place: str) -> None:
         assert (ROOT / words[program]).is_file(), place
         arguments.insert(0, "train")
     parameters = parsed(arguments)
+    if "config" not in parameters:  # to a run that is there already
+        return
     here = Path.cwd()
     os.chdir(directory)  # what a configuration names is relative to where its run is started
     try:
