@@ -18,6 +18,7 @@ step, which is mostly importing PyTorch. Writes `results/launch_faults.json`, or
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="strike no more after this")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     names = chosen(given.faults, given.times, given.random, given.seed)
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         result = measure(Path(name), names, time.monotonic() + given.minutes * 60)
