@@ -89,12 +89,12 @@ class Cluster:
             assert time.monotonic() < deadline, f"not reached in {timeout_s:g} s: {job}\n{self.log_of(job)}"
             assert job["JobState"] not in _FINAL or reached(), f"has ended: {job}\n{self.log_of(job)}"
             waits = job["JobState"] == "PENDING" and job["Reason"] == "BeginTime" and job["Restarts"] not in hurried
-            if waits and not self._lingers(number):
+            if waits and not self.lingers(number):
                 hurried.add(job["Restarts"])
                 self.run("scontrol", "update", f"JobId={number}", "StartTime=now+2")
             time.sleep(0.1)  # looks at what other processes have done; the outcome does not depend on it
 
-    def _lingers(self, number: str) -> bool:
+    def lingers(self, number: str) -> bool:
         """Whether some node that is up still has to tidy up after the job: if it starts so soon again, it fails."""
         hosts = self.dev.refresh().hosts
         spools = [self.dev.places.host(name) / "spool" for name in self.dev.nodes if hosts[name].state != "failed"]

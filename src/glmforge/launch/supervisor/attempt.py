@@ -6,8 +6,9 @@ or, when a whole machine has gone, not at all before the process group's limit o
 that a rank has failed, the others get as long as it takes to write down what they know, and are then ended:
 
 * `grace_s` where they may be saving, or writing where they hang;
-* `HURRY_S` where a rank has crashed, was killed, or failed with an error of its own; less for programs other than
-  ours, whose ranks notice at once or never;
+* `HURRY_S` where a rank has failed with an error of its own; less for programs other than ours, whose ranks notice at
+  once or never;
+* `KILLED_S` where a rank was killed or has crashed: what the others would say of it, some ten seconds later, is known;
 * `_GONE_S` where a node does not answer any more.
 """
 
@@ -27,7 +28,7 @@ Say = Callable[..., None]
 """`JobDirectory.event`."""
 
 _POLL_S, _LOOK_S, _ASK_S = 0.1, 1.0, 15.0
-HURRY_S, HURRY_OTHERS_S = 15.0, 5.0
+HURRY_S, HURRY_OTHERS_S, KILLED_S = 15.0, 5.0, 3.0
 _GONE_S = 3.0
 _QUIET_S = 10.0
 """Nodes are asked whether they answer only when there has been no sign of life for so long."""
@@ -42,11 +43,12 @@ _PASSED = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds. `hurry_s`, `gone_s`: see above. `ask_s`: between two looks at nodes that are silent."""
+    """Seconds. `hurry_s`, `killed_s`, `gone_s`: see above. `ask_s`: between two looks at nodes that are silent."""
 
     grace_s: float
     silent_after_s: float | None = None
     hurry_s: float = HURRY_S
+    killed_s: float = KILLED_S
     gone_s: float = _GONE_S
     ask_s: float = _ASK_S
     quiet_s: float = _QUIET_S
@@ -157,7 +159,10 @@ class Watch:
 
     def _patience(self, rank: RankRecord) -> float:
         saving = {0, PREEMPTED, HUNG, INTERRUPTED, -signal.SIGTERM, 128 + signal.SIGTERM}
-        return self.limits.grace_s if rank.status in saving else min(self.limits.hurry_s, self.limits.grace_s)
+        if rank.status in saving:
+            return self.limits.grace_s
+        least = min(self.limits.hurry_s, self.limits.grace_s)
+        return min(self.limits.killed_s, least) if rank.status is not None and rank.status < 0 else least
 
     def _look_at_events(self) -> None:
         found = [event for event in self.progress.events() if event.event == "straggler"]

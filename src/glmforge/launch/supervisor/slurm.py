@@ -57,7 +57,7 @@ class SlurmAllocation:
         return lost_nodes(nodes)
 
     def watched(self, root: Path) -> AbstractContextManager[None]:
-        return standby(root, self.names)
+        return standby(root, self.names, self.nodes)
 
     def address(self, node: str) -> str:
         return address_of_node(node)

@@ -6,14 +6,19 @@ what a warm restart needs. But when the node that dies is the script's, Slurm 22
 on another node of the job watches the supervisor's lease and, when that shows no sign of life and Slurm does not reach
 the node either, does what Slurm would have done without `--no-kill`: it requeues the job.
 
+The standby's own node may go first. So the supervisor looks after it in turn, and starts another on a node that is
+left.
+
     python -m glmforge.launch.supervisor.standby JOBDIR
 """
 
+import os
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,6 +35,8 @@ SILENT_S = 30.0
 
 _LOOK_S = 2.0
 _END_S = 10.0
+_RENEW_S = 30.0
+"""Between two looks at the standby."""
 
 
 class Standby:
@@ -42,10 +49,14 @@ class Standby:
 
     def look(self, batch_node: str) -> bool:
         """Whether the supervisor has gone with its node."""
+        return self.is_silent() and self.lost(batch_node)
+
+    def is_silent(self) -> bool:
+        """Whether its last heartbeat is too long ago."""
         now = self._newest_claim()
         if now != self._seen:
             self._seen, self._since = now, time.monotonic()
-        return time.monotonic() - self._since >= self.silent_s and self.lost(batch_node)
+        return time.monotonic() - self._since >= self.silent_s
 
     def _newest_claim(self) -> bytes:
         with suppress(OSError, ValueError):
@@ -54,28 +65,91 @@ class Standby:
         return b""
 
 
+class StandbyStep:
+    """A step with a standby, on another node as soon as its own is lost.
+
+    Args:
+        nodes: those that the job has now.
+        lost: which of some nodes Slurm does not reach.
+        start: starts a standby on a node.
+    """
+
+    def __init__(
+        self,
+        nodes: Callable[[], Sequence[str]],
+        lost: Callable[[Sequence[str]], Mapping[str, str]],
+        start: Callable[[str], "subprocess.Popen[bytes]"],
+        own_node: str,
+    ) -> None:
+        self._nodes, self._lost, self._start, self._own = nodes, lost, start, own_node
+        self._process: subprocess.Popen[bytes] | None = None
+        self.node = ""
+
+    def renew(self) -> None:
+        """Start one if there is none that could do its work. Raises `HostError` if Slurm does not answer."""
+        runs = self._process is not None and self._process.poll() is None
+        if runs and not self._lost([self.node]):
+            return
+        self.end()
+        others = [node for node in self._nodes() if node != self._own]
+        lost = self._lost(others)
+        left = [node for node in others if node not in lost]
+        # Where one has just ended another may end as well.
+        chosen = [node for node in left if node != self.node] or left
+        if chosen:
+            self.node = chosen[-1]
+            self._process = self._start(self.node)
+
+    def end(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # srun waits for a node that does not answer
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
 @contextmanager
-def standby(root: Path, nodes: Sequence[str]) -> Iterator[None]:
-    """A standby on the last of `nodes`, within the block; none in a job of one node."""
-    if len(nodes) < 2:
+def standby(root: Path, names: Sequence[str], nodes: Callable[[], Sequence[str]]) -> Iterator[None]:
+    """A standby on another node of the job, within the block; none in a job of one node."""
+    if len(names) < 2:
         yield
         return
+    own_node = os.environ.get("SLURMD_NODENAME", names[0])
+    step = StandbyStep(nodes, lost_nodes, lambda node: _start_on(node, root), own_node)
+    over = threading.Event()
+
+    def keep() -> None:
+        while True:
+            with suppress(HostError):  # the controller may be down for a while
+                step.renew()
+            if over.wait(_RENEW_S):
+                return
+
+    thread = threading.Thread(target=keep, name="standby", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_S)
+        step.end()
+
+
+def _start_on(node: str, root: Path) -> "subprocess.Popen[bytes]":
     # A step of its own, which Slurm does not end with the node of the srun that started it.
-    options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={nodes[-1]}", "--export=ALL", "--input=none"]
+    options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--export=ALL", "--input=none"]
     program = [sys.executable, "-m", "glmforge.launch.supervisor.standby", str(root)]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         ["srun", "--job-name=standby", *options, *program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    try:
-        yield
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
 
 
 def watch(job: JobDirectory, number: str) -> None:
@@ -83,7 +157,8 @@ def watch(job: JobDirectory, number: str) -> None:
     watching = Standby(job, _is_lost)
     while True:
         time.sleep(_LOOK_S)
-        batch_node = _batch_node(number)
+        # Slurm is asked only about a supervisor that is silent.
+        batch_node = _batch_node(number) if watching.is_silent() else None
         if batch_node is not None and watching.look(batch_node):
             job.event("node lost", f"{batch_node} was lost, and the supervisor with it", node=batch_node)
             job.event("requeued", "the supervisor's node was lost: the scheduler is asked to queue the job again")
@@ -107,6 +182,4 @@ def _is_lost(node: str) -> bool:
 
 
 if __name__ == "__main__":
-    import os
-
     watch(JobDirectory(Path(sys.argv[1])), os.environ["SLURM_JOB_ID"])

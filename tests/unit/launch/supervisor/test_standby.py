@@ -1,12 +1,15 @@
 """Who looks after the supervisor: neither a busy one nor one on a node that answers is taken for lost."""
 
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from glmforge.cluster.lease import Lease
 from glmforge.launch.job import JobDirectory
-from glmforge.launch.supervisor.standby import LEASE, Standby
+from glmforge.launch.supervisor.standby import LEASE, Standby, StandbyStep
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -31,3 +34,67 @@ def test_a_heartbeat_begins_the_time_anew(tmp_path: Path) -> None:
             before = watching._since
             assert not watching.look("node1")
             assert watching._since > before
+
+
+@dataclass
+class Nodes:
+    """Of a job, of which some are lost; standbys on them are processes that wait."""
+
+    names: list[str]
+    lost: set[str] = field(default_factory=set)
+    started: list[str] = field(default_factory=list)
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def start(self, node: str) -> "subprocess.Popen[bytes]":
+        self.started.append(node)
+        self.processes.append(subprocess.Popen(["sleep", "1000"]))
+        return self.processes[-1]
+
+    def step(self) -> StandbyStep:
+        return StandbyStep(
+            lambda: self.names, lambda nodes: dict.fromkeys(self.lost & {*nodes}, "down"), self.start, "a"
+        )
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes(["a", "b", "c"])
+    yield nodes
+    for process in nodes.processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_standby_whose_node_is_lost_is_started_on_another(nodes: Nodes) -> None:
+    step = nodes.step()
+    step.renew()
+    step.renew()
+    assert nodes.started == ["c"]
+    nodes.lost = {"c"}
+    step.renew()
+    assert nodes.started == ["c", "b"]
+    assert [process.poll() is None for process in nodes.processes] == [False, True]
+    step.end()
+    assert nodes.processes[1].poll() is not None
+
+
+def test_a_standby_that_ended_is_started_elsewhere_if_there_is_another_node(nodes: Nodes) -> None:
+    step = nodes.step()
+    step.renew()
+    for expected in ("b", "c"):
+        nodes.processes[-1].kill()
+        nodes.processes[-1].wait()
+        step.renew()
+        assert nodes.started[-1] == expected
+    nodes.names = ["a", "c"]
+    nodes.processes[-1].kill()
+    nodes.processes[-1].wait()
+    step.renew()
+    assert nodes.started == ["c", "b", "c", "c"]
+
+
+def test_there_is_no_standby_beside_the_supervisor_itself(nodes: Nodes) -> None:
+    nodes.lost = {"b", "c"}
+    step = nodes.step()
+    step.renew()
+    assert nodes.started == []
