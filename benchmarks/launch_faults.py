@@ -7,7 +7,7 @@
 A tiny model is trained on two nodes of a development cluster of Slurm, with one node to spare, all of them on this
 machine (root is needed: they are hosts in namespaces). One job gets over all of the faults, one after the other; each
 is struck some steps after the last one is over, and mended when the job trains again. In the end the run is stopped,
-and every step's loss compared with a run that nothing happened to.
+and every step's loss compared with a run that nothing happened to. `--add` keeps earlier results of other faults.
 
 Of each fault: `seconds` from striking to the next training step, and the supervisor's own account of them: `detected_s`
 until all ranks had ended, `decided_s` until the next attempt began (after a requeue this is Slurm's queue; the two
@@ -16,6 +16,7 @@ step, which is mostly importing PyTorch. Writes `results/launch_faults.json`, or
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -29,7 +30,7 @@ from statistics import median
 from typing import Any
 
 import yaml
-from record import ROOT, write_result
+from record import RESULTS, ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -67,14 +68,22 @@ def main() -> None:
     parser.add_argument("--random", type=int, metavar="NUMBER", help="so many faults, chosen by chance")
     parser.add_argument("--seed", type=int, default=0, help="of chance")
     parser.add_argument("--minutes", type=float, default=1e9, help="strike no more after this")
+    parser.add_argument("--add", action="store_true", help="keep what was measured before of other kinds of faults")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     names = chosen(given.faults, given.times, given.random, given.seed)
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
-        result = measure(Path(name), names, time.monotonic() + given.minutes * 60)
-    result["seed"] = given.seed if given.random else None
-    print(write_result("launch_soak" if given.random else "launch_faults", result, code=CODE, out=given.out))
+        faults, run = measure(Path(name), names, time.monotonic() + given.minutes * 60)
+    result = "launch_soak" if given.random else "launch_faults"
+    runs = [run | {"seed": given.seed if given.random else None}]
+    if given.add:
+        before = json.loads((given.out or RESULTS / f"{result}.json").read_text("utf-8"))
+        again = {fault["fault"] for fault in faults}
+        faults = [fault for fault in before["faults"] if fault["fault"] not in again] + faults
+        runs = before["runs"] + runs
+    content = {"by_fault": by_fault(faults), "runs": runs, "faults": faults, "cores": os.cpu_count()}
+    print(write_result(result, content, code=CODE, out=given.out))
 
 
 def chosen(faults: Sequence[str], times: int, number: int | None, seed: int) -> list[str]:
@@ -85,8 +94,8 @@ def chosen(faults: Sequence[str], times: int, number: int | None, seed: int) -> 
     return [chance.choice(SOAK) for _ in range(number)]
 
 
-def measure(directory: Path, names: Sequence[str], deadline: float) -> dict[str, Any]:
-    """Strike them all, stop the run, and compare."""
+def measure(directory: Path, names: Sequence[str], deadline: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Strike them all, stop the run, and compare: each fault, and what became of the run."""
     with small_disk(directory / "disk", 64) as disk:
         assert disk is not None, "no file system can be mounted here: needs root"
         with launch_cluster(directory / "cluster", nodes=NODES) as cluster:
@@ -109,16 +118,8 @@ def measure(directory: Path, names: Sequence[str], deadline: float) -> dict[str,
             finally:
                 job.end()
         expected = unharmed(config, directory / "unharmed", RANKS, steps=len(losses))
-    return {
-        "faults": faults,
-        "by_fault": by_fault(faults),
-        "struck": len(faults),
-        "attempts": job.attempt,
-        "steps": len(losses),
-        "bit_equal": losses == expected,
-        "goodput": goodput,
-        "cores": os.cpu_count(),
-    }
+    facts = {"struck": len(faults), "attempts": job.attempt, "steps": len(losses), "bit_equal": losses == expected}
+    return faults, facts | {"goodput": goodput}
 
 
 def strike_all(job: Launched, names: Sequence[str], deadline: float) -> list[dict[str, Any]]:

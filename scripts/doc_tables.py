@@ -1,5 +1,5 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-plans, stages, claims, costs, the planner's accuracy, the speed of generation, environment variables.
+plans, stages, claims, costs, the planner's accuracy, the speed of generation, recovery, environment variables.
 
 python scripts/doc_tables.py
 """
@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
 import generation_tables  # noqa: E402
+import launch_faults_tables  # noqa: E402
 import long_sequences  # noqa: E402
 import performance  # noqa: E402
 import plan_accuracy_tables  # noqa: E402
@@ -36,6 +37,7 @@ TABLES = {
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": [*plan_accuracy_tables.TABLES, *long_sequences.TABLES],
     "stages.md": plan_stages.TABLES,
+    "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
     "cluster-env.md": [variables_markdown, facts_markdown],
 }

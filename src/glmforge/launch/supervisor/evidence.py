@@ -133,6 +133,19 @@ def last_step(ranks: Sequence[RankRecord]) -> int | None:
     return max((rank.last_step for rank in ranks if rank.last_step is not None), default=None)
 
 
+def told_step(job: JobDirectory, attempt: int) -> int | None:
+    """That an attempt is known to have done because a supervisor of it saw its first one; None if none did.
+
+    Where the nodes of an attempt died, and its supervisor with them, this may be all that tells of its steps.
+    """
+    told = [event.get("step") for event in job.read_events() if _is_training(event, attempt)]
+    return max((step + 1 for step in told if isinstance(step, int)), default=None)
+
+
+def _is_training(event: Mapping[str, Any], attempt: int) -> bool:
+    return event.get("event") == "training" and event.get("attempt") == attempt
+
+
 def first_step(events: Sequence[RunEvent]) -> int | None:
     """Steps that had been done when training began."""
     return next((event.step for event in events if event.event in ("started", "resumed")), None)

@@ -23,7 +23,7 @@ from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory
+from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory, told_step
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
 from glmforge.launch.supervisor.meeting import ranks_of
 from glmforge.launch.supervisor.nodes import Ledger
@@ -267,7 +267,8 @@ class Supervisor:
         now = utc_now()
         attempt = attempt.model_copy(update={"ended": now, "status": watched.status})
         evidence = self._gather(attempt, watched, orphaned)
-        known = [last_step(evidence.ranks), logged_step(self.job.attempt(attempt.number))]
+        directory = self.job.attempt(attempt.number)
+        known = [last_step(evidence.ranks), logged_step(directory), told_step(self.job, attempt.number)]
         known += [event.step for event in evidence.events]
         steps = {"first_step": first_step(evidence.events), "last_step": max(filter(None, known), default=None)}
         attempt = attempt.model_copy(update=steps)

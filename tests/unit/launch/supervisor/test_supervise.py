@@ -137,6 +137,22 @@ def test_a_supervisor_finishes_what_another_left(tmp_path: Path) -> None:
     assert causes == [Cause.UNKNOWN, Cause.FINISHED]
 
 
+def test_an_attempt_that_trained_has_achieved_something_though_its_supervisor_was_lost(tmp_path: Path) -> None:
+    """Its nodes went with the supervisor, and none of its ranks could write down how far it had come."""
+    job = a_job(tmp_path, nodes=2)
+
+    def breaks_down(ranks: object, number: int) -> dict[int, Ends]:
+        job.event("training", attempt=number, step=40)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        supervise(job, breaks_down)
+    supervise(job, lambda ranks, number: {})
+    assert job.read_attempts()[0].last_step == 41
+    restart = next(event for event in job.read_events() if event.get("do") == "restart" and event["attempt"] == 1)
+    assert restart["after_s"] == 0.0
+
+
 def test_two_supervisors_of_a_job_are_told_apart(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     with Lease(job.root, "another", name=LEASE), pytest.raises(HeldError, match="in use by 'another'"):
