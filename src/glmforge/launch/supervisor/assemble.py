@@ -1,8 +1,10 @@
 """The supervisor of a job, with what belongs to its launcher."""
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from glmforge.cluster.checks.check import Context, Level
 from glmforge.cluster.checks.examine import REACH, examine
@@ -15,6 +17,7 @@ from glmforge.cluster.hosts.machines import fanout_of, load_cluster, machines_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
+from glmforge.files import read_text
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.here import id_of_this_process
 from glmforge.launch.starters.base import Starter
@@ -25,6 +28,7 @@ from glmforge.launch.supervisor.supervise import Supervisor
 _CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")
 """What speaks of a broken node. Others (limits, clocks, versions) were no different before the job began."""
 _PROBE_S = 15.0
+_MAX_NODEFILE_BYTES = 1 << 24
 _STARTERS = {
     "local": ("local", "LocalStarter"),
     "ssh": ("ssh", "SshStarter"),
@@ -56,8 +60,10 @@ def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) 
 
 
 def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
-    """Those that the options name, without the excluded ones. Raises `LaunchError` for none."""
-    if launch.hosts:
+    """Those that PBS or the options name, without the excluded ones. Raises `LaunchError` for none."""
+    if launch.launcher == "pbs":
+        names = nodes_of_pbs()
+    elif launch.hosts:
         names = expand_hosts(launch.hosts, "--hosts")
     elif launch.hostfile is not None:
         names = [line.name for line in read_host_lines(launch.hostfile)]
@@ -67,6 +73,15 @@ def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
     if not hosts:
         raise LaunchError("there is no host: give --hosts, --hostfile or --cluster")
     return hosts
+
+
+def nodes_of_pbs() -> list[str]:
+    """Of the PBS job that this process is part of, each once, in its order. Raises `LaunchError` outside a job."""
+    file = os.environ.get("PBS_NODEFILE")
+    if not file:
+        raise LaunchError("PBS_NODEFILE is not set: this job is PBS's; submit it with 'glmforge launch'")
+    lines = read_text(Path(file), error=LaunchError, max_bytes=_MAX_NODEFILE_BYTES).split()
+    return expand_hosts(dict.fromkeys(lines), "PBS_NODEFILE")
 
 
 def starter_of(launch: LaunchConfig) -> Starter:
