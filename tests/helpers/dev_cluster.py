@@ -97,7 +97,8 @@ class Cluster:
     def lingers(self, number: str) -> bool:
         """Whether some node that is up still has to tidy up after the job: if it starts so soon again, it fails."""
         hosts = self.dev.refresh().hosts
-        spools = [self.dev.places.host(name) / "spool" for name in self.dev.nodes if hosts[name].state != "failed"]
+        up = [name for name in self.dev.nodes if hosts[name].state != "failed" and not self.dev.ended_daemons(name)]
+        spools = [self.dev.places.host(name) / "spool" for name in up]
         return any([*spool.glob(f"*_{number}.*"), *spool.glob(f"job{int(number):05d}")] for spool in spools)
 
     def wait(self, number: str, timeout_s: float) -> dict[str, str]:

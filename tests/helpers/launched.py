@@ -33,6 +33,9 @@ SMALL = DevOptions(nodes=3, gpus=0, cpus=4, slurmd_timeout_s=30, grace_time_s=60
 LIMIT_S = 900.0
 _COMMAND_LIMIT_S = 300.0
 
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Hosts in namespaces need root, which Open MPI refuses unless told so."""
+
 CHECKPOINT = {"every_steps": 40, "ephemeral_every_steps": 5, "max_failed_saves": 1000}
 
 
@@ -109,7 +112,7 @@ class Launched:
         """Output of a command of ours on the head, which must succeed."""
         dev = self.cluster.dev
         command = ["env", f"--chdir={self.directory}", sys.executable, "-m", "glmforge", *words]
-        done = dev.run(HEAD, *command, check=False, timeout_s=_COMMAND_LIMIT_S)
+        done = dev.run(HEAD, *command, environment=_AS_ROOT, check=False, timeout_s=_COMMAND_LIMIT_S)
         assert done.returncode == 0, f"{' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
