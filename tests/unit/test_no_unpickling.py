@@ -54,13 +54,17 @@ def _is(value: ast.expr, name: str) -> bool:
     return isinstance(value, ast.Constant) and value.value is (name == "weights_only")
 
 
+SENT = {"glmforge/cluster/checks/on_node/gather.py"}
+"""Runs on a node what our own process has sent there: modules of this package."""
+
+
 def test_no_module_unpickles() -> None:
-    found = [
-        f"{path.relative_to(SOURCE)}: {offence}"
+    found = {
+        str(path.relative_to(SOURCE)): list(offences(ast.parse(path.read_text(encoding="utf-8"))))
         for path in sorted(SOURCE.rglob("*.py"))
-        for offence in offences(ast.parse(path.read_text(encoding="utf-8")))
-    ]
-    assert not found, "\n".join(found)
+    }
+    assert {path for path in SENT if set(found[path]) == {"exec()", "compile()"}} == SENT
+    assert {path: what for path, what in found.items() if what and path not in SENT} == {}
 
 
 @pytest.mark.parametrize(

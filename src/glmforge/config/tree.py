@@ -93,7 +93,8 @@ def _refused(mark: yaml.Mark, problem: str) -> ConfigError:
     return ConfigError(f"{mark.name}:{mark.line + 1}: {problem}")
 
 
-class _QuickLoader(yaml.CSafeLoader):
+# Where yaml was built without libyaml, it is slower.
+class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
 
@@ -136,7 +137,7 @@ def quick_value(text: str) -> Any:
     if "&" in text or "*" in text or len(text) > _MAX_QUICK:
         return None
     try:
-        return yaml.load(text, _QuickLoader)
+        return _QuickLoader(text).get_single_data()
     except (yaml.YAMLError, ConfigError, RecursionError):
         return None
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from glmforge.cli.app import main
 from glmforge.cli.data import tokens
 from glmforge.cli.data.app import app
+from glmforge.data.tokens import tokenize
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
@@ -164,7 +165,7 @@ def test_interrupted_it_says_so_in_a_line(corpus, tokenizer_dir, tmp_path, monke
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tokens, "tokenize_corpus", interrupted)
+    monkeypatch.setattr(tokenize, "tokenize_corpus", interrupted)
     monkeypatch.setattr(sys, "argv", ["glmforge", "data", "tokenize", str(corpus), "--tokenizer", "tok", "--out", "x"])
     with pytest.raises(SystemExit) as ended:
         main()
