@@ -65,7 +65,7 @@ def test_statuses(attempt: AttemptDirectory, script: str, status: int, own: int)
     assert (attempt.root / FIRST_FAILURE).exists() == (status != 0)
 
 
-def test_the_first_failure_is_marked_and_gives_the_status(attempt: AttemptDirectory, tmp_path: Path) -> None:
+def test_the_first_failure_is_marked_and_gives_the_status(attempt: AttemptDirectory) -> None:
     """Rank 1 fails first: rank 0 fails only once it sees that the other's failure is written down."""
     script = f'if [ "$RANK" = 1 ]; then exit 9; fi; until [ -s {attempt.root / FIRST_FAILURE} ]; do :; done; exit 3'
     assert run_node(attempt, assignment(shell(script), ranks_per_node=2)) == 9
@@ -151,7 +151,7 @@ def test_a_directory_that_is_gone_ends_no_rank(attempt: AttemptDirectory, tmp_pa
     assert done.is_dir()
 
 
-def _waiting(tmp_path: Path, extra: str = "") -> list[str]:
+def _waiting(extra: str = "") -> list[str]:
     """Says that it is there, and waits; a child in the same group does too."""
     return shell(f"{extra} sleep 1000 & echo child $!; echo ready $$; wait; wait")
 
@@ -162,9 +162,9 @@ def _started(attempt: AttemptDirectory, number: int = 2) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_signals_are_passed_on(attempt: AttemptDirectory, tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_are_passed_on(attempt: AttemptDirectory, number: signal.Signals) -> None:
     name = number.name.removeprefix("SIG")
-    node = start_node(attempt, assignment(_waiting(tmp_path, f"trap 'echo got {name}; exit 75' {name};")))
+    node = start_node(attempt, assignment(_waiting(f"trap 'echo got {name}; exit 75' {name};")))
     pids = _started(attempt)
     node.send_signal(number)
     assert node.wait(PATIENCE_S) == 75
@@ -173,25 +173,25 @@ def test_signals_are_passed_on(attempt: AttemptDirectory, tmp_path: Path, number
     assert not any(map(is_running, pids))
 
 
-def test_who_does_not_end_in_the_grace_is_killed(attempt: AttemptDirectory, tmp_path: Path) -> None:
-    node = start_node(attempt, assignment(_waiting(tmp_path, "trap '' TERM;"), grace_s=0.2))
+def test_who_does_not_end_in_the_grace_is_killed(attempt: AttemptDirectory) -> None:
+    node = start_node(attempt, assignment(_waiting("trap '' TERM;"), grace_s=0.2))
     _started(attempt)
     node.send_signal(signal.SIGTERM)
     assert node.wait(PATIENCE_S) == 128 + signal.SIGKILL
     assert record(attempt).status == -signal.SIGKILL
 
 
-def test_killed_itself_the_commands_end(attempt: AttemptDirectory, tmp_path: Path) -> None:
+def test_killed_itself_the_commands_end(attempt: AttemptDirectory) -> None:
     """Nothing of the command's group is left, though nobody was there to clean up."""
-    node = start_node(attempt, assignment(_waiting(tmp_path)))
+    node = start_node(attempt, assignment(_waiting()))
     pids = _started(attempt)
     node.kill()
     node.wait()
     until(lambda: not any(map(is_running, pids)), "the command's end")
 
 
-def test_when_its_parent_is_killed_the_commands_end(attempt: AttemptDirectory, tmp_path: Path) -> None:
-    assignment(_waiting(tmp_path)).write(attempt.root)
+def test_when_its_parent_is_killed_the_commands_end(attempt: AttemptDirectory) -> None:
+    assignment(_waiting()).write(attempt.root)
     command = f"{sys.executable} -P -m glmforge.launch.ranks {attempt.root} --node 0 & wait"
     parent = subprocess.Popen(shell(command), start_new_session=True)
     pids = _started(attempt)
@@ -202,9 +202,11 @@ def test_when_its_parent_is_killed_the_commands_end(attempt: AttemptDirectory, t
     assert record(attempt).status == -signal.SIGTERM
 
 
-def test_the_control_channel(attempt: AttemptDirectory, tmp_path: Path) -> None:
+def test_the_control_channel(attempt: AttemptDirectory) -> None:
     """Signals come through it, and its end is the end."""
-    command = _waiting(tmp_path, "trap 'echo got USR1' USR1;")
+    # The child ignores the signal, which goes to the whole group: it would end, and the command with it.
+    child = "trap '' USR1; sleep 1000 & trap 'echo got USR1' USR1; echo child $!"
+    command = shell(f"{child}; echo ready $$; wait; wait")
     node = start_node(attempt, assignment(command), "--control", stdin=subprocess.PIPE)
     assert node.stdin is not None
     with contextlib.closing(node.stdin):
