@@ -74,12 +74,14 @@ class SupervisorConfig(Strict):
         default=5, description="attempts in a row that ended with a failure and made no training step"
     )
     max_restarts_in_all: NonNegativeInt = Field(default=1000, description="whatever they achieved")
-    back_off_s: NonNegativeFloat = Field(default=5.0, description="before the first restart; doubles with each")
+    back_off_s: NonNegativeFloat = Field(
+        default=5.0, description="after an attempt that made no step; doubles with each in a row"
+    )
     max_back_off_s: PositiveFloat = 300.0
     same_error: PositiveInt = Field(
         default=2, description="attempts that end with the same error at the same step before the code is blamed"
     )
-    node_failures: PositiveInt = Field(default=3, description="of one node before it is out")
+    node_failures: PositiveInt = Field(default=3, description="of one node within a day before it is out")
     bad_node: Literal["exclude", "drain", "ignore"] = Field(
         default="exclude", description="drain: also in Slurm, for all users"
     )
@@ -100,7 +102,9 @@ class LaunchConfig(Strict):
 
     launcher: Launcher = "local"
     starter: Starter | None = Field(default=None, description="None: the launcher's own")
-    supervise: bool = Field(default=True, description="restart, blame and replace nodes; else the job runs once")
+    supervise: bool = Field(
+        default=True, description="restart, and replace nodes; else the script starts the ranks itself"
+    )
 
     nodes: PositiveInt = 1
     ranks_per_node: PositiveInt | None = Field(default=None, description="None: gpus_per_node, or 1 without GPUs")

@@ -3,13 +3,12 @@
 One job has as many rows as it was started: each requeue adds one (`sacct --duplicates`).
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from glmforge.errors import LaunchError
-from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.schedulers.slurm import ask_accounting, time_of
 from glmforge.launch.timeline import Allocation
 
 _FIELDS = "JobID,Submit,Eligible,Start,End,NNodes"
@@ -31,18 +30,8 @@ def slurm_accounting(ids: Sequence[str], now: datetime) -> Accounting | None:
     """None where there is no accounting, or where it does not know the job (yet)."""
     if not ids:
         return None
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SACCT_")}
     try:
-        answer = ask(
-            "sacct",
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--duplicates",
-            f"--jobs={','.join(ids)}",
-            f"--format={_FIELDS}",
-            environment=kept | {"SLURM_TIME_FORMAT": "%s"},
-        )
+        answer = ask_accounting(ids, _FIELDS)
     except LaunchError:
         return None
     return None if answer.status else parse(answer.stdout, ids, now)
@@ -55,7 +44,7 @@ def parse(text: str, ids: Sequence[str], now: datetime) -> Accounting | None:
         fields = line.split("|")
         if len(fields) != len(_FIELDS.split(",")) or fields[0] not in wanted:
             continue
-        submitted, eligible, start, end = map(_time, fields[1:5])
+        submitted, eligible, start, end = map(time_of, fields[1:5])
         since = submitted if fields[0] in started else eligible
         if since is not None:
             waited += max(0.0, ((start or now) - since).total_seconds())
@@ -63,7 +52,3 @@ def parse(text: str, ids: Sequence[str], now: datetime) -> Accounting | None:
         if start is not None and fields[5].isdecimal():
             allocations.append(Allocation(start, max(start, end or now), int(fields[5]), fields[0]))
     return Accounting(allocations, waited) if allocations else None
-
-
-def _time(text: str) -> datetime | None:
-    return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() and len(text) < 12 else None

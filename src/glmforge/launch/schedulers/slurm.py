@@ -266,9 +266,9 @@ def _row(line: str) -> Seen:
         reason,
         _nodes(fields["NodeList"]),
         int(fields["RestartCnt"]) if fields["RestartCnt"].isdecimal() else 0,
-        _time(fields["SubmitTime"]),
-        _time(fields["StartTime"]) if state is not State.WAITING and state is not State.HELD else None,
-        _time(fields["EndTime"]) if state.is_over else None,  # of a running job it is the limit
+        time_of(fields["SubmitTime"]),
+        time_of(fields["StartTime"]) if state is not State.WAITING and state is not State.HELD else None,
+        time_of(fields["EndTime"]) if state.is_over else None,  # of a running job it is the limit
     )
 
 
@@ -280,19 +280,24 @@ def state_of(name: str, reason: str = "") -> State:
     return state
 
 
+def ask_accounting(ids: Sequence[str], fields: str) -> Answer:
+    """What sacct prints of jobs: a row for each start, with "|" between fields. Raises `LaunchError`."""
+    return ask(
+        "sacct",
+        "--noheader",
+        "--parsable2",
+        "--allocations",
+        "--duplicates",  # a job that was requeued stands there once for each start
+        f"--jobs={','.join(ids)}",
+        f"--format={fields}",
+        environment=_asking("SACCT_"),
+    )
+
+
 def _of_accounting(ids: Sequence[str]) -> tuple[list[Seen], str]:
     """Jobs that the controller has forgotten, and why those are unknown that sacct does not tell of either."""
     try:
-        answer = ask(
-            "sacct",
-            "--noheader",
-            "--parsable2",
-            "--allocations",
-            "--duplicates",  # a job that was requeued stands there once for each start
-            f"--jobs={','.join(ids)}",
-            "--format=JobID,State,Submit,Start,End,NodeList",
-            environment=_asking("SACCT_"),
-        )
+        answer = ask_accounting(ids, "JobID,State,Submit,Start,End,NodeList")
     except LaunchError as error:
         return [], f"Slurm's controller has forgotten it, and accounting cannot be asked: {error}"
     if answer.status:
@@ -306,8 +311,8 @@ def _of_accounting(ids: Sequence[str]) -> tuple[list[Seen], str]:
     for id_, of_job in starts.items():
         _, name, _, start, end, nodes = of_job[-1]
         state = state_of(name)
-        ended = _time(end) if state.is_over else None
-        rows.append(Seen(id_, state, "", _nodes(nodes), len(of_job) - 1, _time(of_job[0][2]), _time(start), ended))
+        ended = time_of(end) if state.is_over else None
+        rows.append(Seen(id_, state, "", _nodes(nodes), len(of_job) - 1, time_of(of_job[0][2]), time_of(start), ended))
     return rows, "Slurm knows no such job, or has forgotten it"
 
 
@@ -331,5 +336,6 @@ def _nodes(text: str) -> tuple[str, ...]:
         return ()
 
 
-def _time(text: str) -> datetime | None:
+def time_of(text: str) -> datetime | None:
+    """The time that Slurm tells as seconds; None if it tells none."""
     return datetime.fromtimestamp(int(text), UTC) if text.isdecimal() and len(text) < 12 else None

@@ -13,9 +13,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Self
 
-from glmforge.cluster.hosts.machines import load_cluster, ssh_of
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.errors import LaunchError
 from glmforge.launch.starters.base import Ranks
@@ -49,11 +47,6 @@ class MpirunStarter:
 
     def __init__(self, ssh: Ssh | None = None) -> None:
         self.ssh = ssh or Ssh()
-
-    @classmethod
-    def of_cluster(cls, file: Path | None) -> Self:
-        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
-        return cls(ssh_of(load_cluster(file)))
 
     def start(self, ranks: Ranks) -> "Mpirun":
         if os.geteuid() == 0 and any(os.environ.get(name) != "1" for name in AS_ROOT):

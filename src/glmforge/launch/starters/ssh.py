@@ -9,10 +9,8 @@ import os
 import socket
 import subprocess
 from pathlib import Path
-from typing import Self
 
 from glmforge.cluster.hosts.hostfile import LOCAL
-from glmforge.cluster.hosts.machines import load_cluster, ssh_of
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.controlled import ControlledNodes
@@ -30,11 +28,6 @@ class SshStarter:
 
     def __init__(self, ssh: Ssh | None = None) -> None:
         self.ssh = ssh or Ssh()
-
-    @classmethod
-    def of_cluster(cls, file: Path | None) -> Self:
-        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
-        return cls(ssh_of(load_cluster(file)))
 
     def start(self, ranks: Ranks) -> "SshNodes":
         write_assignment(ranks)

@@ -4,10 +4,7 @@ Why it never restarts or admits anybody by itself: see `glmforge.launch.ranks.ag
 """
 
 import os
-from pathlib import Path
-from typing import Self
 
-from glmforge.cluster.hosts.machines import load_cluster, ssh_of
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.launch.starters.base import Ranks, Running
 from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
@@ -22,11 +19,6 @@ class TorchrunStarter:
 
     def __init__(self, ssh: Ssh | None = None) -> None:
         self.ssh = ssh or Ssh()
-
-    @classmethod
-    def of_cluster(cls, file: Path | None) -> Self:
-        """As a `cluster.yaml` says that machines are reached. Raises `ConfigError` and `HostError`."""
-        return cls(ssh_of(load_cluster(file)))
 
     def start(self, ranks: Ranks) -> Running:
         job = os.environ.get("SLURM_JOB_ID")

@@ -12,7 +12,7 @@ from glmforge.cluster.checks.registry import choose_checks
 from glmforge.cluster.checks.thresholds import Thresholds
 from glmforge.cluster.hosts.fanout import Fanout
 from glmforge.cluster.hosts.hostfile import HostLine, expand_hosts, read_host_lines
-from glmforge.cluster.hosts.machines import fanout_of, load_cluster, machines_of
+from glmforge.cluster.hosts.machines import fanout_of, load_cluster, machines_of, ssh_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
@@ -85,16 +85,17 @@ def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
 
 
 def starter_of(launch: LaunchConfig) -> Starter:
-    """The starter that the job's options choose."""
+    """The starter that the job's options choose. Raises `ConfigError` and `HostError` for its cluster.yaml."""
     if launch.chosen_starter == "local":
         return LocalStarter()
     if launch.chosen_starter == "srun":
         return SrunStarter()
+    ssh = ssh_of(load_cluster(launch.cluster))
     if launch.chosen_starter == "ssh":
-        return SshStarter.of_cluster(launch.cluster)
+        return SshStarter(ssh)
     if launch.chosen_starter == "torchrun":
-        return TorchrunStarter.of_cluster(launch.cluster)
-    return MpirunStarter.of_cluster(launch.cluster)
+        return TorchrunStarter(ssh)
+    return MpirunStarter(ssh)
 
 
 class NodeChecker:
