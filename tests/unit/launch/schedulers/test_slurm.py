@@ -12,7 +12,8 @@ from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.limits import hours_minutes_seconds, megabytes, seconds
 from glmforge.launch.schedulers.base import State
-from glmforge.launch.schedulers.slurm import STATES, Slurm, environment_of, state_of
+from glmforge.launch.schedulers.slurm import Slurm, environment_of
+from glmforge.launch.schedulers.slurm_jobs import STATES, state_of
 from helpers.scheduler_programs import Answers
 
 PARTITIONS = (
