@@ -334,5 +334,5 @@ class Supervisor:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
         self.books.say("requeued", "the scheduler is asked to queue the job again", without=out)
         self.lease.release()
-        self.allocation.requeue(out)
+        self.allocation.requeue(sorted({*out, *self.launch.exclude}))
         return 0

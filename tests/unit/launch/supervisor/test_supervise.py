@@ -111,6 +111,13 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert events(job, "verdict")[-1]["cause"] == "preempted"
 
 
+def test_a_requeue_leaves_out_what_a_person_has_left_out_and_the_nodes_that_are_out(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, exclude=["z"], supervisor={"node_failures": 1})
+    place = {"can_requeue": True, "is_given": True}
+    _, _, allocation = supervise(job, lambda ranks, number: {1: KILLED}, **place)
+    assert allocation.requeued == [["b", "z"]]
+
+
 def test_a_job_that_is_cancelled_is_not_queued_again(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
