@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
+from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDescription, JobDirectory, RankRecord, utc_now
 from glmforge.launch.starters.base import Ranks
 
@@ -49,11 +50,21 @@ class FakeRunning:
 
 @dataclass
 class FakeStarter:
-    """Writes the records of ranks at once, as if they had run and ended."""
+    """Writes the records of ranks at once, as if they had run and ended.
+
+    Attributes:
+        answer: of every node that is asked; an error is raised.
+    """
 
     script: Script
     started: list[Ranks] = field(default_factory=list)
     name: str = "fake"
+    answer: str | LaunchError = "10.0.0.1 20007"
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        if isinstance(self.answer, LaunchError):
+            raise self.answer
+        return self.answer
 
     def start(self, ranks: Ranks) -> FakeRunning:
         self.started.append(ranks)

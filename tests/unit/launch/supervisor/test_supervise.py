@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.cluster.lease import HeldError, Lease
+from glmforge.errors import LaunchError
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.supervisor.nodes import Ledger, allow
 from glmforge.launch.supervisor.standby import LEASE
@@ -111,6 +112,13 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert events(job, "verdict")[-1]["cause"] == "preempted"
 
 
+def test_a_requeue_leaves_out_what_a_person_has_left_out_and_the_nodes_that_are_out(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, exclude=["z"], supervisor={"node_failures": 1})
+    place = {"can_requeue": True, "is_given": True}
+    _, _, allocation = supervise(job, lambda ranks, number: {1: KILLED}, **place)
+    assert allocation.requeued == [["b", "z"]]
+
+
 def test_a_job_that_is_cancelled_is_not_queued_again(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
@@ -173,3 +181,24 @@ def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: 
     supervisor.told.append("TERM")
     assert supervisor.run() == 75
     assert not allocation.requeued
+
+
+def test_ranks_meet_where_the_first_node_says(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    _, starter, _ = supervise(job, lambda ranks, number: {})
+    assert [(ranks.address, ranks.port) for ranks in starter.started] == [("10.0.0.1", 20_007)]
+    assert (job.read_attempts()[0].address, job.read_attempts()[0].port) == ("10.0.0.1", 20_007)
+
+
+def test_the_port_that_was_given_is_taken(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, port=4711)
+    _, starter, _ = supervise(job, lambda ranks, number: {})
+    assert starter.started[0].port == 4711
+
+
+def test_a_first_node_that_cannot_be_asked_fails_the_attempt(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0})
+    starter = FakeStarter(lambda ranks, number: {}, answer=LaunchError("a: has not answered within 30 s"))
+    assert Supervisor(job, starter, FakeAllocation(("a", "b")), wait_s=0.0).run() == 1
+    assert not starter.started
+    assert "a: has not answered" in str(events(job, "verdict")[-1]["why"])
