@@ -223,7 +223,7 @@ def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
     lacking = _lacking(at, out)
     if at.can_requeue:
         return Decision(Do.REQUEUE, f"{why}; {lacking}: the scheduler is asked for others")
-    absent_may_return = len(at.present) < (at.config.min_nodes or at.wanted)
+    absent_may_return = len(at.present) < at.wanted
     due = at.ledger.next_due(at.config)
     longest = max(_LONGEST_WAIT_S, 2 * (at.config.node_back_after_s or 0.0))
     if (absent_may_return or due is not None) and at.waited_s < longest:
