@@ -32,10 +32,12 @@ class Fault:
     Attributes:
         strike: does it, and gives what mends it.
         causes: that the supervisor may find for the attempt that it ends; empty: it goes on.
+        attempts: that may fail, at most.
     """
 
     strike: Callable[[Launched], Mend]
     causes: frozenset[str] = frozenset()
+    attempts: int = 1
 
 
 def kill_rank(job: Launched) -> Mend:
@@ -89,7 +91,10 @@ def restart_controller(job: Launched) -> Mend:
 
 
 def kill_rank_without_controller(job: Launched) -> Mend:
-    """Slurm's controller is down until the supervisor, which can start nothing, waits for it."""
+    """Slurm's controller is down until the supervisor, which can start nothing, waits for it.
+
+    One that has just started again may refuse a step, for it takes the last one's memory for in use.
+    """
     waited = len(_waits(job))
     _kill_controller(job)
     job.signal_rank(1, "KILL")
@@ -220,7 +225,7 @@ FAULTS = {
     "rank stopped": Fault(stop_rank, frozenset({"hang"})),
     "link cut": Fault(cut_link, _LOST),
     "slurmctld restarted": Fault(restart_controller),
-    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED),
+    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED | {"unknown"}, attempts=2),
     "slurmd killed": Fault(kill_slurmd, _LOST),
     "node drained": Fault(drain_node),
     "requeued": Fault(requeue, _GAVE_WAY),
