@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from glmforge.cluster.dev.options import HEAD
 from glmforge.launch.goodput import as_dict, goodput_of
 from helpers.chaos import small_disk
-from helpers.launch_faults import FAULTS, Mend
+from helpers.launch_faults import FAULTS, Mend, has_slurmd
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed
 from helpers.tiny_data import make_tiny_data
 
@@ -242,7 +242,8 @@ def can_strike(job: Launched, name: str) -> bool:
         return False
     if name == "rank killed":
         return job.is_up(job.rank(1).node) and job.rank(1).ended is None
-    return any(job.is_up(node) for node in job.nodes if node != job.batch_node())
+    can = has_slurmd if name == "slurmd killed" else Launched.is_up
+    return any(can(job, node) for node in job.nodes if node != job.batch_node())
 
 
 def by_fault(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:

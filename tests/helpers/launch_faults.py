@@ -123,9 +123,8 @@ def _start_controller(job: Launched) -> None:
 def kill_slurmd(job: Launched) -> Mend:
     """Of a node without the supervisor: its tasks go on, without anybody who could end them."""
     dev = job.cluster.dev
-    node = _other_node(job)
-    old = dev.run(node, "pidof", "slurmd").stdout.split()
-    dev.run(node, "kill", "-KILL", *old)
+    node = next(node for node in reversed(job.nodes) if has_slurmd(job, node) and node != job.batch_node())
+    dev.run(node, "kill", "-KILL", *_slurmd(job, node))
 
     def start() -> None:
         if not job.is_up(node):  # it has been killed since, and comes back with a slurmd
@@ -134,6 +133,15 @@ def kill_slurmd(job: Launched) -> Mend:
         _wait(lambda: re.search(r"State=(IDLE|MIXED|ALLOCATED)\b[^*]", _ask(job, "scontrol", "show", "node", node)))
 
     return start
+
+
+def has_slurmd(job: Launched, node: str) -> bool:
+    """Whether the host is up, and it runs there."""
+    return job.is_up(node) and bool(_slurmd(job, node))
+
+
+def _slurmd(job: Launched, node: str) -> list[str]:
+    return job.cluster.dev.run(node, "pidof", "slurmd", check=False).stdout.split()
 
 
 def drain_node(job: Launched) -> Mend:
