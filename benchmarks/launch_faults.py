@@ -197,13 +197,14 @@ def strike(job: Launched, chain: Chain) -> dict[str, Any]:
         fault = FAULTS[blow.name]
         if blow.moment is not None:
             wait_for_moment(job, blow.moment, attempt)
+            if not can_strike(job, blow.name):
+                continue
             then.append(f"{blow.name} when {blow.moment}")
         number = job.attempt
-        if blow.moment is None or can_strike(job, blow.name):
-            new = fault.strike(job)
-            while mends:  # there must be nodes enough
-                mends.pop()()
-            mends.append(new)
+        new = fault.strike(job)
+        while mends:  # there must be nodes enough
+            mends.pop()()
+        mends.append(new)
         if fault.causes and blow.moment in (None, "starting"):
             attempt = number
     struck_s = time.time() - at
