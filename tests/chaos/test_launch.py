@@ -123,7 +123,7 @@ def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: R
         if fault.causes:
             told = job.wait_for_training(attempt)
             print(name, told)
-            assert told["after"] == attempt
+            assert attempt <= told["after"] < attempt + fault.attempts
     finally:
         mend()
     job.wait_for_step(job.step + STEPS_AFTER)
