@@ -221,6 +221,11 @@ class AttemptDirectory:
         self.root = root
         self.record = root / "attempt.json"
 
+    @property
+    def job(self) -> Path:
+        """The job's directory."""
+        return self.root.parent.parent
+
     def log(self, rank: int) -> Path:
         return self.root / f"rank-{rank:05d}.log"
 

@@ -15,6 +15,7 @@ from typing import IO
 from glmforge.cluster.hosts.ssh import UNREACHABLE, explain_unreachable, last_line
 from glmforge.errors import LaunchError
 from glmforge.files import read_json
+from glmforge.launch.container import in_apptainer
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
 from glmforge.launch.starters.base import Ranks
@@ -46,7 +47,8 @@ def write_assignment(ranks: Ranks, *, container_by_starter: bool = False) -> Non
     """What `glmforge.launch.ranks` reads on every node. Raises `LaunchError` if it cannot be written."""
     command = list(ranks.command)
     if ranks.container is not None and not container_by_starter:
-        command = [*_in_container(ranks, ranks.container), *command]
+        places = places_in_container(ranks)
+        command = [*in_apptainer(ranks.container, places, gpus=ranks.gpus_per_node > 0), *command]
     assignment = Assignment(
         command=command,
         cwd=str(ranks.cwd.absolute()),
@@ -68,11 +70,9 @@ def write_assignment(ranks: Ranks, *, container_by_starter: bool = False) -> Non
         raise LaunchError(f"{ranks.directory.root}: cannot be written to ({error.strerror}); free some space") from None
 
 
-def _in_container(ranks: Ranks, image: str) -> list[str]:
-    """Apptainer hands on the environment; a directory that is not the user's home has to be named."""
-    places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
-    gpus = ["--nv"] if ranks.gpus_per_node else []
-    return ["apptainer", "exec", *gpus, *(word for place in places for word in ("--bind", place)), image]
+def places_in_container(ranks: Ranks) -> list[Path]:
+    """What ranks need of their node: where they run, what the job's directory says, and the file of their step."""
+    return [ranks.cwd, ranks.directory.job, Path("/dev/shm")]
 
 
 def spawn(
