@@ -253,7 +253,7 @@ class Supervisor:
 
     def _limits(self) -> Limits:
         hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
-        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s)
+        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s, ask_s=self.allocation.ask_s)
 
     def _wants_more(self, attempt: AttemptRecord, say: Callable[..., None]) -> bool:
         """Whether there are nodes now for an attempt on more of them."""

@@ -36,6 +36,12 @@ def test_an_error_is_told_and_a_killed_rank_says_nothing() -> None:
     assert by_signal == patience(ended_with(-signal.SIGSEGV), LIMITS) == LIMITS.killed_s < by_error
 
 
+def test_a_rank_that_names_the_lost_one_says_what_the_others_would() -> None:
+    said = "glmforge: rank 3 on b (process 17) gave no answer: lost with the machine, or hanging; rank 1 ends with it"
+    rank = ended_with(1).model_copy(update={"last_words": [said]})
+    assert patience(rank, LIMITS) == LIMITS.killed_s
+
+
 @pytest.mark.parametrize("status", [1, 75, 124, -9])
 def test_never_longer_than_the_grace(status: int) -> None:
     assert patience(ended_with(status), Limits(grace_s=2.0)) == 2.0
