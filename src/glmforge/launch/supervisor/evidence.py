@@ -16,6 +16,8 @@ from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 
+_MOST_LOGS, _MOST_LINES, _TAIL = 64, 40, 1 << 16
+
 
 @dataclass(frozen=True)
 class RunEvent:
@@ -43,6 +45,7 @@ class Evidence:
         ended_early: it ended the other ranks because one had failed.
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
+        starter: the last lines that the starter itself has said; only where no rank was started.
         orphaned: the supervisor that had started it ended before it did.
         unread: files that were damaged.
     """
@@ -59,6 +62,7 @@ class Evidence:
     ended_early: bool = False
     still_ours: bool = True
     near_limit: bool = False
+    starter: tuple[str, ...] = ()
     orphaned: bool = False
     unread: tuple[str, ...] = ()
 
@@ -116,16 +120,31 @@ def run_directory(description: JobDescription) -> Path | None:
 
 def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
     """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
-    ranks, damaged = read_ranks(job.attempt(attempt.number).root)
+    root = job.attempt(attempt.number).root
+    ranks, damaged = read_ranks(root)
     run = run_directory(description)
     return Evidence(
         attempt=attempt,
         ranks=tuple(ranks),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
+        starter=() if ranks else said_by_starter(root),
         unread=tuple(damaged),
         **known,
     )
+
+
+def said_by_starter(root: Path) -> tuple[str, ...]:
+    """The last lines of srun, ssh or mpirun, on all nodes of an attempt; nothing where it cannot be read."""
+    lines: list[str] = []
+    for path in sorted(root.glob("starter*.log"))[:_MOST_LOGS]:
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL))
+                lines += file.read(_TAIL).decode(errors="replace").splitlines()[-_MOST_LINES:]
+        except OSError:
+            continue
+    return tuple(lines)
 
 
 def last_step(ranks: Sequence[RankRecord]) -> int | None:

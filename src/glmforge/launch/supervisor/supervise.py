@@ -31,7 +31,7 @@ from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_no
 from glmforge.launch.supervisor.progress import Progress, logged_step
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
 from glmforge.launch.supervisor.standby import LEASE
-from glmforge.launch.supervisor.verdict import judge
+from glmforge.launch.supervisor.verdict import judge, judge_start
 from glmforge.launch.supervisor.worlds import bearable
 
 LEASE_S = 20.0
@@ -286,7 +286,7 @@ class Supervisor:
         evidence = replace(evidence, attempt=attempt)
         history = self.books.history()
         if failed_to_start:
-            verdict = Verdict(cause=Cause.UNKNOWN, why=failed_to_start[:2000], error=failed_to_start[:600])
+            verdict = judge_start(failed_to_start, evidence, history, self.config.same_error)
         else:
             verdict = judge(evidence, history, self.config.same_error)
         if (
