@@ -41,6 +41,7 @@ def launch_sweep(
     check: bool,
     dry_run: bool,
     detach: bool,
+    as_json: bool,
 ) -> None:
     """What `glmforge launch CONFIG --sweep` does; `words` are CONFIG and the settings that all points share."""
     from glmforge.launch.hand_over import scheduler_of
@@ -78,7 +79,7 @@ def launch_sweep(
     new.write()
     sweep = Sweep(new.directory, scheduler_of)
     _tell(f"[bold]{sweep.record.name}[/bold]: {len(points):,} points in {new.directory.root}-*")
-    _start(sweep, failed_only=False, detach=detach)
+    _start(sweep, failed_only=False, detach=detach, as_json=as_json)
 
 
 @app.command("show")
@@ -193,21 +194,24 @@ def task(
     run_task(directory, number)
 
 
-def _start(sweep: "Sweep", *, failed_only: bool, detach: bool) -> None:
+def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = False) -> None:
     from glmforge.launch.detached import run_detached
     from glmforge.launch.state import JobState
 
     name = sweep.record.name
     if sweep.is_array:
         submitted = sweep.submit_array(failed_only=failed_only)
+        _tell_machine(sweep, as_json)
         _tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
         _tell(f"Next: glmforge sweep show {name}")
         return
     if detach:
         words = ["sweep", "resubmit", name, "--jobs-dir", str(sweep.directory.root.parent)]
         log = run_detached([*words, *(["--failed"] if failed_only else [])], sweep.directory.root)
+        _tell_machine(sweep, as_json)
         _tell(f"{name}: runs detached, and tells of it in {log}")
         return
+    _tell_machine(sweep, as_json)
     ended = sweep.run_here(lambda job, words: _tell(f"{job}: {words}"), failed_only=failed_only)
     finished = sum(state is JobState.FINISHED for state in ended.values())
     _tell(f"{name}: {finished:,} of {len(ended):,} points have finished; glmforge sweep show {name}")
@@ -222,6 +226,22 @@ def _open(name: str, jobs_dir: Path | None) -> "Sweep":
     from glmforge.launch.sweep.work import Sweep
 
     return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+
+
+def _tell_machine(sweep: "Sweep", as_json: bool) -> None:
+    """On stdout, where it is asked for; points that were not handed over have no submission yet."""
+    if not as_json:
+        return
+    from glmforge.launch.job import JobDirectory
+
+    record, root = sweep.record, sweep.directory.root
+    points = []
+    for point in record.points:
+        submissions = JobDirectory(root.parent / point.job).read_submissions()
+        number = submissions[-1].id if submissions else None
+        points.append({"name": point.job, "submission": number, "settings": point.settings})
+    told = {"name": record.name, "directory": str(root), "launcher": record.launcher, "points": points}
+    typer.echo(json.dumps(told))
 
 
 def _tell(words: str) -> None:
