@@ -41,6 +41,7 @@ def launch_sweep(
     check: bool,
     dry_run: bool,
     detach: bool,
+    as_json: bool,
 ) -> None:
     """What `glmforge launch CONFIG --sweep` does; `words` are CONFIG and the settings that all points share."""
     from glmforge.launch.hand_over import scheduler_of
@@ -78,7 +79,7 @@ def launch_sweep(
     new.write()
     sweep = Sweep(new.directory, scheduler_of)
     tell(f"{sweep.record.name}: {len(points):,} points in {new.directory.root}-*")
-    _start(sweep, failed_only=False, detach=detach)
+    _start(sweep, failed_only=False, detach=detach, as_json=as_json)
 
 
 @app.command("show")
@@ -191,16 +192,19 @@ def task(
     run_task(directory, number)
 
 
-def _start(sweep: "Sweep", *, failed_only: bool, detach: bool) -> None:
+def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = False) -> None:
     name = sweep.record.name
     if sweep.is_array:
         submitted = sweep.submit_array(failed_only=failed_only)
+        _tell_machine(sweep, as_json)
         tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
         tell(f"Next: glmforge sweep show {name}")
         return
     if detach:
         go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.directory.root)
+        _tell_machine(sweep, as_json)
         return
+    _tell_machine(sweep, as_json)
     ended = sweep.run_here(lambda job, words: tell(f"{job}: {words}"), failed_only=failed_only)
     tell_how_many_finished("sweep", name, "points", ended.values(), len(ended))
 
@@ -212,3 +216,19 @@ def _open(name: str, jobs_dir: Path | None) -> "Sweep":
     from glmforge.launch.sweep.work import Sweep
 
     return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+
+
+def _tell_machine(sweep: "Sweep", as_json: bool) -> None:
+    """On stdout, where it is asked for; points that were not handed over have no submission yet."""
+    if not as_json:
+        return
+    from glmforge.launch.job import JobDirectory
+
+    record, root = sweep.record, sweep.directory.root
+    points = []
+    for point in record.points:
+        submissions = JobDirectory(root.parent / point.job).read_submissions()
+        number = submissions[-1].id if submissions else None
+        points.append({"name": point.job, "submission": number, "settings": point.settings})
+    told = {"name": record.name, "directory": str(root), "launcher": record.launcher, "points": points}
+    typer.echo(json.dumps(told))
