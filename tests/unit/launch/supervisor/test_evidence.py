@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from glmforge.launch.job import AttemptRecord, utc_now
 from glmforge.launch.supervisor.evidence import Evidence, RunEvent, first_step, gather, read_run_events, told_step
 from glmforge.observe.record_files import JsonlFile
+from helpers.fake_starter import a_job
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 
 
@@ -74,3 +76,25 @@ def test_steps_that_a_supervisor_has_told_of_this_attempt(tmp_path: Path) -> Non
 def test_where_training_began(name: str) -> None:
     events = [RunEvent("note", 3, "", BEGAN), RunEvent(name, 40, "", BEGAN), RunEvent("resumed", 50, "", BEGAN)]
     assert first_step(events) == 40
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (b"node a: x\nsrun: error: Unable to create step\n\n", "srun: error: Unable to create step"),
+        (b"\x1b[31mred\x1b[0m \xff", "\\x1b[31mred\\x1b[0m \N{REPLACEMENT CHARACTER}"),
+        (b"a" * 10_000, "a" * 600),
+        (b"", ""),
+        (None, ""),
+    ],
+)
+def test_the_last_that_a_starter_says(log: bytes | None, said: str, tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    attempt = AttemptRecord(
+        number=1, submission="1", nodes=["a"], ranks_per_node=1, starter="srun", address="a", port=1, began=utc_now()
+    )
+    directory = job.attempt(1).root
+    directory.mkdir(parents=True)
+    if log is not None:
+        (directory / "starter.log").write_bytes(log)
+    assert gather(job, job.read(), attempt).said == said

@@ -4,7 +4,7 @@ Everything here is a stand-in, time too: a second of it passes whenever the loop
 """
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +17,6 @@ from glmforge.launch.supervisor.attempt import Limits, Watch, Watched
 from glmforge.launch.supervisor.evidence import RunEvent
 from helpers.fake_starter import FakeAllocation, FakeRunning
 from helpers.made_jobs import at
-
-
-@dataclass
-class Allocation(FakeAllocation):
-    asked: int = 0
-
-    def lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        self.asked += 1
-        return {**super().lost(nodes)}
 
 
 @dataclass
@@ -48,7 +39,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.running = FakeRunning(None)
-        self.allocation = Allocation(("a", "b"))
+        self.allocation = FakeAllocation(("a", "b"))
 
     # --- what the loop asks
     def ranks(self) -> list[RankRecord]:
@@ -219,6 +210,14 @@ def test_a_lost_node_ends_the_others_soon(scene: Scene) -> None:
     assert seen.silent_s is None
     assert scene.names("node lost") == ["b was lost: DOWN"], "though it is asked for several times"
     assert 60 + 30 <= seen.ended_at <= 65 + 30 + 1
+
+
+def test_a_scheduler_that_is_down_ends_no_supervisor(scene: Scene) -> None:
+    scene.heard = 0.0
+    scene.allocation.down = range(1, 1000)
+    scene.then = {80: lambda: scene.ends(0, 124)}
+    assert scene.watched(ask_s=5.0).ended_at == 80 + 10 + 1
+    assert scene.allocation.asked
 
 
 def test_an_earlier_end_stands(scene: Scene) -> None:
