@@ -280,9 +280,32 @@ def test_a_controller_that_does_not_answer_is_no_job_that_there_is_not(answers: 
 
 
 def test_slurm_has_the_last_word(answers: Answers) -> None:
-    known(answers, (1, "", "allocation failure: Invalid account or account/partition combination specified\n"))
-    with pytest.raises(LaunchError, match=r"^sbatch: would not take this job: Invalid account or account/partition"):
-        Slurm().check(LaunchConfig(launcher="slurm", account="nobody"))
+    known(answers, (1, "", "allocation failure: Job violates accounting/QOS policy\n"))
+    with pytest.raises(LaunchError, match=r"^sbatch: would not take this job: Job violates accounting/QOS policy$"):
+        Slurm().check(LaunchConfig(launcher="slurm", account="lab"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "told"),
+    [
+        (
+            {"account": "lab"},
+            "Invalid account or account/partition combination",
+            "account: Slurm does not take 'lab' (",
+        ),
+        ({}, "Invalid account or account/partition combination specified", "account: Slurm wants one to be given ("),
+        ({"qos": "gold"}, "Invalid qos specification", "qos: Slurm does not take 'gold' (Invalid qos specification); "),
+        ({"dependency": "foo"}, "Job dependency problem", "dependency: Slurm does not take 'foo' (Job dependency prob"),
+        ({"constraint": "a&b"}, "Invalid feature specification", "constraint: Slurm does not take 'a&b' (Invalid feat"),
+    ],
+)
+def test_the_option_is_named_that_slurm_means(
+    answers: Answers, changes: dict[str, object], said: str, told: str
+) -> None:
+    known(answers, (1, "", f"allocation failure: {said}\n"))
+    with pytest.raises(LaunchError) as error:
+        Slurm().check(LaunchConfig(launcher="slurm", **changes))  # type: ignore[arg-type]
+    assert str(error.value).startswith(told)
 
 
 @pytest.mark.parametrize(

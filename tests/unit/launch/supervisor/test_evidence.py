@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from glmforge.launch.job import AttemptRecord, utc_now
 from glmforge.launch.supervisor.evidence import Evidence, RunEvent, first_step, gather, read_run_events, told_step
 from glmforge.observe.record_files import JsonlFile
+from helpers.fake_starter import a_job
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 
 
