@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import escaped
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 
-_MOST_LOGS, _MOST_LINES, _TAIL = 64, 40, 1 << 16
+_MOST_LOGS, _MOST_LINES, _TAIL, _LINE = 64, 40, 1 << 16, 600
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,10 @@ def said_by_starter(root: Path) -> tuple[str, ...]:
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - _TAIL))
-                lines += file.read(_TAIL).decode(errors="replace").splitlines()[-_MOST_LINES:]
+                said = file.read(_TAIL).decode(errors="replace").split("\n")
         except OSError:
             continue
+        lines += [escaped(line.strip())[:_LINE] for line in said if line.strip()][-_MOST_LINES:]
     return tuple(lines)
 
 

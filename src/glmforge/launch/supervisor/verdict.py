@@ -197,7 +197,8 @@ def _without_rank(evidence: Evidence) -> Verdict:
     status = evidence.status
     if not evidence.ranks:
         said = read_starter(evidence.starter)
-        how = f": {said}" if said else ""
+        last = said or next(reversed(evidence.starter), "")
+        how = f": {last}" if last else ""
         why = f"no rank was started; the starter ended with status {status}{how}"
         return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(said, evidence))
     missing = evidence.world_size - len(evidence.ranks)
