@@ -98,6 +98,8 @@ class FakeAllocation:
     drained: dict[str, str] = field(default_factory=dict)
     ours: bool = True
     end: datetime | None = None
+    others: tuple[str, ...] = ()
+    """That are idle."""
 
     def nodes(self) -> tuple[str, ...]:
         return self.names
@@ -119,6 +121,9 @@ class FakeAllocation:
 
     def requeue(self, without: Iterable[str]) -> None:
         self.requeued.append(list(without))
+
+    def idle(self) -> tuple[str, ...]:
+        return self.others
 
     def drain(self, node: str, reason: str) -> None:
         self.drained[node] = reason

@@ -29,6 +29,7 @@ from glmforge.launch.job import (
     Submission,
 )
 from glmforge.launch.schedulers.base import Scheduler, Seen, State
+from glmforge.launch.starts import starts_of
 from glmforge.launch.state import SUPERVISOR_LEASE, JobFiles, JobState, changed_at, state_of
 
 SchedulerOf = Callable[[Launcher], Scheduler]
@@ -159,6 +160,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         step=step,
         trains=trains,
         num_steps=_num_steps(directory.run_config),
+        starts=starts_of(directory.events),
     )
 
 

@@ -195,6 +195,8 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 
 def _submit(job: "NewJob", options: _Options) -> None:
+    from glmforge.files import escaped
+    from glmforge.launch.companion import accompany
     from glmforge.launch.hand_over import hand_over, id_of_task, note_submission
     from glmforge.launch.schedulers.here import become, id_of_this_process
 
@@ -207,6 +209,8 @@ def _submit(job: "NewJob", options: _Options) -> None:
         become(job.directory)
     with job.removed_on_failure():
         submission = hand_over(job.directory)
+    if (warning := accompany(job.directory, submission)) is not None:
+        typer.echo(escaped(f"warning: {warning}"), err=True)
     for task in job.tasks:
         assert task.description.task is not None
         id_ = id_of_task(submission.id, task.description.task)

@@ -21,6 +21,7 @@ from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import Answer, NoAnswerError, ask
+from glmforge.launch.schedulers.slurm_again import release, requeue
 from glmforge.launch.schedulers.slurm_check import check
 
 _ID = re.compile(r"\d{1,12}(_\d{1,9})?")
@@ -175,6 +176,16 @@ class Slurm:
         answer = ask("scancel", submission)
         if answer.status and not _is_forgotten(answer):
             raise LaunchError(f"scancel {submission}: {answer.reason}")
+
+    def again(self, seen: Seen) -> bool:
+        """False if Slurm has forgotten it, as it does some minutes after a job's end (`MinJobAge`)."""
+        try:
+            (release if seen.state is State.HELD else requeue)(seen.id)
+        except LaunchError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            return False
+        return True
 
 
 def environment_of(launch: LaunchConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

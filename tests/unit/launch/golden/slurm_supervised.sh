@@ -7,8 +7,8 @@
 # Written by `glmforge launch`, which submits it from the job's directory.
 
 #SBATCH --job-name=air
-# As many as there are, up to the second number.
-#SBATCH --nodes=3-5
+# As many as there are when it starts, and starts again: at least the first number, at most the second, spares included.
+#SBATCH --nodes=1-5
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=12
