@@ -71,7 +71,7 @@ when the attempt has ended, when the ranks of the next have begun to import."""
 OVERLAPPING = "another during recovery"
 PHASES = ("detected_s", "decided_s", "started_s", "first_step_s")
 # Nodes fail far more often here than one may that is kept.
-OPTIONS = {"supervisor": {"node_failures": 10_000, "max_restarts_in_all": 100_000}}
+OPTIONS = {"supervisor": {"node_failures": 10_000, "max_restarts_in_all": 100_000, "look_every_s": 10.0}}
 
 
 def main() -> None:

@@ -264,7 +264,9 @@ def test_a_warning_reaches_the_ranks(launcher: str, starter: str, told: str, tmp
 def test_options_of_salloc_are_the_lines_of_the_script() -> None:
     options = slurm_options(with_(WHOLE, array=None), "air")
     assert "--job-name=air" in options
-    assert "--nodes=3-5" in options
+    assert "--nodes=1-5" in options  # with --ntasks-per-node Slurm gives the least
+    assert any(option.startswith("--mincpus=") for option in options)
+    assert not any(option.startswith("--ntasks-per-node") for option in options)
     assert "--constraint=h200&nvme" in options
     lines = [line for line in render(script(WHOLE)).splitlines() if line.startswith("#SBATCH")]
     shown = [shlex.split(line)[1] for line in lines]

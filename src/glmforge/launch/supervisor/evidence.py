@@ -19,6 +19,10 @@ from glmforge.observe.run import RunDirectory
 
 _MOST_LOGS, _MOST_LINES, _TAIL, _LINE = 64, 40, 1 << 16, 600
 
+GROW, GROW_BEYOND = "grow", "grow beyond"
+"""Beside the signals that the supervisor got: it asked the ranks itself to give way, to go on with more nodes of the
+allocation, or to leave it for a larger one."""
+
 
 @dataclass(frozen=True)
 class RunEvent:
@@ -40,7 +44,8 @@ class Evidence:
         hangs: what its ranks wrote when they hung.
         lost: nodes that do not answer, or that the scheduler has given up, with what was said of them.
         faults: what checks found wrong with nodes since.
-        signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or "grow".
+        signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or
+            `GROW`, `GROW_BEYOND` for its own wish.
         silent_s: the supervisor ended it because there was no line and no step of any rank for so long.
         silent_since: when the last sign of life came of ranks that hang or were lost; seconds since 1970.
         ended_early: it ended the other ranks because one had failed.
