@@ -111,7 +111,7 @@ def test_a_node_that_is_drained_while_it_trains_is_left_only_with_the_allocation
         kill_rank_of(job, drained)
         assert drained in job.nodes
         attempt = job.attempt
-        cluster.run("scontrol", "requeue", job.number)
+        cluster.run("scancel", "--batch", "--signal=USR1", job.number)  # as Slurm warns of a preemption
         job.wait_for_training(attempt)
         assert drained not in job.nodes
     finally:
@@ -141,7 +141,7 @@ def test_a_bug_of_a_script_ends_the_job(cluster: Cluster, tiny_data: TinyData, t
     script.write_text(BUG)
     job = Launched(cluster, tmp_path, small_run(tiny_data, tmp_path / "run", STEPS))
     job.glmforge("launch", "--script", str(script), "--name", job.config.name, "--no-check", *SLURM)
-    ends_at_the_second_attempt(job, "the same error after step 4", "train.py, line 9", "KeyError: 'the bug'")
+    ends_at_the_second_attempt(job, "the same error after step 4", "train.py, line 8", "KeyError: 'the bug'")
 
 
 def test_a_bug_of_a_training_run_ends_the_job(
@@ -151,8 +151,8 @@ def test_a_bug_of_a_training_run_ends_the_job(
     train = Path(shutil.copytree(tiny_data.train.parent, tmp_path / "data")) / tiny_data.train.name
     with train.with_suffix(".bin").open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        for part in range(8):
-            file.seek(size * part // 16 * 2)
+        for part in range(64):
+            file.seek(size * part // 128 * 2)
             file.write(b"\xff\xff" * 8)
     job = start(data=replace(tiny_data, train=train))
     ends_at_the_second_attempt(job, "the same error")

@@ -9,6 +9,7 @@ requeued job waits for before it starts again (two minutes) is skipped.
 """
 
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,6 +200,9 @@ def slurm_cluster(directory: Path, grace_time_s: int = 300) -> Iterator[Cluster]
     """A plain cluster in `directory`, which must be empty, within the block; patient with a busy machine."""
     install_slurm_or_skip()
     size = DevOptions(nodes=NUM_NODES, gpus=GPUS_PER_NODE, cpus=CPUS_PER_NODE)
-    options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain")
+    first_job = 1 + secrets.randbelow(
+        9000
+    )  # another such cluster on this machine makes other ports of its jobs' numbers
+    options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain", first_job=first_job)
     with development_cluster(directory, options) as dev:
         yield Cluster(dev)

@@ -4,19 +4,23 @@ Nothing here decides. What a machine or a person might have left damaged is pass
 whose node died while it wrote is exactly the one that is to be judged.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import escaped
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
+from glmforge.launch.starters.running import STARTER_LOG
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 
-_MOST_LOGS, _MOST_LINES, _TAIL = 64, 40, 1 << 16
+_SAID, _TAIL, _MOST_LINES, _MOST_LOGS = 600, 1 << 16, 40, 64
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Evidence:
         ended_early: it ended the other ranks because one had failed.
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
-        starter: the last lines that the starter itself has said; only where no rank was started.
         orphaned: the supervisor that had started it ended before it did.
+        said: the last lines that the starter's own program has printed, of every node if it has one on each.
         unread: files that were damaged.
     """
 
@@ -62,8 +66,8 @@ class Evidence:
     ended_early: bool = False
     still_ours: bool = True
     near_limit: bool = False
-    starter: tuple[str, ...] = ()
     orphaned: bool = False
+    said: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
     @property
@@ -120,31 +124,31 @@ def run_directory(description: JobDescription) -> Path | None:
 
 def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
     """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
-    root = job.attempt(attempt.number).root
-    ranks, damaged = read_ranks(root)
+    ranks, damaged = read_ranks(job.attempt(attempt.number).root)
     run = run_directory(description)
     return Evidence(
         attempt=attempt,
         ranks=tuple(ranks),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
-        starter=() if ranks else said_by_starter(root),
+        said=tuple(line for log in _starter_logs(job.attempt(attempt.number).root) for line in _last_lines(log)),
         unread=tuple(damaged),
         **known,
     )
 
 
-def said_by_starter(root: Path) -> tuple[str, ...]:
-    """The last lines of srun, ssh or mpirun, on all nodes of an attempt; nothing where it cannot be read."""
-    lines: list[str] = []
-    for path in sorted(root.glob("starter*.log"))[:_MOST_LOGS]:
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _TAIL))
-                lines += file.read(_TAIL).decode(errors="replace").splitlines()[-_MOST_LINES:]
-        except OSError:
-            continue
-    return tuple(lines)
+def _starter_logs(root: Path) -> list[Path]:
+    """`starter.log`, or one of each node: starter-node1.log."""
+    return sorted(root.glob(STARTER_LOG.replace(".", "*.")))[:_MOST_LOGS]
+
+
+def _last_lines(path: Path) -> list[str]:
+    """What can be read of it; nothing if it is not there."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+        return [escaped(line[-_SAID:]) for line in lines if line][-_MOST_LINES:]
+    return []
 
 
 def last_step(ranks: Sequence[RankRecord]) -> int | None:

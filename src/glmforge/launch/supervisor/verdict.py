@@ -196,9 +196,9 @@ def _without_rank(evidence: Evidence) -> Verdict:
     """No rank failed, as far as the records say, and yet the attempt did."""
     status = evidence.status
     if not evidence.ranks:
-        said = read_starter(evidence.starter)
-        how = f": {said}" if said else ""
-        why = f"no rank was started; the starter ended with status {status}{how}"
+        said = read_starter(evidence.said)
+        told = said or next(reversed(evidence.said), "")
+        why = f"no rank was started; the starter ended with status {status}{f': {told}' if told else ''}"
         return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(said, evidence))
     missing = evidence.world_size - len(evidence.ranks)
     more = f"; {missing} of {evidence.world_size} ranks left no record" if missing else ""
