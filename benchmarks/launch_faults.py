@@ -248,7 +248,7 @@ def can_strike(job: Launched, name: str) -> bool:
 def by_fault(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The median of each figure, by kind of fault; those with others during their recovery together."""
     found = {}
-    kinds = [OVERLAPPING if fault["then"] else fault["fault"] for fault in faults]
+    kinds = [OVERLAPPING if fault.get("then") else fault["fault"] for fault in faults]
     for name in dict.fromkeys(kinds):
         rows = [fault for fault, kind in zip(faults, kinds, strict=True) if kind == name]
         figures = {"times": len(rows), "attempts": max(row["attempts"] for row in rows)}

@@ -167,7 +167,7 @@ class LaunchConfig(Strict):
     hostfile: YamlPath | None = Field(default=None, description="of the launchers ssh and mpi")
     cluster: YamlPath | None = Field(default=None, description="cluster.yaml: hosts, ssh, interfaces, checks")
     interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
-    port: Port | None = Field(default=None, description="where ranks meet; None: one made of the job's number")
+    port: Port | None = Field(default=None, description="where ranks meet; None: one that is free on the first node")
 
     supervisor: SupervisorConfig = SupervisorConfig()
 
