@@ -26,7 +26,7 @@ from helpers.node_disks import LOCAL, NODES, write_node_disks
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
 
 STEP = 20
-LIMIT_S = 120
+LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from glmforge.launch.supervisor.attempt import Limits
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import a_job
 
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 
 BEGIN = """
 import os, pathlib, signal, sys, time
@@ -85,8 +85,8 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
     """The other one waits for it for ever, and is ended before its grace is over."""
     job = job_of(tmp_path, "step(1)\nif attempt == 1:\n    os.kill(os.getpid(), 9) if rank == 1 else for_ever()")
     began = time.monotonic()
-    assert supervise(job, Limits(grace_s=2 * LIMIT_S, hurry_s=1.0)) == 0
-    assert time.monotonic() - began < 2 * LIMIT_S
+    assert supervise(job, Limits(grace_s=LIMIT_S, hurry_s=1.0)) == 0
+    assert time.monotonic() - began < LIMIT_S
     assert causes(job) == [Cause.MACHINE, Cause.FINISHED]
     verdict = job.read_attempts()[0].verdict
     assert verdict is not None
