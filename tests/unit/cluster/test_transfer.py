@@ -15,7 +15,7 @@ transfers, started = Transfers(), threading.Barrier(2)
 
 def transfer(host):
     with transfers.process(["sleep", "100"], subprocess.DEVNULL, subprocess.DEVNULL) as child:
-        print(child.pid)
+        print(f"{child.pid} ", end="")  # in one piece: both threads print
         started.wait()
         if host.name == "last":
             signal_without_waking(signal.SIGINT)
