@@ -26,7 +26,7 @@ from helpers.tiny_data import TinyData
 STEPS, EVERY = 24, 4
 TIMEOUT_S = 10
 """Of collectives."""
-ENDS_WITHIN_S = TIMEOUT_S + 20 + 10
+ENDS_WITHIN_S = TIMEOUT_S + 20 + 60
 """After the link has been cut: until a collective gives up, until all have been asked, and some time to end."""
 TRAILING = 500
 """Bytes: some acknowledgements of the step before."""
