@@ -17,12 +17,12 @@ from helpers.chaos import run_config
 from helpers.dev_cluster import NUM_NODES, Cluster, slurm_cluster
 from helpers.job import start_job
 from helpers.tiny_data import TinyData
+from helpers.warm_training import HELD_AFTER, warm_python
 
 pytestmark = pytest.mark.chaos
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "slurm" / "pretrain.sbatch"
-NUM_STEPS = 120
-BLOW_AFTER_STEP = 7
+NUM_STEPS = 24
 LIMIT_S = 600.0
 ENVIRONMENT = {
     "PYTHON": sys.executable,
@@ -59,8 +59,13 @@ class SlurmRun:
         self.cluster.poll(self.job, reached, LIMIT_S)
 
     def wait_for_blow(self) -> None:
-        """Until the run is well under way."""
-        self.wait_until(lambda: len(self.losses) >= BLOW_AFTER_STEP)
+        """Until the run has taken most of the steps after which it waits."""
+        self.wait_until(lambda: len(self.losses) >= HELD_AFTER - 2)
+
+    def kill_a_task(self) -> None:
+        """The others go on."""
+        os.kill(self.cluster.tasks(self.job)[1], signal.SIGKILL)
+        (self.directory / "goes-on").touch()
 
     def finish(self) -> dict[str, str]:
         """The job, which must complete."""
@@ -81,16 +86,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What takes Python's place where a job trains."""
+    with warm_python(tmp_path_factory.mktemp("warm")) as python:
+        yield python
+
+
 @pytest.fixture
-def submit(cluster: Cluster, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., SlurmRun]]:
-    """Submits the script; the job is cancelled if the test fails."""
+def submit(cluster: Cluster, warm: str, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., SlurmRun]]:
+    """Submits the script, its run held for the blow; the job is cancelled if the test fails."""
     runs = []
 
     def submit(tasks_per_node: int, *overrides: str) -> SlurmRun:
         size = [f"--nodes={NUM_NODES}", f"--ntasks-per-node={tasks_per_node}", f"--gpus-per-node={tasks_per_node}"]
         options = [*size, "--cpus-per-task=1", "--time=60", f"--chdir={tmp_path}", str(SCRIPT)]
         config = write_config(tiny_data, tmp_path)
-        job = cluster.submit([*options, str(config), *PATIENCE, *overrides], ENVIRONMENT)
+        held = {"PYTHON": warm, "HELD_UNTIL": str(tmp_path / "goes-on")}
+        job = cluster.submit([*options, str(config), *PATIENCE, *overrides], ENVIRONMENT | held)
         runs.append(SlurmRun(cluster, tmp_path, job))
         return runs[-1]
 
@@ -116,7 +129,7 @@ def reference(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
 def write_config(data: TinyData, directory: Path) -> Path:
     path = directory / "run.yaml"
     config = run_config(data, directory / "run", NUM_STEPS)
-    fewer_saves = config.checkpoint.model_copy(update={"every_steps": 40, "ephemeral_every_steps": 5})
+    fewer_saves = config.checkpoint.model_copy(update={"every_steps": 20, "ephemeral_every_steps": 5})
     path.write_text(dump_config(config.model_copy(update={"checkpoint": fewer_saves})))
     return path
 
@@ -181,7 +194,7 @@ def test_a_job_that_lost_a_task_is_requeued_and_finishes(
 ) -> None:
     run = submit(1)
     run.wait_for_blow()
-    os.kill(run.cluster.tasks(run.job)[1], signal.SIGKILL)
+    run.kill_a_task()
     job = run.finish()
     assert job["Restarts"] == "1"
     assert run.names_of_events() == ["started", "resumed", "finished"]
@@ -200,11 +213,11 @@ def test_a_job_that_cannot_run_is_given_up(submit: Callable[..., SlurmRun]) -> N
 
 
 def test_tasks_of_a_bare_srun_are_the_ranks(
-    cluster: Cluster, reference: Callable[[int], list[float]], tiny_data: TinyData, tmp_path: Path
+    cluster: Cluster, warm: str, reference: Callable[[int], list[float]], tiny_data: TinyData, tmp_path: Path
 ) -> None:
     """No variable is set for them, and the nodes' names are none that the network knows."""
     config = write_config(tiny_data, tmp_path)
-    train = f"srun {sys.executable} -m glmforge train {config} {' '.join(PATIENCE)}"
+    train = f"srun {warm} -m glmforge train {config} {' '.join(PATIENCE)}"
     size = [f"--nodes={NUM_NODES}", "--ntasks-per-node=2", "--cpus-per-task=1", f"--chdir={tmp_path}"]
     job = cluster.submit([*size, f"--output={tmp_path}/log", f"--wrap={train}"], ENVIRONMENT)
     ended = cluster.wait(job, LIMIT_S)
@@ -241,7 +254,7 @@ def test_a_job_that_died_before_its_first_checkpoint_starts_anew(
 ) -> None:
     run = submit(1, "checkpoint.ephemeral_every_steps=null", "checkpoint.every_steps=100")
     run.wait_for_blow()
-    os.kill(run.cluster.tasks(run.job)[1], signal.SIGKILL)
+    run.kill_a_task()
     job = run.finish()
     assert job["Restarts"] == "1"
     assert run.names_of_events() == ["started", "resumed", "finished"]

@@ -9,10 +9,11 @@ requeued job waits for before it starts again (two minutes) is skipped.
 """
 
 import os
+import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
 from glmforge.cluster.dev.modes import namespaces_refusal
 from glmforge.cluster.dev.packages import find, needed
+from glmforge.cluster.process import ProcessIdentity
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4
@@ -95,11 +97,21 @@ class Cluster:
             time.sleep(0.1)  # looks at what other processes have done; the outcome does not depend on it
 
     def lingers(self, number: str) -> bool:
-        """Whether some node that is up still has to tidy up after the job: if it starts so soon again, it fails."""
+        """Whether some node that is up still has to tidy up after the job: if it starts so soon again, it fails.
+
+        What is older than the node's first process is of the time before the node was killed, and stays.
+        """
         hosts = self.dev.refresh().hosts
         up = [name for name in self.dev.nodes if hosts[name].state != "failed" and not self.dev.ended_daemons(name)]
-        spools = [self.dev.places.host(name) / "spool" for name in up]
-        return any([*spool.glob(f"*_{number}.*"), *spool.glob(f"job{int(number):05d}")] for spool in spools)
+        return any(self._left(name, number, began_at(hosts[name].keeper)) for name in up)
+
+    def _left(self, node: str, number: str, since: float) -> bool:
+        spool = self.dev.places.host(node) / "spool"
+        for path in [*spool.glob(f"*_{number}.*"), *spool.glob(f"job{int(number):05d}")]:
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime > since:
+                    return True
+        return False
 
     def wait(self, number: str, timeout_s: float) -> dict[str, str]:
         """The job when it has ended for good."""
@@ -110,6 +122,13 @@ class Cluster:
         """The end of the job's log."""
         log = Path(job.get("StdOut", ""))
         return log.read_bytes()[-6000:].decode(errors="replace") if log.is_file() else f"no log {log}"
+
+
+def began_at(process: ProcessIdentity | None) -> float:
+    """When a process of this machine began, in seconds since 1970."""
+    assert process is not None
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + process.began / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,9 @@ def slurm_cluster(directory: Path, grace_time_s: int = 300) -> Iterator[Cluster]
     """A plain cluster in `directory`, which must be empty, within the block; patient with a busy machine."""
     install_slurm_or_skip()
     size = DevOptions(nodes=NUM_NODES, gpus=GPUS_PER_NODE, cpus=CPUS_PER_NODE)
-    options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain")
+    first_job = 1 + secrets.randbelow(
+        9000
+    )  # another such cluster on this machine makes other ports of its jobs' numbers
+    options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain", first_job=first_job)
     with development_cluster(directory, options) as dev:
         yield Cluster(dev)

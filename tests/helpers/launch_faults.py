@@ -51,12 +51,18 @@ def stop_rank(job: Launched) -> Mend:
 
 def kill_node(job: Launched) -> Mend:
     """The last of the job's nodes, with everything on it."""
-    return _fail(job, next(node for node in reversed(job.nodes) if node != job.batch_node()))
+    return _fail(job, _other_node(job))
 
 
 def kill_batch_node(job: Launched) -> Mend:
     """That on which the supervisor runs."""
     return _fail(job, job.batch_node())
+
+
+def _other_node(job: Launched) -> str:
+    """The last of the job's nodes that is up and has not the supervisor on it."""
+    batch = job.batch_node()
+    return next(node for node in reversed(job.nodes) if node != batch and job.is_up(node))
 
 
 def _fail(job: Launched, node: str) -> Mend:
@@ -68,7 +74,7 @@ def _fail(job: Launched, node: str) -> Mend:
 def cut_link(job: Launched) -> Mend:
     """Of a node without the supervisor; it is whole again when the job has noticed."""
     dev, attempt = job.cluster.dev, job.attempt
-    node = next(node for node in reversed(job.nodes) if node != job.batch_node())
+    node = _other_node(job)
     dev.cut(node)
     job.wait_until(lambda: any(event["attempt"] >= attempt for event in job.events("attempt ended")))
     dev.heal(node)
@@ -77,23 +83,48 @@ def cut_link(job: Launched) -> Mend:
 
 def restart_controller(job: Launched) -> Mend:
     """Killed, and started again."""
+    _kill_controller(job)
+    _start_controller(job)
+    return _nothing
+
+
+def kill_rank_without_controller(job: Launched) -> Mend:
+    """Slurm's controller is down until the supervisor, which can start nothing, waits for it."""
+    waited = len(_waits(job))
+    _kill_controller(job)
+    job.signal_rank(1, "KILL")
+    job.wait_until(lambda: len(_waits(job)) > waited)
+    _start_controller(job)
+    return _nothing
+
+
+def _waits(job: Launched) -> list[object]:
+    return [event for event in job.events("decided") if event["do"] == "wait"]
+
+
+def _kill_controller(job: Launched) -> None:
     dev = job.cluster.dev
     old = dev.run(HEAD, "pidof", "slurmctld").stdout.split()
     dev.run(HEAD, "kill", "-KILL", *old)
     _wait(lambda: not set(old) & set(dev.run(HEAD, "pidof", "slurmctld", check=False).stdout.split()))
+
+
+def _start_controller(job: Launched) -> None:
+    dev = job.cluster.dev
     dev.run(HEAD, find("slurmctld") or "slurmctld", "-f", str(dev.places.slurm_conf))
     _wait(lambda: "UP" in _ask(job, "scontrol", "ping"))
-    return _nothing
 
 
 def kill_slurmd(job: Launched) -> Mend:
     """Of a node without the supervisor: its tasks go on, without anybody who could end them."""
     dev = job.cluster.dev
-    node = next(node for node in reversed(job.nodes) if node != job.batch_node())
+    node = _other_node(job)
     old = dev.run(node, "pidof", "slurmd").stdout.split()
     dev.run(node, "kill", "-KILL", *old)
 
     def start() -> None:
+        if not job.is_up(node):  # it has been killed since, and comes back with a slurmd
+            return
         dev.run(node, find("slurmd") or "slurmd", "-N", node, "-f", str(dev.places.slurm_conf))
         _wait(lambda: re.search(r"State=(IDLE|MIXED|ALLOCATED)\b[^*]", _ask(job, "scontrol", "show", "node", node)))
 
@@ -189,6 +220,7 @@ FAULTS = {
     "rank stopped": Fault(stop_rank, frozenset({"hang"})),
     "link cut": Fault(cut_link, _LOST),
     "slurmctld restarted": Fault(restart_controller),
+    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED),
     "slurmd killed": Fault(kill_slurmd, _LOST),
     "node drained": Fault(drain_node),
     "requeued": Fault(requeue, _GAVE_WAY),

@@ -162,6 +162,10 @@ class Launched:
     def batch_node(self) -> str:
         return self.cluster.job(self.number)["BatchHost"]
 
+    def is_up(self, node: str) -> bool:
+        """Whether the host has neither failed nor lost its link."""
+        return self.cluster.dev.refresh().hosts[node].state == "up"
+
     def said(self) -> str:
         """What a person would look at."""
         logs = [*self.files.root.glob("scheduler-*.log"), *sorted(self.files.attempts.glob("*/*.log"))[-4:]]

@@ -12,18 +12,22 @@ _PROGRAM = """
 import importlib, json, signal, sys, time
 from pathlib import Path
 from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.cluster.slurm import address_of_node
 from glmforge.launch.job import AttemptDirectory
-from glmforge.launch.meeting import by_srun, by_ssh, find_meeting_place
+from glmforge.launch.meeting import find_meeting_place
 from glmforge.launch.starters.base import Ranks
 
 given = json.loads(Path(sys.argv[1]).read_text())
 starter, ssh = given.pop("starter"), given.pop("ssh")
 kind = getattr(importlib.import_module(f"glmforge.launch.starters.{starter}"), f"{starter.title()}Starter")
 ssh = None if ssh is None else Ssh.of_command(ssh)
+starter = kind() if ssh is None else kind(ssh)
 if given["address"] is None:
-    given["address"], given["port"] = find_meeting_place(given["nodes"], by_ssh(ssh), given["port"])
+    address_of = str if ssh else address_of_node
+    place = find_meeting_place(starter, given["nodes"], given["port"], address_of=address_of)
+    given["address"], given["port"] = place
 attempt = AttemptDirectory(Path(given.pop("directory")))
-running = (kind() if ssh is None else kind(ssh)).start(Ranks(directory=attempt, cwd=Path(given.pop("cwd")), **given))
+running = starter.start(Ranks(directory=attempt, cwd=Path(given.pop("cwd")), **given))
 asked = set()
 while (status := running.poll()) is None:
     for name in ("USR1", "INT", "TERM", "KILL"):

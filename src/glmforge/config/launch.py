@@ -52,14 +52,28 @@ def _written(pattern: str, example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _limited(value: str) -> str:
+    """Slurm takes no time for no limit."""
+    if not value.strip("0:-"):
+        context = {"value": shown(value)}
+        raise PydanticCustomError("limited", "{value} would be no limit; leave it out for the partition's own", context)
+    return value
+
+
 JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")]
-Time = Annotated[str, _written(r"\d{1,4}|\d{1,4}(:\d{2}){1,2}|\d{1,3}-\d{1,2}(:\d{2}){0,2}", "24:00:00 or 2-00:00:00")]
+Time = Annotated[
+    str,
+    _written(r"\d{1,4}|\d{1,4}(:[0-5]\d){1,2}|\d{1,3}-\d{1,2}(:[0-5]\d){0,2}", "24:00:00 or 2-00:00:00"),
+    AfterValidator(_limited),
+]
 """As Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
 Memory = Annotated[str, _written(r"\d{1,9}[KMGT]?", "64G")]
 Signal = Annotated[str, _written(r"(SIG)?[A-Z][A-Z0-9]{1,9}(@\d{1,5})?", "USR1@120")]
 Array = Annotated[str, _written(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", "0-7 or 0-99%8")]
-Dependency = Annotated[str, StringConstraints(pattern=r"^[a-z]+(:[A-Za-z0-9_.+-]+)*([,?][a-z]+(:[A-Za-z0-9_.+-]+)*)*$")]
+Dependency = Annotated[
+    str, _written(r"[a-z]+(:[A-Za-z0-9_.+-]+)*([,?][a-z]+(:[A-Za-z0-9_.+-]+)*)*", "afterok:1234 or afterany:12:13")
+]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$", max_length=32_768)]
 
@@ -151,6 +165,8 @@ class LaunchConfig(Strict):
             refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
         if self.launcher == "local" and self.nodes != 1:
             refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
+        if self.launcher in ("slurm", "pbs") and (self.hosts or self.hostfile):
+            refuse("hosts", f"the launcher {self.launcher} takes the nodes that the scheduler gives; leave them out")
         if len([name for name in ("hosts", "hostfile") if getattr(self, name)]) > 1:
             refuse("hostfile", "hosts says already which machines there are; keep one of them")
         supervisor = self.supervisor

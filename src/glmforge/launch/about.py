@@ -3,8 +3,9 @@
 from typing import Any
 
 from glmforge.errors import GlmforgeError
-from glmforge.launch.find import Job, as_dict, attempt_numbers
+from glmforge.launch.find import Job, as_dict
 from glmforge.launch.job import AttemptRecord, JobDirectory, RankRecord
+from glmforge.launch.job_files import attempt_numbers
 from glmforge.launch.logs import first_to_fail, read_ranks
 from glmforge.launch.supervisor.nodes import Ledger, Out
 from glmforge.launch.words import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from glmforge.errors import LaunchError
-from glmforge.launch.schedulers.slurm import ask_accounting, time_of
+from glmforge.launch.schedulers.slurm_jobs import ask_accounting, time_of
 from glmforge.launch.timeline import Allocation
 
 _FIELDS = "JobID,Submit,Eligible,Start,End,NNodes"

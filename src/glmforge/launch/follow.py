@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.errors import GlmforgeError
-from glmforge.launch.find import Job, attempt_numbers
+from glmforge.launch.find import Job
 from glmforge.launch.job import AttemptRecord, JobDirectory
+from glmforge.launch.job_files import attempt_numbers
 from glmforge.launch.logs import Log, ranks_with_logs, start_of_tail, text_of, time_of
 from glmforge.launch.words import node_words, step_words
 

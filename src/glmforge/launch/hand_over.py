@@ -1,6 +1,8 @@
 """A job given to its scheduler, and the note of it in the job's directory."""
 
 import shutil
+from collections.abc import Sequence
+from typing import NoReturn
 
 from glmforge.config.launch import Launcher
 from glmforge.errors import LaunchError
@@ -10,6 +12,7 @@ from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.here import Here
 from glmforge.launch.schedulers.pbs import Pbs
 from glmforge.launch.schedulers.slurm import Slurm
+from glmforge.observe.record_files import RunFileError
 
 _PROBE_LIMIT_S = 10.0
 
@@ -34,10 +37,22 @@ def find_launcher(*, has_hosts: bool) -> Launcher:
     return "local"
 
 
-def hand_over(job: JobDirectory, *, again: bool = False) -> Submission:
-    """Submit the job's script as it stands, and note the number. Raises `LaunchError`."""
+def hand_over(job: JobDirectory, *, tasks: Sequence[JobDirectory] = (), again: bool = False) -> Submission:
+    """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks, too.
+
+    Raises `LaunchError`: then no job of it is left in the queue.
+    """
     launch = job.read().launch
-    return note_submission(job, scheduler_of(launch.launcher).submit(job, launch), launch.launcher, again=again)
+    id_ = scheduler_of(launch.launcher).submit(job, launch)
+    try:
+        submission = note_submission(job, id_, launch.launcher, again=again)
+        for task in tasks:
+            number = task.read().task
+            assert number is not None, "tasks of an array have numbers"
+            note_submission(task, id_of_task(id_, number), launch.launcher)
+    except RunFileError as error:
+        _cancel_unnoted(launch.launcher, id_, error)
+    return submission
 
 
 def id_of_task(array: str, task: int) -> str:
@@ -50,6 +65,15 @@ def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: b
     job.add_submission(submission)
     job.event("submitted", f"to {launcher} as {id_}", submission=id_)
     return submission
+
+
+def _cancel_unnoted(launcher: Launcher, id_: str, why: RunFileError) -> NoReturn:
+    """It would run, and nobody would know of it."""
+    try:
+        scheduler_of(launcher).cancel(id_)
+    except LaunchError as error:
+        raise LaunchError(f"{launcher} {id_} could not be noted, and goes on ({error}): {why}") from why
+    raise LaunchError(f"{launcher} {id_} was cancelled, since it could not be noted: {why}") from why
 
 
 def _answers(*command: str) -> bool:

@@ -17,6 +17,8 @@ The directory lies on storage that all nodes see. Readers need nothing else but 
 no service. Everything in it is checked when it is read, since a node may die while it writes.
 """
 
+import shutil
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +31,7 @@ from glmforge.config.launch import JobName, LaunchConfig, NodeName, Value, Varia
 from glmforge.config.load import dump_config, load_settings
 from glmforge.config.model import Strict
 from glmforge.errors import LaunchError
-from glmforge.files import escaped, read_json
+from glmforge.files import escaped, read_json, shown
 from glmforge.observe.record_files import JsonlFile, read_jsonl
 from glmforge.observe.run import write_text
 
@@ -174,18 +176,16 @@ class JobDirectory:
         return load_settings(JobDescription, self.description)
 
     def create(self, job: JobDescription) -> None:
-        """Write the description. Raises `LaunchError` if the name is taken, be it at this moment."""
-        try:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            self.root.mkdir()
-        except FileExistsError:
-            raise LaunchError(
-                f"{self.root}: there is a job of this name; give another --name, or 'glmforge jobs resubmit "
-                f"{self.name}'"
-            ) from None
-        except OSError as error:
-            raise LaunchError(f"{self.root}: cannot be made ({error.strerror}); choose another --jobs-dir") from error
-        write_text(self.description, dump_config(job))
+        """Write the description. Raises `LaunchError` if the name is taken, be it at this moment; `RunFileError`.
+
+        After an error nothing of it is there.
+        """
+        taken = f"there is a job of this name; give another --name, or 'glmforge jobs resubmit {self.name}'"
+        make_directory(self.root, taken)
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, self.root)
+            write_text(self.description, dump_config(job))
+            undo.pop_all()
 
     def attempt(self, number: int) -> "AttemptDirectory":
         return AttemptDirectory(self.attempts / f"{number:04d}")
@@ -221,6 +221,11 @@ class AttemptDirectory:
         self.root = root
         self.record = root / "attempt.json"
 
+    @property
+    def job(self) -> Path:
+        """The job's directory."""
+        return self.root.parent.parent
+
     def log(self, rank: int) -> Path:
         return self.root / f"rank-{rank:05d}.log"
 
@@ -231,6 +236,22 @@ class AttemptDirectory:
         """Those that were started, by rank."""
         records = (RankRecord.read(path) for path in sorted(self.root.glob("rank-*.json")))
         return [record for record in records if record is not None]
+
+
+def make_directory(root: Path, taken: str) -> None:
+    """Make the directory of a job, sweep or chain. Raises `LaunchError`, which says `taken` if there is one."""
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{shown(root.parent)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir"
+        ) from error
+    try:
+        root.mkdir()
+    except FileExistsError:
+        raise LaunchError(f"{shown(root)}: {taken}") from None
+    except OSError as error:
+        raise LaunchError(f"{shown(root)}: cannot be made ({error.strerror}); choose another --jobs-dir") from error
 
 
 def utc_now() -> datetime:

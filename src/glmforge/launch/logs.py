@@ -14,8 +14,8 @@ from pathlib import Path
 
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import shown
-from glmforge.launch.find import attempt_numbers
 from glmforge.launch.job import AttemptDirectory, AttemptRecord, Cause, JobDirectory, RankRecord
+from glmforge.launch.job_files import attempt_numbers
 
 _FINE = {0, 75}
 """Statuses of ranks that have not failed: ended well, or saved and gave way."""

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,30 +57,24 @@ class NewJob:
     tasks: tuple["NewJob", ...] = ()
 
     def write(self) -> None:
-        """Raises `LaunchError` if the name is taken."""
-        self.directory.create(self.description)
-        if self.config is not None:
-            write_text(self.directory.run_config, dump_config(self.config))
-        write_text(self.directory.script, self.script)
-        with self.removed_on_failure():
-            for task in self.tasks:
-                task.write()
+        """Raises `LaunchError` if a name is taken, `RunFileError` if the disk is full; then nothing of it stays."""
+        with ExitStack() as undo:
+            for job in (self, *self.tasks):
+                job.directory.create(job.description)
+                undo.callback(shutil.rmtree, job.directory.root)
+                if job.config is not None:
+                    write_text(job.directory.run_config, dump_config(job.config))
+                write_text(job.directory.script, job.script)
+            undo.pop_all()
 
     @contextmanager
     def removed_on_failure(self) -> Iterator[None]:
-        """What was written a moment ago does not stay, and keep its name, if nobody took the job."""
-        try:
-            yield
-        except LaunchError:
+        """What `write` has written does not stay, and keep its name, if nobody took the job."""
+        with ExitStack() as undo:
             for job in (self, *self.tasks):
-                if job._is_written():
-                    shutil.rmtree(job.directory.root)
-            raise
-
-    def _is_written(self) -> bool:
-        """Whether the directory is that of this very job, and not one that had the name before."""
-        directory = self.directory
-        return directory.description.exists() and directory.read().created == self.description.created
+                undo.callback(shutil.rmtree, job.directory.root)
+            yield
+            undo.pop_all()
 
 
 def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:

@@ -18,6 +18,7 @@ from glmforge.cluster.render import safe_environment
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
+from glmforge.launch.container import by_pyxis, in_apptainer
 from glmforge.launch.hosts import NO_HOSTS, Hosts
 from glmforge.launch.job import JobDescription
 from glmforge.launch.limits import hours_minutes_seconds, pbs_amount
@@ -138,8 +139,20 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         starter=launch.chosen_starter,
         walltime=None if launch.time is None else hours_minutes_seconds(launch.time),
         pbs_mem=None if launch.mem is None else pbs_amount(launch.mem),
-        is_sif=launch.container is not None and launch.container.endswith(".sif"),
+        **_container(script),
     )
+
+
+def _container(script: Script) -> dict[str, list[str]]:
+    """How ranks come into the container: srun's plugin takes images of registries, and all else is Apptainer's."""
+    launch = script.launch
+    if launch.container is None:
+        return {"apptainer": [], "pyxis": []}
+    places = [place for place in (script.directory, script.job) if place is not None]
+    by_srun = launch.launcher == "slurm" and launch.chosen_starter in ("srun", "torchrun")
+    if by_srun and not launch.container.endswith(".sif"):
+        return {"apptainer": [], "pyxis": by_pyxis(launch.container, places)}
+    return {"apptainer": in_apptainer(launch.container, places, gpus=launch.gpus_per_node > 0), "pyxis": []}
 
 
 @cache

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from glmforge.launch.job import AttemptDirectory
-from glmforge.launch.ranks.ports import reserve
 from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts
 from helpers.starting import ask, said, starting_command
@@ -26,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def submit(cluster: Cluster, attempt: AttemptDirectory, starter: str, command: list[str]) -> str:
     """A job whose batch script starts two ranks on each of its nodes; the last node is the first in order."""
     nodes = list(reversed(cluster.dev.nodes))
-    words = starting_command(attempt, starter, command, nodes, port=reserve(77))
+    words = starting_command(attempt, starter, command, nodes, address=None)
     script = attempt.root / "job.sh"
     script.write_text(f"#!/bin/bash\nexport {_TRAPS}\nexec {' '.join(words)}\n")
     log = attempt.root / "job.log"

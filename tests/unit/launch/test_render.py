@@ -3,10 +3,13 @@
 After a change of a template: GOLDEN=write pytest tests/unit/launch/test_render.py, and read the difference.
 """
 
+import contextlib
 import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,9 @@ SCRIPTS = {
     "slurm_srun_container": script(with_(SMALL, supervise=False, container="nvcr.io/nvidia/pytorch:26.01-py3")),
     "slurm_torchrun": script(with_(WHOLE, supervise=False, supervisor={}, starter="torchrun")),
     "slurm_torchrun_sif": script(with_(SMALL, supervise=False, starter="torchrun", container="/images/torch.sif")),
+    "slurm_mpirun_image": script(
+        with_(SMALL, supervise=False, starter="mpirun", gpus_per_node=2, container="docker://pytorch/pytorch")
+    ),
     "slurm_mpirun": script(with_(SMALL, supervise=False, requeue=True, starter="mpirun", env={"A": "b c"})),
     "pbs_supervised": script(with_(WHOLE, launcher="pbs")),
     "pbs_ssh": script(with_(SMALL, launcher="pbs", supervise=False), ssh=("ssh", "-F", "/a b/config")),
@@ -182,6 +188,77 @@ def test_so_does_the_shell_of_another_host(
     expected = [str(directory), "0/1", "0/1", value, *words]
     assert done.stdout.split(b"\0")[:-1] == [each.encode() for each in expected], done.stderr
     assert done.returncode == 0
+
+
+_RANK = (
+    "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75)); print('ready', flush=True); "
+    "[signal.pause() for _ in iter(int, 1)]"
+)
+_PROGRAMS = {
+    "scontrol": "#!/bin/sh\necho ' NodeAddr=127.0.0.1 '\n",
+    # Slurm with cgroups signals the process that it has started, and none of that one's children.
+    "srun": '#!/bin/sh\necho $$ >"$TASK"\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n',
+    "mpirun": '#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n',
+    # torchrun: passes no warning on, and would be ended by one.
+    "torchrun": '#!/bin/bash\nwhile [ "$1" != --no-python ]; do shift; done\nshift\n"$@" &\nwait "$!"\n',
+}
+_SLURM = {
+    "SLURM_JOB_NAME": "air",
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "n",
+    "SLURMD_NODENAME": "n",
+    "SLURM_NNODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "starter", "told"),
+    [
+        ("slurm", "srun", "task"),
+        ("slurm", "torchrun", "task"),
+        ("slurm", "mpirun", "script"),
+        ("local", "local", "script"),
+        ("local", "torchrun", "script"),
+    ],
+)
+def test_a_warning_reaches_the_ranks(launcher: str, starter: str, told: str, tmp_path: Path) -> None:
+    """As Slurm sends it: to the first process of a task or, with B:, to the script; and the rank's status comes out."""
+    for name, text in _PROGRAMS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    launch = LaunchConfig(launcher=launcher, starter=starter, supervise=False, requeue=False)  # type: ignore[arg-type]
+    made = script(
+        launch,
+        command=(sys.executable, "-c", _RANK),
+        directory=tmp_path,
+        python=str(tmp_path / "torchrun"),
+    )
+    text = render(made)
+    assert ("--signal=B:" in text) == (launcher == "slurm" and told == "script")
+    environment = os.environ | _SLURM | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TASK": str(tmp_path / "task.pid")}
+    running = subprocess.Popen(
+        ["bash", "-c", text], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stdout is not None
+    try:
+        assert "ready\n" in iter(running.stdout.readline, "")
+        pid = int((tmp_path / "task.pid").read_text()) if told == "task" else running.pid
+        os.kill(pid, signal.SIGUSR1)
+        assert running.wait(60) == 75
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.stdout.close()
+        running.wait()
 
 
 def test_options_of_salloc_are_the_lines_of_the_script() -> None:

@@ -195,23 +195,20 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 
 def _submit(job: "NewJob", options: _Options) -> None:
-    from glmforge.launch.hand_over import hand_over, id_of_task, note_submission
+    from glmforge.launch.hand_over import hand_over, note_submission
     from glmforge.launch.schedulers.here import become, id_of_this_process
 
     launch = job.description.launch
     in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach
     job.write()
-    if in_foreground:
-        submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
-        _tell(job, submission, as_json=options.as_json, runs_here=True)
-        become(job.directory)
     with job.removed_on_failure():
-        submission = hand_over(job.directory)
-    for task in job.tasks:
-        assert task.description.task is not None
-        id_ = id_of_task(submission.id, task.description.task)
-        note_submission(task.directory, id_, launch.launcher)
-    _tell(job, submission, as_json=options.as_json, runs_here=False)
+        if in_foreground:
+            submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
+        else:
+            submission = hand_over(job.directory, tasks=[task.directory for task in job.tasks])
+    _tell(job, submission, as_json=options.as_json, runs_here=in_foreground)
+    if in_foreground:
+        become(job.directory)
 
 
 def _tell(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: bool) -> None:

@@ -37,6 +37,7 @@ class DevOptions:
         health_check: program that Slurm runs on each node every `health_check_interval_s` seconds.
         slurmd_timeout_s: seconds without an answer after which Slurm takes a node for down.
         grace_time_s: seconds from the warning of a job in `main` to its end when an urgent job wants its nodes.
+        first_job: number of Slurm's first one. Ports are made of jobs' numbers: plain clusters at once need several.
         link_rate: of each node, in each direction, as `tc` writes it: "100mbit". None: as fast as this machine can.
         bare: nodes as they come from the factory: each with its own empty home directory, and without an ssh
             configuration that knows the others. For tests of what sets nodes up.
@@ -54,6 +55,7 @@ class DevOptions:
     health_check_interval_s: int = 10
     slurmd_timeout_s: int = 30
     grace_time_s: int = 300
+    first_job: int = 1
     link_rate: str | None = None
     bare: bool = False
     shm_size: str = "50%"
@@ -67,6 +69,7 @@ class DevOptions:
             ("health_check_interval_s", 1, 3600),
             ("slurmd_timeout_s", 3, 65533),
             ("grace_time_s", 0, 65533),
+            ("first_job", 1, 1_000_000),
         ):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} {getattr(self, name)}: set it to {least} to {most}")

@@ -35,6 +35,7 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 SlurmctldTimeout=10
 SlurmdTimeout={slurmd_timeout}
+FirstJobId={first_job}
 SchedulerParameters=sched_interval=2,bf_interval=2
 SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
@@ -57,6 +58,7 @@ def slurm_conf(places: Places, state: ClusterState) -> str:
         user=user_name(),
         directory=places.directory,
         slurmd_timeout=options.slurmd_timeout_s,
+        first_job=options.first_job,
     )
     text += f"SlurmctldHost={_name_of_head(state)}({head.address})\n"
     if "slurmctld" in head.ports:
@@ -138,6 +140,7 @@ def _accounting(places: Places, head: HostRecord, options: DevOptions) -> str:
         "AccountingStorageHost": head.address,
         "AccountingStoragePort": head.ports.get("slurmdbd", 6819),
         "AccountingStoragePass": places.munge_socket,  # which munge, in spite of its name
+        "AccountingStorageEnforce": "associations,limits,qos",  # without it any account and qos will do
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 2,
     }

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from glmforge.cluster.durable import fsync_directory
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable
 from glmforge.cluster.os_errors import describe_os_error
+from glmforge.cluster.waiting import as_done
 from glmforge.errors import HostError
 
 T = TypeVar("T")
@@ -53,16 +54,18 @@ class Transfers:
     def for_each(self, action: Callable[["Host"], T], hosts: Iterable["Host"]) -> list[T]:
         """`action` of each host, a few at the same time. The first failure ends the others and is raised."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
+            futures: list[Future[T]] = []
             try:  # from the first submission on: its transfer may run before the next is submitted
-                futures = [pool.submit(action, host) for host in hosts]
-                wait(futures, return_when=FIRST_EXCEPTION)
-                for future in futures:
-                    if future.done() and (error := future.exception()):
-                        raise error
+                for host in hosts:
+                    futures.append(pool.submit(action, host))
+                for future in as_done(futures):
+                    future.result()
                 return [future.result() for future in futures]
             except BaseException:
                 self._cancel()
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
+                for _ in as_done(futures):
+                    pass
                 raise
 
     def check(self) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import read_text, shown
+from glmforge.files import read_text
 from glmforge.launch.chain.file import read_chain_file
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.chain.stages import ChainStage, work_out
-from glmforge.launch.job import JobDirectory, utc_now
+from glmforge.launch.job import JobDirectory, make_directory, utc_now
 from glmforge.launch.new_job import NewJob, command_job, run_job
 from glmforge.launch.preflight import check_fit
 from glmforge.launch.schedulers.base import Scheduler
@@ -51,16 +51,8 @@ class NewChain:
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the chain stays."""
         root = self.directory.root
-        try:
-            root.parent.mkdir(parents=True, exist_ok=True)
-            root.mkdir()
-        except FileExistsError:
-            raise LaunchError(
-                f"{shown(root)}: the name is taken; 'glmforge chain resume {root.name}' goes on with a chain, and "
-                "another name in the file begins one"
-            ) from None
-        except OSError as error:
-            raise LaunchError(f"{shown(root)}: cannot be made ({error.strerror}); choose another --jobs-dir") from error
+        resume = f"'glmforge chain resume {root.name}' goes on with a chain"
+        make_directory(root, f"the name is taken; {resume}, and another name in the file begins one")
         written: list[Path] = []
         try:
             for job in self.jobs:

@@ -5,7 +5,8 @@
 prints the address that this node has on the routes to the others, and a port that is free here and promised to nobody
 else. The node's own name is not looked up: in many an /etc/hosts it stands for 127.0.1.1 or ::1, which is right here
 and wrong everywhere else. Nor is the first address of a name taken for the one that works: it may be of IPv6, where
-only IPv4 has a route.
+only IPv4 has a route. A node that is given by an address of the loopback is on this machine, as those of a
+development cluster may be.
 """
 
 import sys
@@ -26,7 +27,8 @@ def meeting_place(number: int, others: list[str]) -> tuple[str, int]:
 
     Raises `LaunchError` if the others cannot be told from this machine, or no port is free.
     """
-    return (_address_towards(others) if others else LOOPBACK), reserve(number)
+    elsewhere = [other for other in others if not other.startswith("127.")]
+    return (_address_towards(elsewhere) if elsewhere else LOOPBACK), reserve(number)
 
 
 def _address_towards(others: list[str]) -> str:

@@ -61,6 +61,10 @@ def ask(
         ) from None
     except PermissionError as error:
         raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); see who may use it") from None
-    except subprocess.TimeoutExpired:
-        raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s; try again, or ask who runs it") from None
+    except subprocess.TimeoutExpired as error:
+        said = Answer(1, "", (error.stderr or b"").decode(errors="replace")).reason if error.stderr else ""
+        why = f" ({said})" if said else ""
+        raise NoAnswerError(
+            f"{command[0]}: no answer within {limit_s:g} s{why}; try again, or ask who runs it"
+        ) from None
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -21,7 +21,13 @@ from glmforge.launch.schedulers.commands import ask
 _JOB = re.compile(r"(?<=:)\d+(?:_\d+)?(?=[+:?,]|$)")
 _GPUS = re.compile(r"\bgpu(?::[A-Za-z][^:,()]*)?:(\d+)")
 _FEATURE = re.compile(r"[A-Za-z0-9_.-]+")
-_UNKNOWN = {"Job dependency problem": "names a job that there is not"}
+_BLAMED = {
+    "Invalid account": ("account", "'sacctmgr show assoc user=$USER' shows yours"),
+    "Invalid qos": ("qos", "'sacctmgr show assoc user=$USER format=account,partition,qos' shows yours"),
+    "Job dependency problem": ("dependency", "write it as in afterok:1234"),
+    "Invalid feature": ("constraint", "'sinfo -o %f' shows the features that there are"),
+}
+"""What sbatch says -> the option that it is about, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,11 @@ def _test(launch: LaunchConfig, environment: Mapping[str, str]) -> None:
     script = f"#!/bin/sh\n{slurm_directives(launch)}"
     answer = ask("sbatch", "--test-only", environment=environment, stdin=script)
     if answer.status:
+        for said, (option, helps) in _BLAMED.items():
+            if said in answer.reason:
+                value = getattr(launch, option)
+                given = "wants one to be given" if value is None else f"does not take '{value}'"
+                _refuse(option, f"Slurm {given} ({answer.reason}); {helps}")
         raise LaunchError(f"sbatch: would not take this job: {answer.reason}")
 
 

@@ -6,7 +6,7 @@ keeps the rank's log and its record, and ends it when the one who asked for it i
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -71,3 +71,9 @@ class Starter(Protocol):
     name: str
 
     def start(self, ranks: Ranks) -> Running: ...
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        """What a program prints on a node, reached in the way in which ranks are.
+
+        Raises `LaunchError` if the program fails, or the node does not answer.
+        """

@@ -2,11 +2,12 @@
 
 import os
 import subprocess
+from collections.abc import Sequence
 
 from glmforge.errors import LaunchError
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.controlled import ControlledNodes
-from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
+from glmforge.launch.starters.running import ask, ranks_command, spawn, write_assignment
 
 
 class LocalStarter:
@@ -23,3 +24,6 @@ class LocalStarter:
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         return ControlledNodes(ranks, {ranks.nodes[0]: process})
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        return ask(node, words)

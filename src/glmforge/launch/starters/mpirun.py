@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from glmforge.cluster.hosts.ssh import Ssh
@@ -26,7 +27,8 @@ from glmforge.launch.starters.running import (
     wait_all,
     write_assignment,
 )
-from glmforge.launch.starters.srun import srun_environment
+from glmforge.launch.starters.srun import ask_by_srun, srun_environment
+from glmforge.launch.starters.ssh import SshStarter
 
 _VERSION_LIMIT_S = 60
 
@@ -61,6 +63,9 @@ class MpirunStarter:
         agent.chmod(0o700)
         command = [open_mpi(), *mpirun_options(ranks, hostfile, agent), *ranks_command(root, "--by", "mpirun")]
         return Mpirun(ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        return ask_by_srun(node, words) if "SLURM_JOB_ID" in os.environ else SshStarter(self.ssh).ask(node, words)
 
 
 def open_mpi() -> str:

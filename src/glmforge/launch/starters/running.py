@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,14 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from glmforge.cluster.hosts.ssh import UNREACHABLE, explain_unreachable, last_line
 from glmforge.errors import LaunchError
 from glmforge.files import read_json
+from glmforge.launch.container import in_apptainer
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
 from glmforge.launch.starters.base import Ranks
 
 KILL_LIMIT_S = 10.0
 """That ending every process may take; a node that does not answer in it is left to its own watch."""
+
+_OF_SRUN = re.compile(r"srun: error: .*: Exited with exit code \d+$")
+"""Said after what the program itself has."""
+
+ASK_LIMIT_S = 30.0
+"""That a node may take to answer."""
 
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
@@ -38,7 +47,8 @@ def write_assignment(ranks: Ranks, *, container_by_starter: bool = False) -> Non
     """What `glmforge.launch.ranks` reads on every node. Raises `LaunchError` if it cannot be written."""
     command = list(ranks.command)
     if ranks.container is not None and not container_by_starter:
-        command = [*_in_container(ranks, ranks.container), *command]
+        places = places_in_container(ranks)
+        command = [*in_apptainer(ranks.container, places, gpus=ranks.gpus_per_node > 0), *command]
     assignment = Assignment(
         command=command,
         cwd=str(ranks.cwd.absolute()),
@@ -60,11 +70,9 @@ def write_assignment(ranks: Ranks, *, container_by_starter: bool = False) -> Non
         raise LaunchError(f"{ranks.directory.root}: cannot be written to ({error.strerror}); free some space") from None
 
 
-def _in_container(ranks: Ranks, image: str) -> list[str]:
-    """Apptainer hands on the environment; a directory that is not the user's home has to be named."""
-    places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
-    gpus = ["--nv"] if ranks.gpus_per_node else []
-    return ["apptainer", "exec", *gpus, *(word for place in places for word in ("--bind", place)), image]
+def places_in_container(ranks: Ranks) -> list[Path]:
+    """What ranks need of their node: where they run, what the job's directory says, and the file of their step."""
+    return [ranks.cwd, ranks.directory.job, Path("/dev/shm")]
 
 
 def spawn(
@@ -99,6 +107,28 @@ def spawn(
             ) from None
         except OSError as error:
             raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
+
+
+def ask(node: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints that runs a program on `node`. Raises `LaunchError`."""
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=ASK_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise LaunchError(f"there is no '{command[0]}' on this machine; choose another --starter") from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"{node}: has not answered within {ASK_LIMIT_S:g} s; look at it, or exclude it") from None
+    if done.returncode:
+        raise LaunchError(f"{node}: {_why(done)}")
+    return done.stdout
+
+
+def _why(done: "subprocess.CompletedProcess[str]") -> str:
+    if done.returncode == UNREACHABLE:
+        return "; ".join(explain_unreachable(done.stderr))
+    said = "\n".join(line for line in done.stderr.splitlines() if not _OF_SRUN.match(line))
+    return last_line(said) or last_line(done.stderr) or f"'{done.args[0]}' ended with status {done.returncode}"
 
 
 def _end_with_the_supervisor() -> None:

@@ -18,12 +18,14 @@ import functools
 import os
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 
 from glmforge.errors import LaunchError
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import (
     KILL_LIMIT_S,
     Grace,
+    ask,
     kill_session,
     ranks_command,
     spawn,
@@ -50,6 +52,17 @@ class SrunStarter:
         options = srun_options(ranks, name, ranks.ranks_per_node)
         command = [*options, *container, *ranks_command(ranks.directory.root, "--by", "srun")]
         return Step(job, name, ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        return ask_by_srun(node, words)
+
+
+def ask_by_srun(node: str, words: Sequence[str]) -> str:
+    """What a program prints on a node of the job that this process is part of. Raises `LaunchError`."""
+    if node == os.environ.get("SLURMD_NODENAME"):
+        return ask(node, words)
+    options = ["--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap", "--export=ALL", "--input=none"]
+    return ask(node, ["srun", "--job-name=ask", *options, *words], _consistent(os.environ))
 
 
 def step_name(ranks: Ranks) -> str:
@@ -81,10 +94,14 @@ def srun_options(ranks: Ranks, name: str, tasks_per_node: int) -> list[str]:
 
 def srun_environment(ranks: Ranks, ranks_per_task: int = 1) -> dict[str, str]:
     """This process's, without what would contradict the options."""
-    environment = {name: value for name, value in os.environ.items() if name not in _CONTRADICT}
+    environment = _consistent(os.environ)
     if ranks.cpus_per_task is not None:
         environment["SRUN_CPUS_PER_TASK"] = str(ranks.cpus_per_task * ranks_per_task)
     return environment
+
+
+def _consistent(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _CONTRADICT}
 
 
 _CONTRADICT = frozenset(

@@ -8,13 +8,14 @@ import logging
 import os
 import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.controlled import ControlledNodes
-from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
+from glmforge.launch.starters.running import ask, ranks_command, spawn, write_assignment
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class SshStarter:
             nodes.kill()
             raise
         return nodes
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        is_here = node in LOCAL or node == socket.gethostname()
+        return ask(node, words if is_here else self.ssh.to(node, *words))
 
 
 def said_by(ranks: Ranks, node: str) -> Path:

@@ -4,11 +4,19 @@ Why it never restarts or admits anybody by itself: see `glmforge.launch.ranks.ag
 """
 
 import os
+from collections.abc import Sequence
 
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.launch.starters.base import Ranks, Running
 from glmforge.launch.starters.running import ranks_command, spawn, write_assignment
-from glmforge.launch.starters.srun import Step, container_options, srun_environment, srun_options, step_name
+from glmforge.launch.starters.srun import (
+    Step,
+    ask_by_srun,
+    container_options,
+    srun_environment,
+    srun_options,
+    step_name,
+)
 from glmforge.launch.starters.ssh import SshStarter
 
 
@@ -32,3 +40,6 @@ class TorchrunStarter:
         command = [*srun_options(ranks, name, 1), *container, *per_node]
         environment = srun_environment(ranks, ranks.ranks_per_node)
         return Step(job, name, ranks, spawn(command, ranks, environment=environment, ends_with_us=True))
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        return ask_by_srun(node, words) if "SLURM_JOB_ID" in os.environ else SshStarter(self.ssh).ask(node, words)

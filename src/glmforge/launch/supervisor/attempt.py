@@ -5,7 +5,9 @@ and learn of it from its machine's kernel (at once), from the job's store (`glmf
 or, when a whole machine has gone, not at all before the process group's limit of many minutes. So once it is certain
 that a rank has failed, the others get as long as it takes to write down what they know, and are then ended:
 
-* `grace_s` where they may be saving, or writing where they hang;
+* `grace_s` where they may be saving;
+* `HUNG_S` where a rank was ended by its watchdog: the watchdogs of the others are due as well, and have written where
+  their ranks hang, but for one that is stopped and never will;
 * `HURRY_S` where a rank has failed with an error of its own; less for programs other than ours, whose ranks notice at
   once or never;
 * `KILLED_S` where a rank was killed or has crashed: what the others would say of it, some ten seconds later, is known;
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 
 from glmforge.launch.job import RankRecord
 from glmforge.launch.starters.base import Running
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.verdict import HUNG, INTERRUPTED, PREEMPTED
@@ -28,7 +30,7 @@ Say = Callable[..., None]
 """`JobDirectory.event`."""
 
 _POLL_S, _LOOK_S, _ASK_S = 0.1, 1.0, 15.0
-HURRY_S, HURRY_OTHERS_S, KILLED_S = 15.0, 5.0, 3.0
+HURRY_S, HURRY_OTHERS_S, KILLED_S, HUNG_S = 15.0, 5.0, 3.0, 10.0
 _GONE_S = 3.0
 _QUIET_S = 10.0
 """Nodes are asked whether they answer only when there has been no sign of life for so long."""
@@ -41,13 +43,22 @@ _PASSED = {
 }
 
 
+_ASKED = {-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGUSR1, 128 + signal.SIGUSR1}
+_SAVES = frozenset({0, PREEMPTED, INTERRUPTED, *_ASKED})
+"""Statuses of a rank that was asked to save and end: the others were, too, and may be slower at it."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """Seconds. `hurry_s`, `killed_s`, `gone_s`: see above. `ask_s`: between two looks at nodes that are silent."""
+    """Seconds. `hurry_s`, `hung_s`, `killed_s`, `gone_s`: see above.
+
+    `ask_s`: between two looks at nodes that are silent for longer than `quiet_s`.
+    """
 
     grace_s: float
     silent_after_s: float | None = None
     hurry_s: float = HURRY_S
+    hung_s: float = HUNG_S
     killed_s: float = KILLED_S
     gone_s: float = _GONE_S
     ask_s: float = _ASK_S
@@ -67,6 +78,17 @@ class Watched:
     ended_early: bool = False
     trained: bool = False
     ended_at: float = 0.0
+
+
+def patience(first: RankRecord, limits: Limits) -> float:
+    """Seconds that the other ranks have once `first` has failed: while they may have something to save or to say."""
+    status = first.status
+    if status is None or status in _SAVES:
+        return limits.grace_s
+    if status == HUNG:
+        return min(limits.hung_s, limits.grace_s)
+    least = min(limits.hurry_s, limits.grace_s)
+    return min(limits.killed_s, least) if status < 0 else least
 
 
 class Watch:
@@ -151,18 +173,11 @@ class Watch:
         failed = [rank for rank in self.progress.ranks() if rank.ended is not None and rank.status != 0]
         if failed:
             first = min(failed, key=lambda rank: (rank.ended or rank.began, rank.rank))
-            seconds = self._patience(first)
+            seconds = patience(first, self.limits)
             said = f"rank {first.rank} on {first.node} ended with status {first.status}"
             self._end_in(seconds, said)
             facts = {"rank": first.rank, "node": first.node, "status": first.status, "others_have_s": seconds}
             self.say("rank ended", f"{said}; the others have {seconds:.0f} s", **facts)
-
-    def _patience(self, rank: RankRecord) -> float:
-        saving = {0, PREEMPTED, HUNG, INTERRUPTED, -signal.SIGTERM, 128 + signal.SIGTERM}
-        if rank.status in saving:
-            return self.limits.grace_s
-        least = min(self.limits.hurry_s, self.limits.grace_s)
-        return min(self.limits.killed_s, least) if rank.status is not None and rank.status < 0 else least
 
     def _look_at_events(self) -> None:
         found = [event for event in self.progress.events() if event.event == "straggler"]
@@ -178,7 +193,8 @@ class Watch:
         silent_s = time.time() - self.progress.last_sign()
         if silent_s < min(self.limits.quiet_s, self.limits.silent_after_s or self.limits.quiet_s):
             return
-        lost = {node: why for node, why in self.allocation.lost(self.nodes).items() if node not in self.seen.lost}
+        found, _ = ask_lost(self.allocation, self.nodes)  # a scheduler that is down for a while ends no ranks
+        lost = {node: why for node, why in found.items() if node not in self.seen.lost}
         for node, why in lost.items():
             self.say("node lost", f"{node} was lost: {why}", node=node)
         self.seen.lost.update(lost)

@@ -21,6 +21,9 @@ from glmforge.launch.supervisor.standby import standby
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
+_REQUEUES = 720
+"""An hour: what else could be done while Slurm's controller is down?"""
+_TRIES, _TRY_EVERY_S = 20, 0.5
 
 
 @dataclass
@@ -82,12 +85,9 @@ class SlurmAllocation:
         A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
         would then count as failed. So it waits to be ended.
         """
-        nodes = sorted(without)
-        if nodes:
-            # Refused by some versions while the job runs; then the next supervisor finds them out again.
-            self._try("scontrol", "update", f"JobId={self.submission}", f"ExcNodeList={','.join(nodes)}")
-        for _ in range(60):
+        for _ in range(_REQUEUES):
             if self._try("scontrol", "requeue", self.submission):
+                self._leave_out(without)
                 time.sleep(_ENDED_WITHIN_S)
                 break
             if not self.still_ours():  # Slurm has queued it again by itself, or ends it
@@ -95,6 +95,17 @@ class SlurmAllocation:
             time.sleep(_ASK_EVERY_S)
         else:
             raise LaunchError(f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand")
+
+    def _leave_out(self, nodes: Iterable[str]) -> None:
+        """From the next start, these and no others.
+
+        Slurm takes that of a job that waits only: after the requeue, while this process has not been ended yet. If it
+        comes too late, the next supervisor finds the nodes out again.
+        """
+        for _ in range(_TRIES):
+            if self._try("scontrol", "update", f"JobId={self.submission}", f"ExcNodeList={','.join(sorted(nodes))}"):
+                return
+            time.sleep(_TRY_EVERY_S)
 
     def drain(self, node: str, reason: str) -> None:
         apply_to_node(f"glmforge check: {reason}"[:200], node)

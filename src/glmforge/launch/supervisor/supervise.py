@@ -19,17 +19,17 @@ from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.starters.base import Running, Starter
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
 from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory, told_step
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
-from glmforge.launch.supervisor.meeting import ranks_of
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
 from glmforge.launch.supervisor.progress import Progress, logged_step
+from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.verdict import judge
 from glmforge.launch.supervisor.worlds import bearable
@@ -66,6 +66,8 @@ class Supervisor:
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
         self._looked_for_more = time.monotonic()
+        self._known = True
+        """Whether the allocation told at the last question which nodes it has lost."""
 
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
@@ -134,6 +136,7 @@ class Supervisor:
             waited_s=waited,
             last_words=self.books.log_of(verdict, history),
             ledger=ledger,
+            known=self._known,
         )
         if self.books.cancelled():
             decision = Decision(Do.STOP, "it was cancelled")
@@ -168,37 +171,41 @@ class Supervisor:
         return tuple(node for node in nodes if node not in lost)
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        try:
-            return dict(self.allocation.lost(nodes))
-        except GlmforgeError as error:
-            self.books.say("nodes unknown", f"{error}")
-            return {}
+        lost, why = ask_lost(self.allocation, nodes)
+        if why and self._known:
+            self.books.say("nodes unknown", why)
+        self._known = not why
+        return dict(lost)
 
     def _attempt(self, decision: Decision) -> Verdict:
         self.books.add_up()
         number = 1 + max((int(path.name) for path in self.job.attempts.glob("[0-9]*")), default=0)
         directory = self.job.attempt(number)
+        address, port, no_place = self._where_to_meet(decision.nodes, number)
         try:
             directory.root.mkdir(parents=True)
-            ranks = ranks_of(self.description, self.allocation, directory, decision.nodes, number)
             attempt = AttemptRecord(
                 number=number,
                 submission=self.allocation.submission,
                 restart=self.allocation.restart,
                 nodes=list(decision.nodes),
                 spares=list(decision.spares),
-                ranks_per_node=ranks.ranks_per_node,
+                ranks_per_node=self.launch.ranks,
                 starter=self.starter.name,
-                address=ranks.address,
-                port=ranks.port,
+                address=address,
+                port=port,
                 began=utc_now(),
             )
             attempt.write(directory.record)
         except OSError as error:
             return self._not_started(number, f"{directory.root}: cannot be written ({error.strerror})")
-        facts = attempt.model_dump(mode="json", include={"nodes", "spares", "ranks_per_node", "starter", "address"})
-        where = f"{ranks.world_size} ranks on {', '.join(decision.nodes)}"
-        self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, port=ranks.port, **facts)
+        shown = {"nodes", "spares", "ranks_per_node", "starter", "address", "port"}
+        facts = attempt.model_dump(mode="json", include=shown)
+        where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
+        self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, **facts)
+        if no_place:
+            return self._settle(attempt, Watched(), failed_to_start=no_place)
+        ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)
         try:
             running = self.starter.start(ranks)
         except GlmforgeError as error:
@@ -209,6 +216,13 @@ class Supervisor:
             running.kill()
             raise
         return self._settle(attempt, watched)
+
+    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, str]:
+        """Address and port; or none, and why."""
+        try:
+            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), ""
+        except GlmforgeError as error:
+            return "", 0, str(error)
 
     def _not_started(self, number: int, why: str) -> Verdict:
         verdict = Verdict(cause=Cause.STORAGE, why=why)
@@ -334,5 +348,5 @@ class Supervisor:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
         self.books.say("requeued", "the scheduler is asked to queue the job again", without=out)
         self.lease.release()
-        self.allocation.requeue(out)
+        self.allocation.requeue(sorted({*out, *self.launch.exclude}))
         return 0

@@ -15,7 +15,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import shown
-from glmforge.launch.job import JobDescription, JobDirectory, utc_now
+from glmforge.launch.job import JobDescription, JobDirectory, make_directory, utc_now
 from glmforge.launch.new_job import NewJob, run_job
 from glmforge.launch.preflight import check_fit
 from glmforge.launch.render import Script, render
@@ -72,7 +72,8 @@ class NewSweep:
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the sweep stays."""
-        _make(self.directory.root)
+        root = self.directory.root
+        make_directory(root, f"the name is taken; give another --name, or 'glmforge sweep resubmit {root.name}'")
         written: list[Path] = []
         try:
             for job in self.jobs:
@@ -192,15 +193,3 @@ def _job(run: PointRun, sweep: str, launch: LaunchConfig, root: Path, template: 
     except ConfigError as error:
         raise ConfigError(f"point {run.point.task} ({run.point}): {error}") from None
     return replace(job, description=job.description.model_copy(update={"part_of": sweep, "task": run.point.task}))
-
-
-def _make(root: Path) -> None:
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        root.mkdir()
-    except FileExistsError:
-        raise LaunchError(
-            f"{shown(root)}: the name is taken; give another --name, or 'glmforge sweep resubmit {root.name}'"
-        ) from None
-    except OSError as error:
-        raise LaunchError(f"{shown(root)}: cannot be made ({error.strerror}); choose another --jobs-dir") from error

@@ -2,7 +2,10 @@
 
 import json
 import os
+import resource
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,45 @@ def test_a_job_that_nobody_took_leaves_nothing(here: Path) -> None:
     assert list((here / "jobs").iterdir()) == []
 
 
+@pytest.mark.parametrize("most_bytes", [100, 2000])
+def test_a_full_disk_leaves_nothing(here: Path, most_bytes: int) -> None:
+    """Before anything is submitted: the description, or the configuration behind it, cannot be written to its end."""
+    slurm(here, submits=f"touch {here}/submitted; echo 17")
+    with file_limit(most_bytes), pytest.raises(GlmforgeError, match=r"\.yaml: cannot be written \(File too large\)"):
+        launch("demo", "--nodes", "2", "--name", "x")
+    assert list((here / "jobs").iterdir()) == []
+    assert not (here / "submitted").exists()
+
+
+@contextmanager
+def file_limit(most_bytes: int) -> Iterator[None]:
+    """No file can be longer: what a program sees of a full disk, but for the error's name."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("file", ["submissions.jsonl", "events.jsonl"])
+def test_a_job_that_cannot_be_noted_is_cancelled(here: Path, file: str) -> None:
+    """It would run without anybody who knows of it."""
+    slurm(here, submits=f"/bin/mkdir {file}; echo 17")  # in the job's directory
+    scheduler(here, "scancel", f'echo "$*" > {here}/cancelled')
+    with pytest.raises(GlmforgeError, match=rf"^slurm 17 was cancelled, since it could not be noted: .*/{file}: "):
+        launch("demo", "--nodes", "2", "--name", "x")
+    assert (here / "cancelled").read_text() == "17\n"
+    assert list((here / "jobs").iterdir()) == []
+
+
+def test_a_job_that_can_neither_be_noted_nor_cancelled_is_named(here: Path) -> None:
+    slurm(here, submits="/bin/mkdir events.jsonl; echo 17")
+    scheduler(here, "scancel", "echo 'scancel: error: no' >&2; exit 1")
+    with pytest.raises(GlmforgeError, match=r"^slurm 17 could not be noted, and goes on \(scancel 17: no\)"):
+        launch("demo", "--nodes", "2", "--name", "x")
+
+
 def test_a_program_of_ones_own(here: Path) -> None:
     program = here / "my train.py"
     program.touch()
@@ -200,6 +242,13 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
         (("demo", "--name", "a\nb"), r"--name 'a\nb': a job's name"),
         (("demo", "--partition", "a b"), "options: partition: should match pattern"),
         (("demo", "--time", "soon"), "options: time: soon is not written as in 24:00:00 or 2-00:00:00"),
+        (("demo", "--time", "00:00:00"), "options: time: 00:00:00 would be no limit; leave it out"),
+        (("demo", "--time", "1:90:00"), "options: time: 1:90:00 is not written as in 24:00:00"),
+        (("demo", "--dependency", "after ok:1"), "options: dependency: after ok:1 is not written as in afterok:1234"),
+        (("demo", "--launcher", "slurm", "--hosts", "a"), "options: hosts: the launcher slurm takes the nodes that"),
+        (("demo", "--jobs-dir", "plain"), "{here}/plain: cannot hold jobs (File exists); choose another --jobs-dir"),
+        (("demo", "--jobs-dir", "plain/x"), "{here}/plain/x: cannot hold jobs (Not a directory); choose another"),
+        (("demo", "--jobs-dir", "/proc/x"), "/proc/x: cannot hold jobs (No such file or directory); choose another"),
         (("demo", "--env", "A=b\nc"), "options: env.A: should match pattern"),
         (("demo", "--env", "A B=c"), "options: env.A B"),
         (("demo", "--hosts", "a;b"), "--hosts: a;b is not the name of a host"),
@@ -221,7 +270,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(here: Path, arguments: tu
     (here / "plain").touch()
     with pytest.raises(GlmforgeError) as error:
         launch(*arguments)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(told.format(here=here))
     assert "\n" not in str(error.value)
     assert not (here / "jobs").exists()
 

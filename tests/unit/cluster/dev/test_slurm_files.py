@@ -29,6 +29,7 @@ def settings_of(text: str) -> dict[str, str]:
 def test_nodes_are_hosts_at_their_addresses() -> None:
     text = slurm_conf(PLACES, state_of(DevOptions(nodes=2, gpus=4, cpus=6, slurmd_timeout_s=5)))
     settings = settings_of(text)
+    assert settings["FirstJobId"] == "1"
     assert settings["SlurmctldHost"] == "head(10.77.0.254)"
     assert settings["SlurmdTimeout"] == "5"
     assert settings["AuthInfo"] == "socket=/clusters/one/munge/socket"

@@ -12,7 +12,9 @@ export RANKS=2 NODES=1
 # shellcheck disable=SC2016  # to be expanded on the node
 node='
 ranks=()
-end() { kill -TERM "${ranks[@]}" 2>/dev/null; }
+warn() { again=1; kill -USR1 "${ranks[@]}" 2>/dev/null; }
+end() { again=1; kill -TERM "${ranks[@]}" 2>/dev/null; }
+trap warn USR1
 trap end INT TERM HUP
 export WORLD_SIZE=$((NODES * RANKS)) LOCAL_WORLD_SIZE=$RANKS GROUP_RANK=$NODE
 for ((i = 0; i < RANKS; i++)); do
@@ -21,9 +23,9 @@ for ((i = 0; i < RANKS; i++)); do
 done
 status=0
 for rank in "${ranks[@]}"; do
-  wait "$rank"
-  code=$?
-  while kill -0 "$rank" 2>/dev/null; do # it was a signal that ended the wait
+  again=1
+  while ((again)); do # a signal ends the wait
+    again=0
     wait "$rank"
     code=$?
   done

@@ -31,7 +31,9 @@ export RANKS=2 NODES=2
 # shellcheck disable=SC2016  # to be expanded on the node
 node='
 ranks=()
-end() { kill -TERM "${ranks[@]}" 2>/dev/null; }
+warn() { again=1; kill -USR1 "${ranks[@]}" 2>/dev/null; }
+end() { again=1; kill -TERM "${ranks[@]}" 2>/dev/null; }
+trap warn USR1
 trap end INT TERM HUP
 export WORLD_SIZE=$((NODES * RANKS)) LOCAL_WORLD_SIZE=$RANKS GROUP_RANK=$NODE
 for ((i = 0; i < RANKS; i++)); do
@@ -40,9 +42,9 @@ for ((i = 0; i < RANKS; i++)); do
 done
 status=0
 for rank in "${ranks[@]}"; do
-  wait "$rank"
-  code=$?
-  while kill -0 "$rank" 2>/dev/null; do # it was a signal that ended the wait
+  again=1
+  while ((again)); do # a signal ends the wait
+    again=0
     wait "$rank"
     code=$?
   done
@@ -67,7 +69,7 @@ start() { # NODE HOST COMMAND...
 }
 
 nodes=()
-trap 'kill -TERM "${nodes[@]}" 2>/dev/null' INT TERM
+trap 'again=1; kill -TERM "${nodes[@]}" 2>/dev/null' INT TERM
 for ((number = 0; number < NODES; number++)); do
   start "$number" "${hosts[number]}" /opt/python -m glmforge train /shared/jobs/air/run.yaml &
   nodes+=($!)
@@ -76,9 +78,9 @@ done
 # The highest status of all nodes.
 status=0
 for process in "${nodes[@]}"; do
-  wait "$process"
-  code=$?
-  while kill -0 "$process" 2>/dev/null; do
+  again=1
+  while ((again)); do # a signal ends the wait
+    again=0
     wait "$process"
     code=$?
   done

@@ -31,7 +31,8 @@ cd -- '/shared/my work' || exit
 MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpus-per-task from the job by itself
+# srun no longer takes --cpus-per-task from the job by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export A='b c'
 
 # Each process learns from Open MPI which rank it is, and tells it to the program as torchrun would.
@@ -46,10 +47,18 @@ exec "$@"
 variables=(-x MASTER_ADDR -x MASTER_PORT)
 variables+=(-x A)
 
-# mpirun finds the nodes in Slurm's variables, and starts its daemons there through srun.
+# mpirun finds the nodes in Slurm's variables, and starts its daemons there through srun. A warning (USR1) that this
+# script gets it passes on to all ranks.
 say "starts on $SLURM_JOB_NODELIST"
-mpirun -np 4 --map-by ppr:2:node --bind-to none "${variables[@]}" bash -c "$task" task /opt/python -m glmforge train /shared/jobs/air/run.yaml
-status=$?
+mpirun -np 4 --map-by ppr:2:node --bind-to none "${variables[@]}" bash -c "$task" task /opt/python -m glmforge train /shared/jobs/air/run.yaml &
+mpirun=$!
+trap 'again=1; kill -USR1 "$mpirun"' USR1
+again=1
+while ((again)); do # a signal ends the wait
+  again=0
+  wait "$mpirun"
+  status=$?
+done
 say "ended with status $status after $SECONDS s"
 
 # The starts that failed, one line each, next to the log.

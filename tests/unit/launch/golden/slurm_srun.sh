@@ -45,7 +45,8 @@ cd -- '/shared/my work' || exit
 MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
 MASTER_PORT=29500
 export MASTER_ADDR MASTER_PORT
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpus-per-task from the job by itself
+# srun no longer takes --cpus-per-task from the job by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 # Between nodes.
 export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
 export NCCL_DEBUG=INFO

@@ -20,7 +20,8 @@ cd -- '/shared/my work' || exit
 MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpus-per-task from the job by itself
+# srun no longer takes --cpus-per-task from the job by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # One task per rank. `exec` lets signals reach the program itself.
 # shellcheck disable=SC2016  # to be expanded in the task
@@ -32,7 +33,7 @@ exec "$@"
 # The others get a minute to end by themselves when one task has ended, since they too are saving, or writing down where
 # they hung; --kill-on-bad-exit would kill them at once. srun's status is the highest of all tasks'.
 say "starts on $SLURM_JOB_NODELIST"
-srun --kill-on-bad-exit=0 --wait=60 --container-image=nvcr.io/nvidia/pytorch:26.01-py3 bash -c "$task" task /opt/python -m glmforge train /shared/jobs/air/run.yaml
+srun --kill-on-bad-exit=0 --wait=60 --container-image=nvcr.io/nvidia/pytorch:26.01-py3 '--container-mounts=/shared/my work:/shared/my work,/shared/jobs/air:/shared/jobs/air' '--container-workdir=/shared/my work' bash -c "$task" task /opt/python -m glmforge train /shared/jobs/air/run.yaml
 status=$?
 say "ended with status $status after $SECONDS s"
 exit "$status"

@@ -27,7 +27,8 @@ cd -- '/shared/my work' || exit
 MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun no longer takes --cpus-per-task from the job by itself
+# srun no longer takes --cpus-per-task from the job by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # One task per rank. `exec` lets signals reach the program itself.
 # shellcheck disable=SC2016  # to be expanded in the task

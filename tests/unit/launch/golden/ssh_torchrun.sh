@@ -14,8 +14,19 @@ export RANKS=2 NODES=2 PYTHON=/opt/python
 # shellcheck disable=SC2016  # to be expanded on the node
 node='
 trap "" USR1
-exec "$PYTHON" -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE" --nproc-per-node "$RANKS" \
-  --rdzv-backend static --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts 0 --no-python "$@"
+"$PYTHON" -m torch.distributed.run --nnodes "$NODES" --node-rank "$NODE" --nproc-per-node "$RANKS" \
+  --rdzv-backend static --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts 0 --no-python "$@" &
+torchrun=$!
+# torchrun passes on no warning, so its ranks get it from here. A signal ends a wait, which then begins again.
+warn() { again=1; read -ra ranks <"/proc/$torchrun/task/$torchrun/children"; kill -USR1 "${ranks[@]}"; } 2>/dev/null
+end() { again=1; kill -TERM "$torchrun"; } 2>/dev/null
+trap warn USR1
+trap end INT TERM HUP
+again=1
+while ((again)); do
+  again=0
+  wait "$torchrun"
+done
 '
 
 # ssh hands one line to a shell on the node, so every word is quoted for it; -tt: the ranks end with the connection.
@@ -35,7 +46,7 @@ start() { # NODE HOST COMMAND...
 }
 
 nodes=()
-trap 'kill -TERM "${nodes[@]}" 2>/dev/null' INT TERM
+trap 'again=1; kill -TERM "${nodes[@]}" 2>/dev/null' INT TERM
 for ((number = 0; number < NODES; number++)); do
   start "$number" "${hosts[number]}" /opt/python -m glmforge train /shared/jobs/air/run.yaml &
   nodes+=($!)
@@ -44,9 +55,9 @@ done
 # The highest status of all nodes.
 status=0
 for process in "${nodes[@]}"; do
-  wait "$process"
-  code=$?
-  while kill -0 "$process" 2>/dev/null; do
+  again=1
+  while ((again)); do # a signal ends the wait
+    again=0
     wait "$process"
     code=$?
   done

@@ -96,6 +96,11 @@ def test_the_address_is_that_of_the_route_to_the_others(
     assert meeting_place(5, ["a", "b", "c"])[0] == "10.0.0.9"
 
 
+def test_nodes_that_are_all_on_this_machine() -> None:
+    """Given by an address: a name that stands for the loopback is a mistake in /etc/hosts."""
+    assert meeting_place(5, ["127.0.0.1", "127.0.0.1"])[0] == LOOPBACK
+
+
 def test_the_command_says_what_is_wrong_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["5", "no-such-host.invalid"]) == 1
     assert capsys.readouterr().err.count("\n") == 1

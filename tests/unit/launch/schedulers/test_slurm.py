@@ -12,7 +12,8 @@ from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.limits import hours_minutes_seconds, megabytes, seconds
 from glmforge.launch.schedulers.base import State
-from glmforge.launch.schedulers.slurm import STATES, Slurm, environment_of, state_of
+from glmforge.launch.schedulers.slurm import Slurm, environment_of
+from glmforge.launch.schedulers.slurm_jobs import STATES, state_of
 from helpers.scheduler_programs import Answers
 
 PARTITIONS = (
@@ -197,6 +198,14 @@ def test_variables_do_not_win_over_the_script() -> None:
         ),
         ({"mem": "1T"}, "mem: 1048576 MB on each of 1 nodes: partition main has at most 64000"),
         ({"cpus_per_task": 5}, "cpus-per-task: 5 CPUs (1 ranks) on each of 1 nodes: partition main has at most 4"),
+        (
+            {"cpus_per_task": 3, "ranks_per_node": 2},
+            "cpus-per-task: 6 CPUs (2 ranks) on each of 1 nodes: partition main has at most 4",
+        ),
+        (
+            {"gpus_per_node": 8, "mem": "96G", "nodes": 1},
+            "mem: 98304 MB on each of 1 nodes: partition main has at most 64000",
+        ),
         ({"constraint": "a100"}, "constraint: no node of partition main has 'a100'; there are h200, nvme"),
         (
             {"constraint": "nvme", "nodes": 2},
@@ -206,6 +215,7 @@ def test_variables_do_not_win_over_the_script() -> None:
             {"time": "25:00:00", "partition": "short"},
             "time: 25:00:00 is above the limit of partition short, 1-00:00:00",
         ),
+        ({"dependency": "afterok:12:11"}, "dependency: Slurm knows no job 12;"),
         (
             {"dependency": "afterok:11:12"},
             "dependency: Slurm knows no job 12; 'squeue --me' shows those that there are",
@@ -248,10 +258,54 @@ def test_what_can_be_passes(answers: Answers, changes: dict[str, object]) -> Non
     Slurm().check(LaunchConfig(launcher="slurm", **changes))  # type: ignore[arg-type]
 
 
+def test_nodes_have_what_is_theirs_to_give(answers: Answers) -> None:
+    """All kinds of devices together; of the CPUs those that Slurm does not keep for itself."""
+    odd = "NodeName=odd CPUEfctv=6 CPUTot=8 Gres=gpu:a100:2,gpu:h200:4 RealMemory=96000 State=IDLE Partitions=main\n"
+    asks = {"gpus_per_node": 6, "ranks_per_node": 1, "mem": "90000"}
+    known(answers)
+    answers(scontrol={"show partition": (0, PARTITIONS, ""), "show node": (0, NODES + odd, "")})
+    Slurm().check(LaunchConfig(launcher="slurm", **asks, cpus_per_task=6))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"cpus-per-task: 7 CPUs .* has at most 6"):
+        Slurm().check(LaunchConfig(launcher="slurm", **asks, cpus_per_task=7))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"mem: 90000 MB on each of 1 nodes: partition main has at most 64000"):
+        Slurm().check(LaunchConfig(launcher="slurm", gpus_per_node=8, mem="90000"))
+
+
+def test_a_controller_that_does_not_answer_is_no_job_that_there_is_not(answers: Answers) -> None:
+    known(answers)
+    trouble = (1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    answers(scontrol={"show partition": (0, PARTITIONS, ""), "show node": (0, NODES, ""), "show job": trouble})
+    with pytest.raises(LaunchError, match=r"^scontrol: Unable to contact slurm controller"):
+        Slurm().check(LaunchConfig(launcher="slurm", dependency="afterok:11"))
+
+
 def test_slurm_has_the_last_word(answers: Answers) -> None:
-    known(answers, (1, "", "allocation failure: Invalid account or account/partition combination specified\n"))
-    with pytest.raises(LaunchError, match=r"^sbatch: would not take this job: Invalid account or account/partition"):
-        Slurm().check(LaunchConfig(launcher="slurm", account="nobody"))
+    known(answers, (1, "", "allocation failure: Job violates accounting/QOS policy\n"))
+    with pytest.raises(LaunchError, match=r"^sbatch: would not take this job: Job violates accounting/QOS policy$"):
+        Slurm().check(LaunchConfig(launcher="slurm", account="lab"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "told"),
+    [
+        (
+            {"account": "lab"},
+            "Invalid account or account/partition combination",
+            "account: Slurm does not take 'lab' (",
+        ),
+        ({}, "Invalid account or account/partition combination specified", "account: Slurm wants one to be given ("),
+        ({"qos": "gold"}, "Invalid qos specification", "qos: Slurm does not take 'gold' (Invalid qos specification); "),
+        ({"dependency": "foo"}, "Job dependency problem", "dependency: Slurm does not take 'foo' (Job dependency prob"),
+        ({"constraint": "a&b"}, "Invalid feature specification", "constraint: Slurm does not take 'a&b' (Invalid feat"),
+    ],
+)
+def test_the_option_is_named_that_slurm_means(
+    answers: Answers, changes: dict[str, object], said: str, told: str
+) -> None:
+    known(answers, (1, "", f"allocation failure: {said}\n"))
+    with pytest.raises(LaunchError) as error:
+        Slurm().check(LaunchConfig(launcher="slurm", **changes))  # type: ignore[arg-type]
+    assert str(error.value).startswith(told)
 
 
 @pytest.mark.parametrize(

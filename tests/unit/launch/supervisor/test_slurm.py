@@ -49,3 +49,32 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
 def test_whether_the_job_may_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, ours: bool) -> None:
     answers(monkeypatch, tmp_path, squeue=f"echo {state}")
     assert SlurmAllocation("7", 0, ("n1",)).still_ours() is ours
+
+
+class Ended(Exception):
+    """In place of the end of the process."""
+
+
+@pytest.mark.parametrize(("nodes", "told"), [(["n2", "n1"], "n1,n2"), ([], "")])
+def test_a_requeued_job_leaves_out_these_nodes_and_no_others(
+    nodes: list[str], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Slurm takes the list of a job that waits only, so not before the requeue, and perhaps not at once after it."""
+    log, waits = tmp_path / "log", tmp_path / "waits"
+    answers(
+        monkeypatch,
+        tmp_path,
+        scontrol=f"""echo "$*" >> {log}
+        [ "$1" = requeue ] && exit 0
+        [ -e {waits} ] || {{ touch {waits}; echo 'Job is no longer pending execution' >&2; exit 1; }}""",
+    )
+
+    def sleep(seconds: float) -> None:
+        if seconds > 60:
+            raise Ended
+
+    monkeypatch.setattr("time.sleep", sleep)
+    with pytest.raises(Ended):
+        SlurmAllocation("7", 0, ("n1", "n2")).requeue(nodes)
+    asked = log.read_text().splitlines()
+    assert asked == ["requeue 7", *[f"update JobId=7 ExcNodeList={told}"] * 2]

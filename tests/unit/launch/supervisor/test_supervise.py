@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.cluster.lease import HeldError, Lease
+from glmforge.errors import LaunchError
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.supervisor.nodes import Ledger, allow
 from glmforge.launch.supervisor.standby import LEASE
@@ -111,6 +112,13 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert events(job, "verdict")[-1]["cause"] == "preempted"
 
 
+def test_a_requeue_leaves_out_what_a_person_has_left_out_and_the_nodes_that_are_out(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, exclude=["z"], supervisor={"node_failures": 1})
+    place = {"can_requeue": True, "is_given": True}
+    _, _, allocation = supervise(job, lambda ranks, number: {1: KILLED}, **place)
+    assert allocation.requeued == [["b", "z"]]
+
+
 def test_a_job_that_is_cancelled_is_not_queued_again(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
@@ -153,6 +161,16 @@ def test_an_attempt_that_trained_has_achieved_something_though_its_supervisor_wa
     assert restart["after_s"] == 0.0
 
 
+def test_no_attempt_is_wasted_while_the_scheduler_is_down(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    place = {"is_given": True, "down": range(2, 12)}
+    status, starter, _ = supervise(job, lambda ranks, number: {1: KILLED} if number == 1 else {}, **place)
+    assert status == 0
+    assert len(starter.started) == 2
+    assert [event["do"] for event in events(job, "decided")] == ["restart", "wait", "restart", "done"]
+    assert len(events(job, "nodes unknown")) == 1
+
+
 def test_two_supervisors_of_a_job_are_told_apart(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     with Lease(job.root, "another", name=LEASE), pytest.raises(HeldError, match="in use by 'another'"):
@@ -173,3 +191,24 @@ def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: 
     supervisor.told.append("TERM")
     assert supervisor.run() == 75
     assert not allocation.requeued
+
+
+def test_ranks_meet_where_the_first_node_says(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    _, starter, _ = supervise(job, lambda ranks, number: {})
+    assert [(ranks.address, ranks.port) for ranks in starter.started] == [("10.0.0.1", 20_007)]
+    assert (job.read_attempts()[0].address, job.read_attempts()[0].port) == ("10.0.0.1", 20_007)
+
+
+def test_the_port_that_was_given_is_taken(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, port=4711)
+    _, starter, _ = supervise(job, lambda ranks, number: {})
+    assert starter.started[0].port == 4711
+
+
+def test_a_first_node_that_cannot_be_asked_fails_the_attempt(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0})
+    starter = FakeStarter(lambda ranks, number: {}, answer=LaunchError("a: has not answered within 30 s"))
+    assert Supervisor(job, starter, FakeAllocation(("a", "b")), wait_s=0.0).run() == 1
+    assert not starter.started
+    assert "a: has not answered" in str(events(job, "verdict")[-1]["why"])

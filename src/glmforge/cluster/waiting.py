@@ -1,0 +1,37 @@
+"""Waiting for other threads without missing a signal.
+
+Python's handler of a signal, Ctrl-C's included, runs in the main thread between two bytecodes. One that waits for a
+lock is woken for it only by a signal that arrives while it waits: one that comes just before, when the thread has
+given up the interpreter's lock and does not sleep yet, or that the system gives to another thread, is heeded when
+the lock is free, which may be never. That is no rare case on a busy machine, where a thread is often stopped just
+where it gives up the interpreter's lock. What may take long (a future, an event, a thread, a queue) is therefore
+waited for in short steps: between two of them handlers run.
+"""
+
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+T = TypeVar("T")
+
+STEP_S = 0.2
+"""A signal is heeded after so many seconds at the latest."""
+
+
+def take(queue: SimpleQueue[T]) -> T:
+    """The next item of a queue, when it is there."""
+    while True:
+        try:
+            return queue.get(timeout=STEP_S)
+        except Empty:
+            continue
+
+
+def as_done(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
+    """Each future when it is done, failed or cancelled, in the order of that."""
+    done: SimpleQueue[Future[T]] = SimpleQueue()
+    for future in futures:
+        future.add_done_callback(done.put)
+    for _ in futures:
+        yield take(done)

@@ -1,0 +1,28 @@
+"""How ranks come into a container: by the plugin pyxis of srun, or as a program that Apptainer starts.
+
+Both see of the machine what is named here, at the same path as outside. Apptainer adds the user's home and hands on the
+environment. What else a run reads, such as its data, is for the user to name: in APPTAINER_BIND, or in enroot's own
+mounts.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def in_apptainer(image: str, places: Iterable[Path], *, gpus: bool) -> list[str]:
+    """What stands before the command of a rank."""
+    binds = [word for place in _distinct(places) for word in ("--bind", place)]
+    return ["apptainer", "exec", *(["--nv"] if gpus else []), *binds, image]
+
+
+def by_pyxis(image: str, places: Sequence[Path]) -> list[str]:
+    """Options of srun. The first of the places is where the command runs."""
+    mounts = ",".join(f"{place}:{place}" for place in _distinct(places))
+    return [
+        f"--container-image={image}",
+        *([f"--container-mounts={mounts}", f"--container-workdir={places[0]}"] if places else []),
+    ]
+
+
+def _distinct(places: Iterable[Path]) -> list[str]:
+    return list(dict.fromkeys(str(place.absolute()) for place in places))

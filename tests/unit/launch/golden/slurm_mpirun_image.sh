@@ -1,0 +1,51 @@
+#!/bin/bash
+# air: slurm, ranks started by mpirun, without a supervisor.
+# Written by `glmforge launch`.
+
+#SBATCH --job-name=air
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-node=2
+#SBATCH --no-requeue
+#SBATCH --open-mode=append
+#SBATCH --output=scheduler-%j.log
+
+set -u
+
+say() { echo "[$(date '+%F %T')] $SLURM_JOB_NAME $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $*"; }
+
+cd -- '/shared/my work' || exit
+
+# This script runs on the first node of the job, and so does the task of rank 0, which the others connect to. The
+# controller's address of a node is one that all nodes reach, also where they cannot resolve its name.
+MASTER_ADDR=$(scontrol show node -o "$SLURMD_NODENAME" | sed -n 's/.* NodeAddr=\([^ ]*\) .*/\1/p')
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+# srun no longer takes --cpus-per-task from the job by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
+# Each process learns from Open MPI which rank it is, and tells it to the program as torchrun would.
+# shellcheck disable=SC2016  # to be expanded in the process
+task='
+export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
+export LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
+exec "$@"
+'
+
+# Ranks are numbered node by node (ppr), and not bound to cores: a rank has many threads. MPI itself is not used.
+variables=(-x MASTER_ADDR -x MASTER_PORT)
+
+# mpirun finds the nodes in Slurm's variables, and starts its daemons there through srun. A warning (USR1) that this
+# script gets it passes on to all ranks.
+say "starts on $SLURM_JOB_NODELIST"
+mpirun -np 4 --map-by ppr:2:node --bind-to none "${variables[@]}" bash -c "$task" task apptainer exec --nv --bind '/shared/my work' --bind /shared/jobs/air docker://pytorch/pytorch /opt/python -m glmforge train /shared/jobs/air/run.yaml &
+mpirun=$!
+trap 'again=1; kill -USR1 "$mpirun"' USR1
+again=1
+while ((again)); do # a signal ends the wait
+  again=0
+  wait "$mpirun"
+  status=$?
+done
+say "ended with status $status after $SECONDS s"
+exit "$status"

@@ -1,0 +1,86 @@
+"""What a node is asked: over ssh, by srun in a job, or here; and what comes of one that does not answer."""
+
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.errors import LaunchError
+from glmforge.launch.starters import running
+from glmforge.launch.starters.base import Starter
+from glmforge.launch.starters.local import LocalStarter
+from glmforge.launch.starters.mpirun import MpirunStarter
+from glmforge.launch.starters.srun import SrunStarter
+from glmforge.launch.starters.ssh import SshStarter
+from glmforge.launch.starters.torchrun import TorchrunStarter
+
+WORDS = ["echo", "10.0.0.1", "20007"]
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`ssh` and `srun` that print how they were called."""
+    for name in ("ssh", "srun"):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@" "[$SLURM_NTASKS_PER_NODE]"\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("starter", [SshStarter(), TorchrunStarter(), MpirunStarter()], ids=lambda each: each.name)
+def test_through_ssh(starter: Starter, programs: Path) -> None:
+    said = starter.ask("node7", WORDS).split()
+    assert said[0] == "ssh"
+    assert "node7" in said
+    for name in ("localhost", socket.gethostname()):
+        assert starter.ask(name, WORDS) == "10.0.0.1 20007\n"
+
+
+@pytest.mark.parametrize("starter", [SrunStarter(), TorchrunStarter(), MpirunStarter()], ids=lambda each: each.name)
+def test_by_srun_in_a_job(starter: Starter, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")  # the job's, which the step is not to take
+    said = starter.ask("node2", WORDS).split()
+    assert said[0] == "srun"
+    assert {"--nodelist=node2", "--ntasks=1", "--overlap", "[]"} <= set(said)
+    assert starter.ask("node1", WORDS) == "10.0.0.1 20007\n"
+
+
+def test_here() -> None:
+    assert LocalStarter().ask("whatever", WORDS) == "10.0.0.1 20007\n"
+
+
+def test_a_node_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = LocalStarter().ask
+    with pytest.raises(LaunchError, match="there is no 'no-such-program'"):
+        ask("a", ["no-such-program"])
+    with pytest.raises(LaunchError, match=r"^a: the disk is full$"):
+        ask("a", ["sh", "-c", "echo the disk is full >&2; exit 3"])
+    srun_says = "echo the disk is full >&2; echo 'srun: error: a: task 0: Exited with exit code 3' >&2; exit 3"
+    with pytest.raises(LaunchError, match=r"^a: the disk is full$"):
+        ask("a", ["sh", "-c", srun_says])
+    with pytest.raises(LaunchError, match=r"^a: 'false' ended with status 1$"):
+        ask("a", ["false"])
+    monkeypatch.setattr(running, "ASK_LIMIT_S", 0.0)
+    with pytest.raises(LaunchError, match="a: has not answered"):
+        ask("a", [sys.executable, "-c", "import signal; signal.pause()"])
+
+
+def test_ssh_that_does_not_get_through(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255\n")
+    ssh.chmod(0o700)
+    with pytest.raises(LaunchError, match=r"node7: its host key is not known; .* glmforge cluster setup"):
+        SshStarter(Ssh((str(ssh),))).ask("node7", WORDS)

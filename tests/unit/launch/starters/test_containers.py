@@ -1,0 +1,23 @@
+"""What ranks see of their machine in a container."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from glmforge.launch.job import JobDirectory
+from glmforge.launch.ranks.assignment import Assignment
+from glmforge.launch.starters.running import write_assignment
+from helpers.ranks import ranks_of
+
+
+def test_apptainer_binds_the_whole_directory_of_the_job(tmp_path: Path) -> None:
+    """The command names run.yaml, which lies beside the attempts."""
+    job = JobDirectory(tmp_path / "jobs" / "air")
+    attempt = job.attempt(1)
+    attempt.root.mkdir(parents=True)
+    ranks = ranks_of(attempt, ["python", "train.py"], ["me"])
+    write_assignment(replace(ranks, container="docker://a/b", gpus_per_node=0))
+    command = Assignment.read(attempt.root).command
+    assert command[-3:] == ["docker://a/b", "python", "train.py"]
+    bound = [command[place + 1] for place, word in enumerate(command) if word == "--bind"]
+    assert bound == [str(ranks.cwd.absolute()), str(job.root), "/dev/shm"]
+    assert "--nv" not in command
