@@ -104,6 +104,7 @@ class FakeAllocation:
     restart: int = 0
     can_requeue: bool = False
     is_given: bool = False
+    ask_s: float = 15.0
     gone: dict[str, str] = field(default_factory=dict)
     requeued: list[list[str]] = field(default_factory=list)
     drained: dict[str, str] = field(default_factory=dict)

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli.heavy import heavy_imports
+
 
 def train(
     config: Annotated[str, typer.Argument(help="A run's YAML file, or the name of a packaged run.")],
@@ -58,8 +60,10 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
 
     from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.units import counted
-    from glmforge.recipes.train import train as run
-    from glmforge.training.errors import Preempted
+
+    with heavy_imports():
+        from glmforge.recipes.train import train as run
+        from glmforge.training.errors import Preempted
 
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:

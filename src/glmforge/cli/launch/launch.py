@@ -149,6 +149,7 @@ def _sweep(options: _Options, config: "LaunchConfig") -> None:
         check=options.check,
         dry_run=options.dry_run,
         detach=options.detach,
+        as_json=options.as_json,
     )
 
 

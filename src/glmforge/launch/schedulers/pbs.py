@@ -15,6 +15,7 @@ from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.limits import megabytes, seconds
+from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import Answer, NoAnswerError, ask
 
@@ -40,7 +41,6 @@ _STATES = {
 }
 _SIGNALLED = 256
 _NOT_OURS = {"qos": "a quality of service", "constraint": "features of nodes", "exclude": "nodes that are left out"}
-_NEVER = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 
 
 class Pbs:
@@ -209,7 +209,7 @@ def _complaint(answer: Answer) -> str:
 
 
 def _is_passed_on(name: str) -> bool:
-    if name in _NEVER or name.startswith(("PBS_", "SBATCH_")):
+    if name in NUMBERS or name.startswith(("PBS_", "SBATCH_")):
         return False
     return not name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name.startswith("SLURM_CONF")
 

@@ -12,6 +12,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
+from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.slurm_check import check
@@ -33,23 +34,7 @@ _VARIABLES = {
     "gpus_per_node": ("SBATCH_GPUS_PER_NODE", "SBATCH_GPUS", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES"),
 }
 """Variables that would win over what a script says of these; those of what is left open are the user's wish."""
-_NEVER = frozenset(
-    {
-        "SBATCH_OUTPUT",
-        "SBATCH_ERROR",
-        "SBATCH_OPEN_MODE",
-        "SBATCH_REQUEUE",
-        "SBATCH_NO_REQUEUE",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    }
-)
+_NEVER = NUMBERS | {"SBATCH_OUTPUT", "SBATCH_ERROR", "SBATCH_OPEN_MODE", "SBATCH_REQUEUE", "SBATCH_NO_REQUEUE"}
 
 
 class Slurm:

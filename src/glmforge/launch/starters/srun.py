@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from glmforge.errors import LaunchError
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import (
-    KILL_LIMIT_S,
     Grace,
     ask,
     kill_session,
@@ -34,6 +33,9 @@ from glmforge.launch.starters.running import (
 )
 
 _COMMAND_LIMIT_S = 30
+_END_LIMIT_S = 5.0
+"""That srun may take to end once Slurm has been told to kill the step. It would wait for nodes that do not answer; what
+still runs on those is ended by Slurm, or ends itself."""
 
 
 class SrunStarter:
@@ -147,7 +149,7 @@ class Step:
         for step in self._steps():
             _ask("scancel", step)  # SIGTERM, and after Slurm's KillWait SIGKILL
             _ask("scancel", "--signal=KILL", step)
-        wait_all([self._process], KILL_LIMIT_S)
+        wait_all([self._process], _END_LIMIT_S)
         kill_session(self._process)
 
     def _steps(self) -> list[str]:

@@ -26,6 +26,8 @@ class Allocation(Protocol):
     can_requeue: bool
     is_given: bool
     """A scheduler has given it, and takes it back."""
+    ask_s: float
+    """Seconds between two questions whether nodes are lost."""
 
     def nodes(self) -> tuple[str, ...]:
         """All of them, in the order in which ranks are to be numbered."""
@@ -77,6 +79,7 @@ class Here:
     restart: int = 0
     can_requeue: bool = False
     is_given: bool = False
+    ask_s: float = 15.0
 
     def nodes(self) -> tuple[str, ...]:
         return self.hosts or (socket.gethostname(),)

@@ -10,7 +10,8 @@ that a rank has failed, the others get as long as it takes to write down what th
   their ranks hang, but for one that is stopped and never will;
 * `HURRY_S` where a rank has failed with an error of its own; less for programs other than ours, whose ranks notice at
   once or never;
-* `KILLED_S` where a rank was killed or has crashed: what the others would say of it, some ten seconds later, is known;
+* `KILLED_S` where a rank was killed or has crashed, or says which other one was lost: what the others would say of it,
+  some ten seconds later, is known;
 * `_GONE_S` where a node does not answer any more.
 """
 
@@ -23,13 +24,14 @@ from glmforge.launch.job import RankRecord
 from glmforge.launch.starters.base import Running
 from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.bell import Bell
+from glmforge.launch.supervisor.errors import who_was_lost
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.verdict import HUNG, INTERRUPTED, PREEMPTED
 
 Say = Callable[..., None]
 """`JobDirectory.event`."""
 
-_POLL_S, _LOOK_S, _ASK_S = 0.1, 1.0, 15.0
+_POLL_S, _LOOK_S = 0.1, 1.0
 HURRY_S, HURRY_OTHERS_S, KILLED_S, HUNG_S = 15.0, 5.0, 3.0, 10.0
 _GONE_S = 3.0
 _QUIET_S = 10.0
@@ -61,7 +63,7 @@ class Limits:
     hung_s: float = HUNG_S
     killed_s: float = KILLED_S
     gone_s: float = _GONE_S
-    ask_s: float = _ASK_S
+    ask_s: float = 15.0
     quiet_s: float = _QUIET_S
 
 
@@ -88,7 +90,8 @@ def patience(first: RankRecord, limits: Limits) -> float:
     if status == HUNG:
         return min(limits.hung_s, limits.grace_s)
     least = min(limits.hurry_s, limits.grace_s)
-    return min(limits.killed_s, least) if status < 0 else least
+    is_known = status < 0 or who_was_lost(first.last_words) is not None
+    return min(limits.killed_s, least) if is_known else least
 
 
 class Watch:

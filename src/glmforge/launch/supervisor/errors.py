@@ -69,6 +69,17 @@ SIGNS = (
           Kind.FOLLOWED, "a connection to another rank broke"),
 )  # fmt: skip
 
+_STARTS_LATER = re.compile(
+    r"has not answered|does not answer|no route|no ssh server|connect(ion|ing|)\b|timed out|timeout|busy|unavailable|"
+    r"contact|temporar|communication|unreachable|try again|no reason given|credential|node failure|cancelled|"
+    r"killed|terminated|no space left|no port",
+    re.IGNORECASE,
+)
+"""Why ranks could not be started now, and may be in a moment. What else a starter says is the same the next time: an
+option that it does not know, a program that is not there, a host key, root."""
+_REFUSES = re.compile(r"unrecogni[sz]ed|invalid|illegal|unknown|refuse|no such|no route|timed out", re.IGNORECASE)
+_EXITED = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
+
 _LOST = re.compile(r"rank (\d+) on (\S+) \(process (\d+)[^)]{0,100}\) (was lost|failed first)")
 _NO_ANSWER = re.compile(r"rank (\d+) on (\S+) \(process \d+[^)]{0,100}\).{0,400}gave no answer")
 _FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d+), in (\S{1,100})')
@@ -126,6 +137,17 @@ def read_words(lines: Sequence[str]) -> Words:
         if sign.pattern.search(line):
             return Words(sign.kind, line, place, sign.meaning)
     return Words(Kind.OWN, line, place)
+
+
+def read_starter(lines: Sequence[str]) -> str:
+    """The line in which a starter says why it has started nothing; empty if there is none."""
+    said = [_NORMAL[0][0].sub("", line).strip() for line in lines if not _EXITED.match(line)]
+    return next((line for line in reversed(said) if _CRASH.search(line) or _REFUSES.search(line)), "")
+
+
+def may_start_later(line: str) -> bool:
+    """Whether that is of the moment."""
+    return _STARTS_LATER.search(line) is not None
 
 
 def who_was_lost(lines: Sequence[str]) -> Named | None:

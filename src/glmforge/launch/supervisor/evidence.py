@@ -4,23 +4,19 @@ Nothing here decides. What a machine or a person might have left damaged is pass
 whose node died while it wrote is exactly the one that is to be judged.
 """
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
-from glmforge.files import escaped
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
-from glmforge.launch.starters.running import STARTER_LOG
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 
-_SAID = 600
+_MOST_LOGS, _MOST_LINES, _TAIL = 64, 40, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ class Evidence:
         ended_early: it ended the other ranks because one had failed.
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
+        starter: the last lines that the starter itself has said; only where no rank was started.
         orphaned: the supervisor that had started it ended before it did.
-        said: the last that the starter's own program has printed.
         unread: files that were damaged.
     """
 
@@ -66,8 +62,8 @@ class Evidence:
     ended_early: bool = False
     still_ours: bool = True
     near_limit: bool = False
+    starter: tuple[str, ...] = ()
     orphaned: bool = False
-    said: str = ""
     unread: tuple[str, ...] = ()
 
     @property
@@ -124,26 +120,31 @@ def run_directory(description: JobDescription) -> Path | None:
 
 def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
     """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
-    ranks, damaged = read_ranks(job.attempt(attempt.number).root)
+    root = job.attempt(attempt.number).root
+    ranks, damaged = read_ranks(root)
     run = run_directory(description)
     return Evidence(
         attempt=attempt,
         ranks=tuple(ranks),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
-        said=_last_line(job.attempt(attempt.number).root / STARTER_LOG),
+        starter=() if ranks else said_by_starter(root),
         unread=tuple(damaged),
         **known,
     )
 
 
-def _last_line(path: Path) -> str:
-    """What can be read of it; nothing if it is not there."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID))
-        lines = file.read().decode(errors="replace").split("\n")
-        return next((escaped(line.strip()) for line in reversed(lines) if line.strip()), "")
-    return ""
+def said_by_starter(root: Path) -> tuple[str, ...]:
+    """The last lines of srun, ssh or mpirun, on all nodes of an attempt; nothing where it cannot be read."""
+    lines: list[str] = []
+    for path in sorted(root.glob("starter*.log"))[:_MOST_LOGS]:
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL))
+                lines += file.read(_TAIL).decode(errors="replace").splitlines()[-_MOST_LINES:]
+        except OSError:
+            continue
+    return tuple(lines)
 
 
 def last_step(ranks: Sequence[RankRecord]) -> int | None:

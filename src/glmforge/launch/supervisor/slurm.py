@@ -35,6 +35,7 @@ class SlurmAllocation:
     names: tuple[str, ...]
     can_requeue: bool = True
     is_given: bool = True
+    ask_s: float = 5.0
     _drained: set[str] = field(default_factory=set)
 
     @classmethod

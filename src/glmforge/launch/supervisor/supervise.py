@@ -31,7 +31,7 @@ from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_no
 from glmforge.launch.supervisor.progress import Progress, logged_step
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
 from glmforge.launch.supervisor.standby import LEASE
-from glmforge.launch.supervisor.verdict import judge
+from glmforge.launch.supervisor.verdict import judge, judge_start
 from glmforge.launch.supervisor.worlds import bearable
 
 LEASE_S = 20.0
@@ -256,7 +256,7 @@ class Supervisor:
 
     def _limits(self) -> Limits:
         hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
-        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s)
+        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s, ask_s=self.allocation.ask_s)
 
     def _wants_more(self, attempt: AttemptRecord, say: Callable[..., None]) -> bool:
         """Whether there are nodes now for an attempt on more of them."""
@@ -289,7 +289,7 @@ class Supervisor:
         evidence = replace(evidence, attempt=attempt)
         history = self.books.history()
         if failed_to_start:
-            verdict = Verdict(cause=Cause.UNKNOWN, why=failed_to_start[:2000], error=failed_to_start[:600])
+            verdict = judge_start(failed_to_start, evidence, history, self.config.same_error)
         else:
             verdict = judge(evidence, history, self.config.same_error)
         if (

@@ -18,7 +18,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from glmforge.launch.job import AttemptRecord, Cause, RankRecord, Verdict
-from glmforge.launch.supervisor.errors import Kind, Words, read_words, signature, who_was_lost
+from glmforge.launch.supervisor.errors import (
+    Kind,
+    Words,
+    may_start_later,
+    read_starter,
+    read_words,
+    signature,
+    who_was_lost,
+)
 from glmforge.launch.supervisor.evidence import Evidence
 from glmforge.launch.supervisor.hangs import who_hangs
 
@@ -188,12 +196,26 @@ def _without_rank(evidence: Evidence) -> Verdict:
     """No rank failed, as far as the records say, and yet the attempt did."""
     status = evidence.status
     if not evidence.ranks:
-        said = f": {evidence.said}" if evidence.said else ""
-        why = f"no rank was started; the starter ended with status {status}{said}"
-        return Verdict(cause=Cause.UNKNOWN, why=why[:2000])
+        said = read_starter(evidence.starter)
+        how = f": {said}" if said else ""
+        why = f"no rank was started; the starter ended with status {status}{how}"
+        return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(said, evidence))
     missing = evidence.world_size - len(evidence.ranks)
     more = f"; {missing} of {evidence.world_size} ranks left no record" if missing else ""
     return Verdict(cause=Cause.UNKNOWN, why=f"the starter ended with status {status}, and no rank failed{more}")
+
+
+def judge_start(why: str, evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error: int = 2) -> Verdict:
+    """Why an attempt began with no rank at all: what kept it from being started is `why`."""
+    verdict = Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(why, evidence))
+    return _blame_code(verdict, evidence, history, same_error)
+
+
+def _error_of_start(said: str, evidence: Evidence) -> str | None:
+    """As it comes again; None for what may be over in a moment."""
+    if not said or may_start_later(said):
+        return None
+    return signature(Words(Kind.OWN, said), evidence.attempt.nodes) or None
 
 
 def _storage(evidence: Evidence, first: RankRecord, words: Words, error: str | None) -> Verdict:

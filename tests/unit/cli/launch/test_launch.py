@@ -284,3 +284,13 @@ def test_secrets_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     kept = JobDirectory(here / "jobs/demo").read().env
     assert {"NCCL_DEBUG", "TOKENIZERS_PARALLELISM", "PATH"} <= kept.keys()
     assert not {"HF_TOKEN", "GLMFORGE_API_KEY", "AWS_SECRET", "NCCL_ODD"} & kept.keys()
+
+
+def test_a_sweep_tells_a_machine_what_was_submitted(here: Path) -> None:
+    slurm(here)
+    words = ["demo", "--launcher", "slurm", "--sweep", "seed=1,2", "--name", "s", "--no-plan", "--no-check"]
+    told = json.loads(launch(*words, "--json")[0])
+    assert (told["name"], told["launcher"], told["directory"]) == ("s", "slurm", str(here / "jobs/s"))
+    points = [(point["name"], point["submission"], point["settings"]) for point in told["points"]]
+    assert points == [("s-000", "17_0", {"seed": 1}), ("s-001", "17_1", {"seed": 2})]
+    assert launch(*words, "--dry-run", "--name", "t")[0].startswith("#!/bin/bash")

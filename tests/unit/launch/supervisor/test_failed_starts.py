@@ -1,0 +1,100 @@
+"""Attempts of which no rank was started: what no other start mends stops the job, the rest is tried again."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.errors import LaunchError
+from glmforge.launch.job import JobDirectory
+from glmforge.launch.starters.base import Ranks
+from glmforge.launch.supervisor.errors import may_start_later, read_starter
+from glmforge.launch.supervisor.supervise import Supervisor
+from helpers.fake_starter import FakeAllocation, FakeRunning, FakeStarter, a_job
+
+ROOT = "mpirun refuses to run as root: launch as another user, or set OMPI_ALLOW_RUN_AS_ROOT=1"
+OPTION = ["srun: unrecognized option '--frobnicate'", 'Try "srun --help" for more information']
+PYTHON = [
+    "0: slurmstepd: error: execve(): /opt/python: No such file or directory",
+    "srun: error: node2: task 0: Exited with exit code 2",
+]
+KEY = [
+    "No ED25519 host key is known for node2 and you have requested strict checking.",
+    "Host key verification failed.",
+]
+
+
+class Refused(FakeStarter):
+    """Starts nothing: it says why in its log, or at once."""
+
+    def __init__(self, said: list[str] | LaunchError) -> None:
+        super().__init__(lambda ranks, number: {})
+        self.said = said
+
+    def start(self, ranks: Ranks) -> FakeRunning:
+        self.started.append(ranks)
+        if isinstance(self.said, LaunchError):
+            raise self.said
+        (ranks.directory.root / "starter.log").write_text("\n".join(self.said) + "\n")
+        return FakeRunning(1)
+
+
+def last_decision(job: JobDirectory) -> str:
+    return str([event for event in job.read_events() if event["event"] == "decided"][-1]["why"])
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (LaunchError(ROOT), "refuses to run as root"),
+        (OPTION, "unrecognized option '--frobnicate'"),
+        (PYTHON, "/opt/python: No such file or directory"),
+        (KEY, "Host key verification failed"),
+    ],
+)
+def test_what_no_other_start_mends_stops_at_the_second(
+    tmp_path: Path, said: list[str] | LaunchError, words: str
+) -> None:
+    job, starter = a_job(tmp_path, nodes=2), Refused(said)
+    assert Supervisor(job, starter, FakeAllocation(("node1", "node2")), wait_s=0.0).run() == 1
+    assert len(starter.started) == 2
+    for part in (words, "the same error before any step as in attempt 1", "mend it"):
+        assert part in last_decision(job)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        LaunchError("node1: has not answered within 30 s; look at it, or exclude it"),
+        ["srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller (connect failure)"],
+        ["srun: error: Unable to create step for job 7: Job/step already completing or completed, try again"],
+        ["ssh: connect to host node2 port 22: No route to host"],
+        [],
+    ],
+)
+def test_what_may_be_over_in_a_moment_is_tried_again(tmp_path: Path, said: list[str] | LaunchError) -> None:
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 3}), Refused(said)
+    assert Supervisor(job, starter, FakeAllocation(("node1", "node2")), wait_s=0.0).run() == 1
+    assert len(starter.started) == 4
+    assert "attempts in a row made no step" in last_decision(job)
+
+
+def test_the_telling_line_of_a_starter() -> None:
+    assert read_starter(PYTHON) == PYTHON[0]
+    assert read_starter(["Warning: Permanently added 'node2'.", "all is well"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "later"),
+    [
+        ("ssh: Could not resolve hostname node9: Name or service not known", False),
+        ("node2: it refuses the key; add the public key there: glmforge cluster setup", False),
+        ("there is no 'srun' on this machine; choose another --starter", False),
+        ("srun: error: Invalid --distribution specification", False),
+        ("ssh: connect to host node2 port 22: Connection timed out", True),
+        ("srun: error: Task launch for StepId=7.0 failed on node node2: Communication connection failure", True),
+        ("srun: error: Unable to create step for job 7: Requested nodes are busy", True),
+        ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***", True),
+    ],
+)
+def test_which_errors_pass(line: str, later: bool) -> None:
+    assert may_start_later(line) is later
