@@ -23,7 +23,7 @@ from helpers.linked_hosts import LinkedHost, linked_hosts, write_ssh
 from helpers.linked_runs import Save, count_saves, linked_run, write_base
 from helpers.tiny_data import TinyData
 
-STEPS, EVERY = 24, 4
+STEPS, EVERY = 16, 4
 TIMEOUT_S = 10
 """Of collectives."""
 ENDS_WITHIN_S = TIMEOUT_S + 20 + 60
