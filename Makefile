@@ -3,8 +3,9 @@
 BIN := .venv/bin
 # Tests differ a thousandfold in length: an idle process takes over what another has not begun.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
+TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint format bench test-gpu bench-gpu figures
+.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -15,8 +16,11 @@ setup: ## create .venv and install what is missing
 demo: setup ## train a small model on this machine, from raw text to a chat (DEMO="--minutes 10" and other options)
 	@$(BIN)/glmforge demo $(DEMO)
 
-test: setup lint ## everything CI checks: lint, types, imports, all tests
-	$(PYTEST)
+# Types and imports take more than a minute of one core: beside the tests, and shown below them.
+test: setup style ## everything CI checks: lint, types, imports, all tests
+	@log=$$(mktemp); { $(TYPES); } >$$log 2>&1 & types=$$!; \
+	$(PYTEST); tests=$$?; \
+	wait $$types; types=$$?; cat $$log; rm $$log; exit $$((tests | types))
 
 test-train: setup ## the tests of everything but the corpus
 	$(PYTEST) --ignore tests/corpus
@@ -33,11 +37,12 @@ test-chaos: setup ## runs that are killed, starved and signalled again and again
 test-fuzz: setup ## 100,000 damaged files from outside: each accepted or refused in one line; writes benchmarks/results/fuzz.json
 	$(BIN)/python benchmarks/fuzz.py
 
-lint: setup ## ruff, mypy, import-linter
+lint: style ## ruff, mypy, import-linter
+	$(TYPES)
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
 
 format: setup ## let ruff put the code into shape
 	$(BIN)/ruff check --fix .

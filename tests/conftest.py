@@ -31,10 +31,14 @@ def pytest_collection() -> None:
     gc.disable()
 
 
+_FORKING = ("run_ranks", "start_job", "programs", "carry_out", "run_to_its_end")
+"""What tests of ranks and commands import."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Look for garbage again, but not among what is there before the first test. And start the process that ranks are
-    forked from, if one of the tests runs ranks.
+    """Look for garbage again, but not among what is there before the first test. And start the process that ranks and
+    commands are forked from, if one of the tests runs any.
 
     That process is used by the dry run, too, which would have it import less: each rank of all later tests then imports
     the rest by itself, half a second of processor time apiece.
@@ -43,7 +47,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     gc.freeze()
     if session.config.option.collectonly:
         return
-    if any(hasattr(item.module, "run_ranks") for item in session.items if isinstance(item, pytest.Function)):
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    if any(hasattr(module, name) for module in modules for name in _FORKING):
         fork_server()
         forkserver.ensure_running()
 

@@ -12,6 +12,7 @@ from glmforge.cli.app import main
 from glmforge.config import load_config
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.demo import Demo, DemoOptions
+from helpers.prepared import programs
 
 SMALL = (
     "model.hidden_size=64",
@@ -49,7 +50,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_the_whole_story(corpus: Path, tmp_path: Path) -> None:
+def test_the_whole_story(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(programs() / "python"))  # by which it starts what it trains
     console = Console(record=True, width=120)
     out = tmp_path / "demo"
     options = DemoOptions(out, corpus, minutes=1.0, overrides=SMALL, sft_overrides=SMALL_SFT)

@@ -15,6 +15,7 @@ import psutil
 
 from glmforge.config import RunConfig, dump_config
 from helpers.distributed import free_port
+from helpers.prepared import programs
 
 LIMIT_S = 240.0
 """Generous: nothing is to fail because the machine is busy."""
@@ -67,9 +68,17 @@ class Commands:
     started: list[Started] = field(default_factory=list)
 
     def start(
-        self, *arguments: str, ranks: int = 1, restarts: int = 0, environment: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        ranks: int = 1,
+        restarts: int = 0,
+        environment: dict[str, str] | None = None,
+        prepared: bool = False,
     ) -> Started:
-        """`glmforge ARGUMENTS`, under torchrun for more than one rank."""
+        """`glmforge ARGUMENTS`, under torchrun for more than one rank.
+
+        With `prepared` seconds of imports are saved, and the process number is not the command's (`helpers.prepared`).
+        """
         launcher = list[str]()
         if ranks > 1:
             launcher += [
@@ -79,7 +88,8 @@ class Commands:
                 f"--nproc-per-node={ranks}",
                 f"--max-restarts={restarts}",
             ]
-        return self.start_python(*launcher, "-m", "glmforge", *arguments, environment=environment)
+        python = str(programs() / "python") if prepared else sys.executable
+        return self.start_program(python, *launcher, "-m", "glmforge", *arguments, environment=environment)
 
     def start_python(self, *arguments: str, environment: dict[str, str] | None = None) -> Started:
         """`python ARGUMENTS`."""

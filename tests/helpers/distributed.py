@@ -37,8 +37,8 @@ from typing import Any
 
 from helpers.linked_hosts import INTERFACE, LinkedHost
 
-_PRELOADED = ["pytest", "glmforge.recipes.train", "glmforge.dryrun.rank"]
-"""Imported once by the process that ranks are forked from: four seconds less for each of them."""
+_PRELOADED = ["pytest", "glmforge.recipes.train", "glmforge.dryrun.rank", "glmforge.cli.app", "glmforge.optim.muon"]
+"""Imported once by the process that ranks and commands are forked from: four seconds less for each of them."""
 _GRACE_S = 3.0  # after one rank has failed: how long the others may take to report their own error
 _LOG_TAIL_BYTES = 4000
 

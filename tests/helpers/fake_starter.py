@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
-from glmforge.errors import LaunchError
+from glmforge.errors import HostError, LaunchError
 from glmforge.launch.job import JobDescription, JobDirectory, RankRecord, utc_now
 from glmforge.launch.starters.base import Ranks
 
@@ -97,7 +97,7 @@ def write_rank(root: Path, rank: int, node: str, end: Ends, began: datetime, per
 
 @dataclass
 class FakeAllocation:
-    """`gone` are the nodes that do not answer."""
+    """`gone` are the nodes that do not answer; `down`: the questions for them, counted from 1, that nobody answers."""
 
     names: tuple[str, ...]
     submission: str = "17"
@@ -109,11 +109,16 @@ class FakeAllocation:
     drained: dict[str, str] = field(default_factory=dict)
     ours: bool = True
     end: datetime | None = None
+    down: range = range(0)
+    asked: int = 0
 
     def nodes(self) -> tuple[str, ...]:
         return self.names
 
     def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        self.asked += 1
+        if self.asked in self.down:
+            raise HostError("'scontrol' fails: Unable to contact slurm controller; is slurmctld up?")
         return {node: why for node, why in self.gone.items() if node in nodes}
 
     def watched(self, root: Path) -> AbstractContextManager[None]:

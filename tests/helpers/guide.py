@@ -3,9 +3,10 @@
 A fenced block of a guide is one of three things, and any other is an error:
 
 - a file, where the paragraph before ends with its name: "... in `run.yaml`:";
-- `console`: commands after `$ `, run by bash in real processes, and below each what it shows of its output, where
-  "..." stands for anything in a line, or for any lines. A command whose output ends with a line of "glmforge: ..."
-  is refused with status 1; every other one succeeds. `export NAME=VALUE` holds for the commands after it;
+- `console`: commands after `$ `, run by bash in processes of their own (`helpers.prepared` starts them sooner), and
+  below each what it shows of its output, where "..." stands for anything in a line, or for any lines. A command whose
+  output ends with a line of "glmforge: ..." is refused with status 1; every other one succeeds. `export NAME=VALUE`
+  holds for the commands after it;
 - `sh`: launches for a cluster, which cannot run here. What the guide says is held to the program all the same: the
   command line is parsed, the configuration loaded with its overrides, and laid out on as many ranks as are launched.
 """
@@ -25,6 +26,7 @@ import typer
 from glmforge.cli.app import app
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_config
+from helpers.prepared import programs
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "docs" / "guides"
@@ -177,8 +179,8 @@ def _commands(body: str, line: int) -> Iterator[Command]:
 
 
 def _run(command: Command, directory: Path, place: str, exported: Mapping[str, str]) -> None:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {"PATH": programs, "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | exported
+    path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"PATH": path, "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | exported
     if "SLURM_CONF" not in exported:  # else ranks are on several hosts
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     done = subprocess.run(

@@ -83,13 +83,36 @@ def cut_link(job: Launched) -> Mend:
 
 def restart_controller(job: Launched) -> Mend:
     """Killed, and started again."""
+    _kill_controller(job)
+    _start_controller(job)
+    return _nothing
+
+
+def kill_rank_without_controller(job: Launched) -> Mend:
+    """Slurm's controller is down until the supervisor, which can start nothing, waits for it."""
+    waited = len(_waits(job))
+    _kill_controller(job)
+    job.signal_rank(1, "KILL")
+    job.wait_until(lambda: len(_waits(job)) > waited)
+    _start_controller(job)
+    return _nothing
+
+
+def _waits(job: Launched) -> list[object]:
+    return [event for event in job.events("decided") if event["do"] == "wait"]
+
+
+def _kill_controller(job: Launched) -> None:
     dev = job.cluster.dev
     old = dev.run(HEAD, "pidof", "slurmctld").stdout.split()
     dev.run(HEAD, "kill", "-KILL", *old)
     _wait(lambda: not set(old) & set(dev.run(HEAD, "pidof", "slurmctld", check=False).stdout.split()))
+
+
+def _start_controller(job: Launched) -> None:
+    dev = job.cluster.dev
     dev.run(HEAD, find("slurmctld") or "slurmctld", "-f", str(dev.places.slurm_conf))
     _wait(lambda: "UP" in _ask(job, "scontrol", "ping"))
-    return _nothing
 
 
 def kill_slurmd(job: Launched) -> Mend:
@@ -197,6 +220,7 @@ FAULTS = {
     "rank stopped": Fault(stop_rank, frozenset({"hang"})),
     "link cut": Fault(cut_link, _LOST),
     "slurmctld restarted": Fault(restart_controller),
+    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED),
     "slurmd killed": Fault(kill_slurmd, _LOST),
     "node drained": Fault(drain_node),
     "requeued": Fault(requeue, _GAVE_WAY),

@@ -60,7 +60,7 @@ def chosen_names(root: Path, patterns: Sequence[str]) -> list[str]:
     names = job_names(root)
     chosen: dict[str, None] = {}
     for pattern in patterns:
-        found = [pattern] if pattern in names else fnmatch.filter(names, pattern)
+        found = fnmatch.filter(names, pattern)  # a name has none of a pattern's characters
         if not found:
             raise LaunchError(_no_such_job(root, pattern, names))
         chosen |= dict.fromkeys(found)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from glmforge.cluster.lease import Claim
 from glmforge.cluster.process import is_alive
-from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirectory, Submission
+from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirectory, Submission, Verdict
 from glmforge.launch.schedulers.base import Seen, State
 
 CANCELLED = "cancelled"
@@ -130,10 +130,7 @@ def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
     """The scheduler says that it is over: how, the last attempt knows better."""
     attempt = files.own_attempt
     if attempt is not None and attempt.verdict is not None:
-        state = _OF_CAUSE.get(attempt.verdict.cause, JobState.FAILED)
-        if state is not JobState.FAILED or seen.state is not State.COMPLETED:
-            return state, _why(attempt) if state is not JobState.FINISHED else ""
-        return JobState.FAILED, _why(attempt)
+        return _by_verdict(attempt, attempt.verdict)
     if seen.state is State.COMPLETED:
         return JobState.FINISHED, ""
     if seen.state is State.CANCELLED:
@@ -166,7 +163,11 @@ def _by_files(files: JobFiles, seen: Seen | str) -> tuple[JobState, str]:
         return JobState.UNKNOWN, reason
     if attempt.verdict.cause is Cause.PREEMPTED:
         return JobState.UNKNOWN, f"{reason}; it was preempted, and has not come back"
-    state = _OF_CAUSE.get(attempt.verdict.cause, JobState.FAILED)
+    return _by_verdict(attempt, attempt.verdict)
+
+
+def _by_verdict(attempt: AttemptRecord, verdict: Verdict) -> tuple[JobState, str]:
+    state = _OF_CAUSE.get(verdict.cause, JobState.FAILED)
     return state, "" if state is JobState.FINISHED else _why(attempt)
 
 

@@ -45,7 +45,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Step:
-    """Steps up to `last`, `count` of them, done at `time`, and the seconds of each part since the last such record."""
+    """Steps up to `last`, one or more (`count`), done at `time`, and the seconds of each part since the last record."""
 
     time: datetime
     last: int
@@ -168,7 +168,7 @@ def _parts(begin: int, end: int, step: Step, again: int) -> Iterator[tuple[int, 
     cursor = begin
     for use, seconds in step.seconds.items():
         until = min(end, cursor + round(seconds * 1e6))
-        if use is Use.USEFUL and step.count:
+        if use is Use.USEFUL:
             useless = (until - cursor) * again // step.count
             yield cursor, cursor + useless, Use.RECOMPUTE
             cursor += useless

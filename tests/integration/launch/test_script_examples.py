@@ -1,20 +1,25 @@
 """Users' own scripts under Slurm (examples/slurm): what a linter and sbatch say of all, and runs of those for CPUs."""
 
+import io
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from helpers.dev_cluster import Cluster, slurm_cluster
+from helpers.distributed import run_ranks
 from helpers.packages import install_or_skip
+from helpers.prepared import programs
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted(path.relative_to(ROOT) for path in (ROOT / "examples/slurm").glob("*/*.sbatch"))
 TIME_LIMIT_S = 300.0
-
+PREEMPTED = 75
 
 _WARNED_AT_STEP_3 = """
 import os, runpy, signal
@@ -53,13 +58,13 @@ def where(script: str, directory: Path) -> list[str]:
     return [] if "torchrun" in script else ["--save", str(directory / "run")]
 
 
-def losses_of(log: Path) -> list[str]:
-    return re.findall(r"^step \d+ loss .*", log.read_text(), re.MULTILINE)
+def losses_in(said: str) -> list[str]:
+    return re.findall(r"^step \d+ loss .*", said, re.MULTILINE)
 
 
-def numbers_of(log: Path) -> list[float]:
+def numbers_in(said: str) -> list[float]:
     """Step and loss by turns."""
-    return [float(word) for line in losses_of(log) for word in line.split()[1::2]]
+    return [float(word) for line in losses_in(said) for word in line.split()[1::2]]
 
 
 def test_there_are_scripts_of_every_kind() -> None:
@@ -102,14 +107,65 @@ def test_what_is_for_gpus_says_what_it_would_run(cluster: Cluster, tmp_path: Pat
     assert "--mine" in said
 
 
+def test_scripts_of_several_examples_differ_in_what_they_start() -> None:
+    """So that what one shows on Slurm holds for the other."""
+    for name in ("srun", "torchrun", "mpi"):
+        ddp, fsdp = ((ROOT / f"examples/slurm/{example}/{name}.sbatch").read_text() for example in _TOLERANCE)
+        words = (("DistributedDataParallel", "FSDP with CPU offload"), ("ddp/", "fsdp_offload/"), ("ddp", "fsdp"))
+        for old, new in words:
+            ddp = ddp.replace(old, new)
+        assert ddp == fsdp
+
+
+_TOLERANCE = {"ddp": 1e-4, "fsdp_offload": 0.0}
+"""DDP cuts its gradients anew after its first step, which changes the order of sums: 1e-6 here. What is not restored
+(moments, the step, the data's place) changes the second digit. FSDP sums in the same order always."""
+STEPS = 8
+
+
+def rank_run_script(script: Path, arguments: list[str]) -> tuple[int, str]:
+    """Its status and output."""
+    sys.argv = [str(script), *arguments]
+    with redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    return int(ended.value.code or 0), said.getvalue()
+
+
+def run_in_forks(script: Path, save: Path) -> tuple[list[int], str]:
+    """Statuses of four ranks on this machine without Slurm, and the output of the first."""
+    arguments = ["--steps", str(STEPS), "--save-every", "1000", "--save", str(save)]
+    ended = run_ranks(rank_run_script, 4, script, arguments, init_group=False)
+    return [status for status, _ in ended], ended[0][1]
+
+
+def warned_script(example: str, directory: Path) -> Path:
+    """The example, with the warning."""
+    script, wrapper = ROOT / "examples/slurm" / example / "train.py", directory / "wrapper.py"
+    wrapper.write_text(_WARNED_AT_STEP_3.format(mark=directory / "mark", script=script))
+    return wrapper
+
+
+@pytest.mark.parametrize("example", _TOLERANCE)
+def test_a_script_that_was_warned_goes_on_to_the_same_losses(example: str, tmp_path: Path) -> None:
+    script = warned_script(example, tmp_path)
+    statuses, first = run_in_forks(script, tmp_path / "warned")
+    assert statuses == [PREEMPTED] * 4
+    assert len(losses_in(first)) == 3
+    statuses, second = run_in_forks(script, tmp_path / "warned")
+    assert statuses == [0] * 4
+    _, whole = run_in_forks(script, tmp_path / "whole")
+    assert numbers_in(first + second) == pytest.approx(numbers_in(whole), rel=_TOLERANCE[example], abs=0.0)
+
+
 @pytest.mark.parametrize(
-    "script",
+    ("script", "prepared"),
     [
-        "ddp/srun.sbatch",
-        "fsdp_offload/srun.sbatch",
+        ("fsdp_offload/srun.sbatch", True),
         *(
-            pytest.param(f"{example}/{by}.sbatch", marks=pytest.mark.chaos)
+            pytest.param(f"{example}/{by}.sbatch", False, marks=pytest.mark.chaos)
             for example, by in (
+                ("ddp", "srun"),
+                ("fsdp_offload", "srun"),
                 ("ddp", "torchrun"),
                 ("ddp", "mpi"),
                 ("fsdp_offload", "torchrun"),
@@ -119,24 +175,19 @@ def test_what_is_for_gpus_says_what_it_would_run(cluster: Cluster, tmp_path: Pat
     ],
 )
 def test_a_warning_saves_and_the_next_start_goes_on_to_the_same_losses(
-    cluster: Cluster, tmp_path: Path, script: str
+    cluster: Cluster, tmp_path: Path, script: str, prepared: bool
 ) -> None:
     """Two nodes of two ranks. The job is warned, queued again, and ends with what a run without a warning ends with."""
-    whole, warned = tmp_path / "whole", tmp_path / "warned"
-    steps = 8
-    mark, wrapper = tmp_path / "mark", tmp_path / "wrapper.py"
-    wrapper.write_text(
-        _WARNED_AT_STEP_3.format(mark=mark, script=ROOT / "examples/slurm" / Path(script).parent / "train.py")
+    python = programs() / "python" if prepared else sys.executable
+    example = Path(script).parent.name
+    arguments = ["--steps", str(STEPS), "--save-every", "1000"]
+    wrapper = warned_script(example, tmp_path)
+    job = submitted(
+        cluster, script, tmp_path, *arguments, *where(script, tmp_path), SCRIPT=str(wrapper), PYTHON=str(python)
     )
-    for directory in (whole, warned):
-        directory.mkdir()
-    arguments = ["--steps", str(steps), "--save-every", "1000"]
-    job = submitted(cluster, script, warned, *arguments, *where(script, warned), SCRIPT=str(wrapper))
     ended = cluster.wait(job, TIME_LIMIT_S)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), (warned / "log").read_text()
-    cluster.wait(submitted(cluster, script, whole, *arguments, *where(script, whole)), TIME_LIMIT_S)
-    assert len(losses_of(whole / "log")) == steps
-    # DDP cuts its gradients anew after its first step, which changes the order of sums: 1e-6 here. What is not restored
-    # (moments, the step, the data's place) changes the second digit. FSDP sums in the same order always.
-    tolerance = 1e-4 if script.startswith("ddp") else 0.0
-    assert numbers_of(warned / "log") == pytest.approx(numbers_of(whole / "log"), rel=tolerance, abs=0.0)
+    said = (tmp_path / "log").read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), said
+    _, whole = run_in_forks(wrapper, tmp_path / "whole")
+    assert len(losses_in(whole)) == STEPS
+    assert numbers_in(said) == pytest.approx(numbers_in(whole), rel=_TOLERANCE[example], abs=0.0)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.training.trainer import Hook, Trainer
 from helpers.command import write_config
+from helpers.prepared import programs
 from helpers.tiny_data import TinyData
 
 PHASES = [{"name": "main", "steps": 8, "seq_len": 16, "batch_size": 2}]
@@ -125,7 +125,7 @@ def test_a_step_that_is_not_there_or_not_whole(tiny_data: TinyData, tmp_path: Pa
 def test_from_the_command_line(tiny_data: TinyData, tmp_path: Path) -> None:
     config = config_in(tiny_data, tmp_path)
     train(config)
-    command = [sys.executable, "-m", "glmforge"]
+    command = [programs() / "glmforge"]
     subprocess.run([*command, "train", write_config(config), "--from", "6"], check=True, timeout=240)
     show = [*command, "checkpoint", "show", config.output_dir]
     shown = subprocess.run(show, capture_output=True, text=True, timeout=240, env=os.environ | {"COLUMNS": "200"})

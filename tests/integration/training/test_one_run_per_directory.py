@@ -38,8 +38,8 @@ def test_a_second_start_is_refused_and_the_first_goes_on(
     first = commands.start("train", config)
     first.wait_for_steps(run, 3)
     others = [
-        commands.start("train", config, "optim.lr=1e-2"),
-        commands.start("checkpoint", "consolidate", str(run), "--local-dir", str(tmp_path / "none")),
+        commands.start("train", config, "optim.lr=1e-2", prepared=True),
+        commands.start("checkpoint", "consolidate", str(run), "--local-dir", str(tmp_path / "none"), prepared=True),
     ]
     for other in others:
         assert other.wait() == 1
@@ -69,7 +69,7 @@ def test_each_rank_of_a_second_start_says_who_works_there(
 
 def test_of_starts_at_the_same_time_one_runs(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
     run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
-    starts = [commands.start("train", config, f"seed={seed}") for seed in (1, 2, 3)]
+    starts = [commands.start("train", config, f"seed={seed}", prepared=True) for seed in (1, 2, 3)]
     starts[0].wait_until(lambda: sum(start.process.poll() is not None for start in starts) >= 2, alive=False)
     (winner,) = [start for start in starts if start.process.poll() is None]
     assert [start.wait() for start in starts if start is not winner] == [1, 1]

@@ -1,23 +1,22 @@
 """A run that was interrupted goes on as if it had not been: by SIGKILL, on other numbers of ranks, over phases."""
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from glmforge.config import RunConfig, dump_config
+from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
+from helpers.command import num_lines, write_config
 from helpers.distributed import run_ranks
+from helpers.job import start_job
 from helpers.tiny_data import TinyData
 
 PHASES = [
@@ -37,26 +36,6 @@ def losses_of(config: RunConfig) -> list[float]:
     return [record["loss"] for record in records]
 
 
-def launch(config: RunConfig, num_ranks: int) -> subprocess.Popen[bytes]:
-    """The command line that a user types, under torchrun for more than one rank."""
-    path = config.output_dir.with_suffix(".yaml")
-    path.write_text(dump_config(config))
-    launcher = (
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-        if num_ranks > 1
-        else [sys.executable]
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*launcher, "-m", "glmforge", "train", str(path)]
-    return subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.PIPE)
-
-
-def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        assert process.poll() is None, process.communicate()[1].decode()[-2000:]
-        time.sleep(0.005)  # polls a file that another process writes; the outcome does not depend on it
-
-
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.chaos)])
 def test_losses_after_sigkill_are_bit_equal(tiny_data: TinyData, tmp_path: Path, num_ranks: int) -> None:
     whole = config_for(tiny_data, tmp_path / "whole")
@@ -65,15 +44,20 @@ def test_losses_after_sigkill_are_bit_equal(tiny_data: TinyData, tmp_path: Path,
     assert len(expected) == NUM_STEPS
 
     killed = config_for(tiny_data, tmp_path / "killed")
+    path, metrics = write_config(killed), killed.output_dir / "metrics.jsonl"
     generator = random.Random(num_ranks)
-    for at_step in sorted(generator.sample(range(1, NUM_STEPS), 2)):
-        process = launch(killed, num_ranks)
-        wait_for_lines(killed.output_dir / "metrics.jsonl", at_step, process)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    process = launch(killed, num_ranks)
-    assert process.wait(timeout=240) == 0, process.communicate()[1].decode()[-2000:]
+    for launch, at_step in enumerate(sorted(generator.sample(range(1, NUM_STEPS), 2))):
+        job = start_job(Path(path), num_ranks, tmp_path / "logs", launch)
+        assert job.wait_until(partial(has_lines, metrics, at_step)), job.tail()
+        job.signal(signal.SIGKILL)
+        assert job.wait() == [-signal.SIGKILL] * num_ranks
+    job = start_job(Path(path), num_ranks, tmp_path / "logs", 2)
+    assert job.wait() == [0] * num_ranks, job.tail()
     assert losses_of(killed) == expected
+
+
+def has_lines(path: Path, count: int) -> bool:
+    return num_lines(path) >= count
 
 
 def test_other_numbers_of_ranks_give_the_same_losses(tiny_data: TinyData, tmp_path: Path) -> None:

@@ -170,10 +170,10 @@ def test_what_was_gathered_is_loaded_by_peft(
     away.rename(tmp_path / "away")
     ssh = write_ssh(tmp_path / "ssh", hosts)
     run, names = str(config.output_dir), ",".join(host.name for host in hosts)
-    gathered = commands.start("adapter", "gather", run, "--hosts", names, "--ssh", str(ssh))
+    gathered = commands.start("adapter", "gather", run, "--hosts", names, "--ssh", str(ssh), prepared=True)
     assert gathered.wait() == 0, gathered.output
     assert [step_of(path) for path in list_checkpoints(config.output_dir / "checkpoints")] == [STEPS]
-    merged = commands.start("adapter", "merge", run, str(tmp_path / "adapter"))
+    merged = commands.start("adapter", "merge", run, str(tmp_path / "adapter"), prepared=True)
     assert merged.wait() == 0, merged.output
     assert_peft_says_the_same(base, tmp_path / "adapter", config.output_dir)
 

@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from glmforge.model.transformer import GlmMoe
 from helpers.command import Commands, Started, own_lines, write_config
 from helpers.distributed import free_port
 from helpers.models import randomize_, tiny_config
+from helpers.prepared import programs
 from helpers.tiny_data import VOCAB_SIZE, TinyData
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "two_nodes"
@@ -37,7 +37,7 @@ class Nodes:
 
     def start(self, number: int, *settings: str, wait_s: int = 120, **environment: str) -> Started:
         given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "GPUS": "1", "WAIT_S": str(wait_s)}
-        given |= {"PYTHON": sys.executable, "LOGS": str(self.logs(number))}
+        given |= {"PYTHON": str(programs() / "python"), "LOGS": str(self.logs(number))}
         script = str(SCRIPTS / f"launch_node{number}.sh")
         return self.commands.start_program(script, self.config, *settings, environment=given | environment)
 

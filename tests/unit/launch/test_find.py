@@ -12,6 +12,7 @@ from glmforge.cluster.lease import Lease
 from glmforge.errors import LaunchError
 from glmforge.launch.find import as_dict, chosen_names, find_jobs, job_directory, job_names
 from glmforge.launch.job import Cause, Submission, utc_now
+from glmforge.launch.job_files import attempt_numbers
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state import CANCELLED, SUPERVISOR_LEASE, JobState
 from glmforge.launch.words import aligned, job_row
@@ -36,6 +37,7 @@ def state(root: Path, scheduler: MadeScheduler, name: str = "air") -> tuple[JobS
         (State.RUNNING, {"first_step": 7, "last_step": 7}, JobState.STARTING),
         (State.RUNNING, RUNNING, JobState.RUNNING),
         (State.RUNNING, {"cause": Cause.MACHINE}, JobState.RESTARTING),
+        (State.RUNNING, {"cause": Cause.FINISHED}, JobState.ENDING),
         (State.SUSPENDED, RUNNING, JobState.SUSPENDED),
         (State.ENDING, RUNNING, JobState.ENDING),
         (State.COMPLETED, {"cause": Cause.FINISHED}, JobState.FINISHED),
@@ -116,6 +118,51 @@ def test_a_forgotten_job_whose_supervisor_lives_is_running(tmp_path: Path) -> No
     with Lease(job.root, "glmforge supervise", name=SUPERVISOR_LEASE):
         assert state(tmp_path, MadeScheduler())[0] is JobState.RUNNING
     assert state(tmp_path, MadeScheduler())[0] is JobState.UNKNOWN
+
+
+def test_so_is_one_whose_supervisor_is_on_a_machine_that_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = made_job(tmp_path)
+    made_attempt(job, **RUNNING)
+    monkeypatch.setattr("glmforge.launch.state.is_alive", lambda _: None)
+    with Lease(job.root, "glmforge supervise", name=SUPERVISOR_LEASE):
+        assert state(tmp_path, MadeScheduler())[0] is JobState.RUNNING
+
+
+@pytest.mark.parametrize(("supervise", "expected"), [(True, JobState.FAILED), (False, JobState.STOPPED)])
+def test_a_process_that_ended_without_a_word(tmp_path: Path, supervise: bool, expected: JobState) -> None:
+    """A supervisor would have left one."""
+    made_job(tmp_path, launch={"launcher": "local", "nodes": 1, "supervise": supervise})
+    scheduler = MadeScheduler(name="local")
+    scheduler.know("17", State.ENDED)
+    assert state(tmp_path, scheduler)[0] is expected
+
+
+def test_when_it_changed_last(tmp_path: Path) -> None:
+    job, scheduler = made_job(tmp_path), MadeScheduler()
+    made_attempt(job, cause=Cause.CODE, ended=110)
+    scheduler.know("17", State.FAILED, submitted=at(0), began=at(5))
+    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["changed"] == at(110).isoformat()
+    scheduler.know("17", State.FAILED, submitted=at(0), began=at(5), ended=at(200))
+    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["changed"] == at(200).isoformat()
+
+
+def test_a_job_that_was_submitted_thousands_of_times(tmp_path: Path) -> None:
+    """The end of its file begins in the middle of a line."""
+    job, scheduler = made_job(tmp_path), MadeScheduler()
+    line = job.submissions.read_text()
+    job.submissions.write_text(line * 2000 + line.replace('"17"', '"18"'))
+    scheduler.know("18", State.RUNNING)
+    assert state(tmp_path, scheduler)[0] is JobState.STARTING
+
+
+def test_what_lies_beside_attempts_is_none(tmp_path: Path) -> None:
+    job = made_job(tmp_path)
+    made_attempt(job)
+    for name in ("7", "²²²²", "0002.old", "notes"):
+        (job.attempts / name).mkdir()
+    assert attempt_numbers(job) == [1]
 
 
 def test_each_scheduler_is_asked_once_for_all_of_its_jobs(tmp_path: Path) -> None:
@@ -230,6 +277,19 @@ def test_steps_of_a_training_job_are_those_that_its_run_has_recorded(tmp_path: P
     assert (row["step"], row["num_steps"], row["attempt"], row["state"]) == (299, 1000, 1, "running")
 
 
+def test_a_phase_without_steps_leaves_their_number_open(tmp_path: Path) -> None:
+    job, scheduler = made_job(tmp_path), MadeScheduler()
+    job.run_config.write_text("phases:\n- steps: 600\n- tokens: 400\n")
+    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["num_steps"] is None
+
+
+def test_steps_of_earlier_attempts_count(tmp_path: Path) -> None:
+    job, scheduler = made_job(tmp_path), MadeScheduler()
+    scheduler.know("17", State.RUNNING)
+    made_attempt(job, 2, first_step=40)
+    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["step"] == 40
+
+
 def test_what_an_earlier_attempt_has_recorded_is_no_step_of_this_one(tmp_path: Path) -> None:
     run, scheduler = tmp_path / "run", MadeScheduler()
     scheduler.know("17", State.RUNNING)
@@ -244,7 +304,9 @@ def test_what_an_earlier_attempt_has_recorded_is_no_step_of_this_one(tmp_path: P
     assert find_jobs(tmp_path / "jobs", ["air"], scheduler.of)[0].state is JobState.RUNNING
 
 
-@pytest.mark.parametrize("line", ["2026 0 12 hello", "2026 0 12 ", "2026 0 12 x\n2026 0 - y"])
+@pytest.mark.parametrize(
+    "line", ["2026 0 12 hello", "2026 0 12 ", "2026 0 12 x\n2026 0 - y", f"2026 0 12 x\n2026 0 {'9' * 5000} y"]
+)
 def test_the_step_of_a_program_that_records_none_is_that_of_its_log(tmp_path: Path, line: str) -> None:
     job, scheduler = made_job(tmp_path), MadeScheduler()
     scheduler.know("17", State.RUNNING)
@@ -257,7 +319,7 @@ def test_the_step_of_a_program_that_records_none_is_that_of_its_log(tmp_path: Pa
 def test_what_lies_beside_jobs_is_none(tmp_path: Path) -> None:
     made_job(tmp_path)
     (tmp_path / "notes").mkdir()
-    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "attempts").mkdir(parents=True)
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     assert job_names(tmp_path) == ["air"]

@@ -130,6 +130,7 @@ def test_a_script_that_tells_its_steps_only(tmp_path: Path) -> None:
         {"time": "yesterday", "step": 1, "steps": 1},
         {"time": 7, "event": "loaded"},
         {"step": "many", "steps": 1},
+        {"time": "2026-03-01T12:03:20", "step": 45, "steps": 5, "training_s": 9},
         {"time": at(200).isoformat(), "step": 45, "steps": 0, "training_s": "long", "data_s": -5},
         {"time": at(200).isoformat(), "step": 45, "steps": 10**30, "training_s": 1e300},
     ],
@@ -138,6 +139,50 @@ def test_hostile_lines_change_no_sum(job: JobDirectory, tmp_path: Path, row: dic
     with JsonlFile(tmp_path / "run/time.jsonl") as file:
         file.write({"job": "air", "attempt": 1} | row)
     assert goodput_of(job, at(5000)).allocated == 3 * (210 + 92) * 10**6
+
+
+def test_what_the_run_tells_comes_before_what_the_supervisor_saw(job: JobDirectory) -> None:
+    before = goodput_of(job, at(5000)).spans
+    said(job, 131, "training", attempt=1, step=0)
+    assert goodput_of(job, at(5000)).spans == before
+
+
+def test_a_script_that_began_to_train_and_did_no_step(tmp_path: Path) -> None:
+    job = made_job(tmp_path)
+    said(job, 0, "supervisor started", submission="17")
+    made_attempt(job, 1, began=0, ended=100, cause=Cause.MACHINE, first_step=5, last_step=5, nodes=["node1"])
+    said(job, 12, "training", attempt=1, step=5)
+    said(job, 100, "supervisor ended")
+    assert "useful" not in seconds(goodput_of(job, at(5000)))
+
+
+def test_a_hang(job: JobDirectory) -> None:
+    made_attempt(job, 2, began=1311, ended=1400, cause=Cause.HANG, spares=["node3"], first_step=30, last_step=50)
+    found = seconds(goodput_of(job, at(5000)), 2)
+    assert found["hang"] == 2 * 10
+
+
+def test_a_supervisor_that_left_no_word_ended_with_its_last_attempt(tmp_path: Path) -> None:
+    """It began in the moment in which it was submitted, and so did its attempt."""
+    job = made_job(tmp_path)
+    said(job, 0, "supervisor started", submission="17")
+    made_attempt(job, 1, began=0, ended=100, cause=Cause.MACHINE)
+    found = goodput_of(job, at(5000))
+    assert (found.allocated, found.queue_s) == (2 * 100 * 10**6, 0)
+
+
+def test_a_supervisor_ends_with_its_first_word_of_that(job: JobDirectory) -> None:
+    before = goodput_of(job, at(5000)).allocated
+    said(job, 315, "supervisor ended", status=0)
+    assert goodput_of(job, at(5000)).allocated == before
+
+
+def test_nodes_that_were_given_at_once(job: JobDirectory) -> None:
+    job.add_submission(Submission(id="18", launcher="slurm", time=at(2000), again=True))
+    for second in (2000, 3000):
+        said(job, second, "supervisor started", submission="18")
+        said(job, second + 10, "supervisor ended")
+    assert goodput_of(job, at(5000)).queue_s == 100 + 1000
 
 
 def test_lines_of_other_jobs_do_not_count(job: JobDirectory, tmp_path: Path) -> None:

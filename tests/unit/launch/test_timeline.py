@@ -23,7 +23,8 @@ def seconds(spans: Sequence[Span], attempt: int | None = None) -> dict[str, floa
 
 
 def attempt(number: int, begin: float, end: float, nodes: int = 1, **marks: object) -> Attempt:
-    times = {name: at(value) for name, value in marks.items() if isinstance(value, int | float) and name != "hung"}
+    given = {name: value for name, value in marks.items() if not isinstance(value, bool)}
+    times = {name: at(value) for name, value in given.items() if isinstance(value, int | float)}
     return Attempt(number, at(begin), at(end), nodes, **(marks | times))  # type: ignore[arg-type]
 
 
@@ -70,6 +71,36 @@ def test_a_roll_back_within_an_attempt() -> None:
 def test_a_hang_lasts_from_the_last_step_to_its_end() -> None:
     done = attempt(1, 0, 100, loaded=10, steps=steps((20, 1, 1, 10)), hung=True)
     assert seconds(spans_of([Allocation(at(0), at(100), 1)], [done])) == {"load": 10, "useful": 10, "hang": 80}
+
+
+def test_a_roll_back_behind_another_one() -> None:
+    done = attempt(1, 0, 18, loaded=0, steps=steps((10, 10, 10, 10), (13, 8, 3, 3), (18, 10, 5, 5)))
+    assert seconds(spans_of([Allocation(at(0), at(18), 1)], [done])) == {"useful": 10, "recompute": 8}
+
+
+def test_a_hang_before_anything_was_loaded_is_of_the_start() -> None:
+    done = attempt(1, 0, 100, processes=2, hung=True)
+    assert seconds(spans_of([Allocation(at(0), at(100), 1)], [done])) == {"start": 100}
+
+
+def test_an_attempt_that_goes_on_and_still_loads() -> None:
+    now = attempt(1, 0, 50, processes=2, joined=5, goes_on=True)
+    assert seconds(spans_of([Allocation(at(0), at(50), 1)], [now])) == {"start": 5, "load": 45}
+
+
+def test_more_nodes_than_were_told() -> None:
+    done = attempt(1, 0, 10, nodes=3, loaded=0, steps=steps((10, 1, 1, 10)))
+    assert seconds(spans_of([Allocation(at(0), at(12), 1)], [done])) == {"useful": 30, "stop": 6}
+
+
+def test_the_order_in_which_they_are_told_is_of_no_account() -> None:
+    first = attempt(1, 0, 10, loaded=0, steps=steps((10, 10, 10, 10)))
+    second = attempt(2, 12, 20, loaded=12, steps=steps((20, 14, 8, 8)))
+    third = attempt(3, 50, 60, loaded=50, steps=steps((60, 20, 10, 10)))
+    given = [Allocation(at(0), at(20), 1), Allocation(at(50), at(60), 1)]
+    found = spans_of(given, [first, second, third])
+    assert seconds(found) == {"useful": 10 + 4 + 6, "recompute": 4 + 4, "back-off": 2}
+    assert spans_of(given[::-1], [third, second, first]) == found
 
 
 def test_a_failure_before_the_first_step() -> None:
@@ -161,3 +192,5 @@ def test_spans_add_up_to_what_was_allocated(drawn: list[tuple[int, int, int]], f
 def test_overlapping_allocations_count_once() -> None:
     spans = spans_of([Allocation(at(0), at(10), 1), Allocation(at(5), at(15), 1)], [])
     assert seconds(spans) == {"not measured": pytest.approx(15)}
+    within = [Allocation(at(0), at(10), 1), Allocation(at(2), at(4), 1), Allocation(at(8), at(12), 1)]
+    assert seconds(spans_of(within, [])) == {"not measured": pytest.approx(12)}

@@ -1,8 +1,10 @@
 """A job that really runs: a small model trained over the nodes for some steps, one process on each, with checkpoints.
 
 `recovery` trains again, kills one process as soon as there is a checkpoint, starts the same command again, and wants
-the losses of the run that nobody disturbed, bit for bit. Nodes need glmforge at `python` of cluster.yaml, and a
-directory that they share.
+the losses of the run that nobody disturbed, bit for bit. Only what the steps after the resume depend on shows in them:
+data that changes meanwhile, and that none of these steps reads, does not. Nor should it, since the run is none the
+worse for it; whether data is the same on every node, byte for byte, is asked by `data.whole`. Nodes need glmforge at
+`python` of cluster.yaml, and a directory that they share.
 """
 
 import secrets

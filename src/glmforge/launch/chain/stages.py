@@ -131,7 +131,7 @@ class _Work:
             return self._filled(value, stage, place)
         if isinstance(value, dict):
             return {key: self._filled_values(each, stage, f"{place}.{key}") for key, each in value.items()}
-        return [self._filled_values(each, stage, place) for each in value] if isinstance(value, list) else value
+        return value  # lists are of names of nodes
 
     def _command(self, name: str, given: StageFile) -> list[str]:
         words = [self._filled(word, name, f"stage {name}: command") for word in given.words]

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from glmforge.cluster.hosts.fanout import Fanout, Outcome
 from glmforge.cluster.hosts.hostfile import LOCAL
+from glmforge.errors import GlmforgeError
 
 _ANSWER_S = 10.0
 
@@ -52,6 +53,14 @@ class Allocation(Protocol):
 
     def undrain(self, node: str) -> None:
         """Give back a node that we have taken."""
+
+
+def ask_lost(allocation: Allocation, nodes: Sequence[str]) -> tuple[Mapping[str, str], str]:
+    """Which nodes are lost, as far as that can be asked now; else none, and why it cannot."""
+    try:
+        return allocation.lost(nodes), ""
+    except GlmforgeError as error:
+        return {}, str(error)
 
 
 @dataclass

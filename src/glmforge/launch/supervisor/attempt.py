@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from glmforge.launch.job import RankRecord
 from glmforge.launch.starters.base import Running
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.verdict import HUNG, INTERRUPTED, PREEMPTED
@@ -193,7 +193,8 @@ class Watch:
         silent_s = time.time() - self.progress.last_sign()
         if silent_s < min(self.limits.quiet_s, self.limits.silent_after_s or self.limits.quiet_s):
             return
-        lost = {node: why for node, why in self.allocation.lost(self.nodes).items() if node not in self.seen.lost}
+        found, _ = ask_lost(self.allocation, self.nodes)  # a scheduler that is down for a while ends no ranks
+        lost = {node: why for node, why in found.items() if node not in self.seen.lost}
         for node, why in lost.items():
             self.say("node lost", f"{node} was lost: {why}", node=node)
         self.seen.lost.update(lost)

@@ -109,8 +109,8 @@ class Books:
     def _write(self, ledger: Ledger) -> None:
         try:
             ledger.write(self.job.nodes)
-        except OSError as error:
-            self.say("nodes not written", f"{self.job.nodes}: {error.strerror}")
+        except RunFileError as error:
+            self.say("nodes not written", f"{error}")
 
     def faults(self, nodes: Sequence[str]) -> Mapping[str, str]:
         if self.checker is None or not self.config.check or not nodes:
@@ -144,8 +144,8 @@ class Books:
     def write_record(self, attempt: AttemptRecord) -> None:
         try:
             attempt.write(self.job.attempt(attempt.number).record)
-        except OSError as error:
-            self.say("record not written", f"attempt {attempt.number}: {error.strerror}", attempt=attempt.number)
+        except RunFileError as error:
+            self.say("record not written", f"attempt {attempt.number}: {error}", attempt=attempt.number)
 
     def say_how_it_ended(self, attempt: AttemptRecord, verdict: Verdict, evidence: Evidence) -> None:
         assert attempt.ended is not None

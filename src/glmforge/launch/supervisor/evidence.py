@@ -4,17 +4,23 @@ Nothing here decides. What a machine or a person might have left damaged is pass
 whose node died while it wrote is exactly the one that is to be judged.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import escaped
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
+from glmforge.launch.starters.running import STARTER_LOG
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
+
+_SAID = 600
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Evidence:
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
         orphaned: the supervisor that had started it ended before it did.
+        said: the last that the starter's own program has printed.
         unread: files that were damaged.
     """
 
@@ -60,6 +67,7 @@ class Evidence:
     still_ours: bool = True
     near_limit: bool = False
     orphaned: bool = False
+    said: str = ""
     unread: tuple[str, ...] = ()
 
     @property
@@ -123,9 +131,19 @@ def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecor
         ranks=tuple(ranks),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
+        said=_last_line(job.attempt(attempt.number).root / STARTER_LOG),
         unread=tuple(damaged),
         **known,
     )
+
+
+def _last_line(path: Path) -> str:
+    """What can be read of it; nothing if it is not there."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID))
+        lines = file.read().decode(errors="replace").split("\n")
+        return next((escaped(line.strip()) for line in reversed(lines) if line.strip()), "")
+    return ""
 
 
 def last_step(ranks: Sequence[RankRecord]) -> int | None:

@@ -64,6 +64,7 @@ class Situation:
     Attributes:
         wanted: nodes that the job asks for (`launch.nodes`).
         present: nodes of the allocation that answer, in its order.
+        known: whether that could be asked: a scheduler that is down tells nothing, and starts nothing.
         bears: whether the job can run on so many nodes.
         can_requeue: whether the scheduler would take the job again under its number.
         may_stay: the allocation remains the job's; False once it is to be given back.
@@ -80,6 +81,7 @@ class Situation:
     waited_s: float = 0.0
     last_words: str = ""
     ledger: Ledger = field(default_factory=Ledger)
+    known: bool = True
 
 
 def decide(verdict: Verdict | None, history: Sequence[AttemptRecord], now: datetime, at: Situation) -> Decision:
@@ -210,6 +212,8 @@ def _too_often(verdict: Verdict, history: Sequence[AttemptRecord], at: Situation
 
 
 def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
+    if not at.known and at.waited_s < _LONGEST_WAIT_S:
+        return Decision(Do.WAIT, f"{why}; the scheduler does not answer: waits for it", after_s=_wait(at))
     chosen = choose_nodes(now, at)
     if chosen is not None:
         nodes, spares = chosen
@@ -219,7 +223,7 @@ def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
     lacking = _lacking(at, out)
     if at.can_requeue:
         return Decision(Do.REQUEUE, f"{why}; {lacking}: the scheduler is asked for others")
-    absent_may_return = len(at.present) < (at.config.min_nodes or at.wanted)
+    absent_may_return = len(at.present) < at.wanted
     due = at.ledger.next_due(at.config)
     longest = max(_LONGEST_WAIT_S, 2 * (at.config.node_back_after_s or 0.0))
     if (absent_may_return or due is not None) and at.waited_s < longest:

@@ -21,6 +21,8 @@ from glmforge.launch.supervisor.standby import standby
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
+_REQUEUES = 720
+"""An hour: what else could be done while Slurm's controller is down?"""
 _TRIES, _TRY_EVERY_S = 20, 0.5
 
 
@@ -83,7 +85,7 @@ class SlurmAllocation:
         A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
         would then count as failed. So it waits to be ended.
         """
-        for _ in range(60):
+        for _ in range(_REQUEUES):
             if self._try("scontrol", "requeue", self.submission):
                 self._leave_out(without)
                 time.sleep(_ENDED_WITHIN_S)

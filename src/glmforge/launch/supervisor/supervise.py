@@ -19,7 +19,7 @@ from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.starters.base import Running, Starter
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
@@ -66,6 +66,8 @@ class Supervisor:
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
         self._looked_for_more = time.monotonic()
+        self._known = True
+        """Whether the allocation told at the last question which nodes it has lost."""
 
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
@@ -134,6 +136,7 @@ class Supervisor:
             waited_s=waited,
             last_words=self.books.log_of(verdict, history),
             ledger=ledger,
+            known=self._known,
         )
         if self.books.cancelled():
             decision = Decision(Do.STOP, "it was cancelled")
@@ -168,11 +171,11 @@ class Supervisor:
         return tuple(node for node in nodes if node not in lost)
 
     def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        try:
-            return dict(self.allocation.lost(nodes))
-        except GlmforgeError as error:
-            self.books.say("nodes unknown", f"{error}")
-            return {}
+        lost, why = ask_lost(self.allocation, nodes)
+        if why and self._known:
+            self.books.say("nodes unknown", why)
+        self._known = not why
+        return dict(lost)
 
     def _attempt(self, decision: Decision) -> Verdict:
         self.books.add_up()

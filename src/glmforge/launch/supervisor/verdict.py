@@ -188,7 +188,9 @@ def _without_rank(evidence: Evidence) -> Verdict:
     """No rank failed, as far as the records say, and yet the attempt did."""
     status = evidence.status
     if not evidence.ranks:
-        return Verdict(cause=Cause.UNKNOWN, why=f"no rank was started; the starter ended with status {status}")
+        said = f": {evidence.said}" if evidence.said else ""
+        why = f"no rank was started; the starter ended with status {status}{said}"
+        return Verdict(cause=Cause.UNKNOWN, why=why[:2000])
     missing = evidence.world_size - len(evidence.ranks)
     more = f"; {missing} of {evidence.world_size} ranks left no record" if missing else ""
     return Verdict(cause=Cause.UNKNOWN, why=f"the starter ended with status {status}, and no rank failed{more}")

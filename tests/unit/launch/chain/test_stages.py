@@ -149,6 +149,26 @@ def test_wrong_chains_are_one_line(stages_of, old, new, problem):
     assert len(str(raised.value).splitlines()) <= 2  # pydantic may find two mistakes
 
 
+def test_a_stage_that_is_not_needed_may_not_be_named(stages_of):
+    """Although it comes before."""
+    text = CHAIN.replace("stages:\n", "stages:\n  apart: {command: x}\n").replace("${pretrain.run}", "${apart.job}")
+    with pytest.raises(ConfigError, match=r"mid does not need apart; add it to needs"):
+        stages_of(text)
+
+
+def test_two_stages_may_not_write_their_curves_to_one_place(stages_of):
+    text = CHAIN.replace("output_dir: out/pretrain,", "output_dir: out/pretrain, observe.tensorboard_dir: tb,")
+    with pytest.raises(ConfigError, match=r"stages pretrain and mid both write to .*/tb;"):
+        stages_of(text.replace("output_dir=out/pretrain-2", "output_dir=out/pretrain-2, observe.tensorboard_dir=tb"))
+
+
+def test_an_error_names_the_run_and_not_what_stands_in_for_it(stages_of, tmp_path):
+    with pytest.raises(ConfigError) as raised:
+        stages_of(CHAIN.replace("${pretrain.run}", "${pretrain.run}/none"))
+    assert str(tmp_path / "out/pretrain/none") in str(raised.value)
+    assert "glmforge-chain" not in str(raised.value)
+
+
 def test_no_stages(stages_of):
     with pytest.raises(ConfigError, match="stages"):
         stages_of("name: life\nstages: {}\n")

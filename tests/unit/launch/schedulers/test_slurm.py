@@ -198,6 +198,14 @@ def test_variables_do_not_win_over_the_script() -> None:
         ),
         ({"mem": "1T"}, "mem: 1048576 MB on each of 1 nodes: partition main has at most 64000"),
         ({"cpus_per_task": 5}, "cpus-per-task: 5 CPUs (1 ranks) on each of 1 nodes: partition main has at most 4"),
+        (
+            {"cpus_per_task": 3, "ranks_per_node": 2},
+            "cpus-per-task: 6 CPUs (2 ranks) on each of 1 nodes: partition main has at most 4",
+        ),
+        (
+            {"gpus_per_node": 8, "mem": "96G", "nodes": 1},
+            "mem: 98304 MB on each of 1 nodes: partition main has at most 64000",
+        ),
         ({"constraint": "a100"}, "constraint: no node of partition main has 'a100'; there are h200, nvme"),
         (
             {"constraint": "nvme", "nodes": 2},
@@ -207,6 +215,7 @@ def test_variables_do_not_win_over_the_script() -> None:
             {"time": "25:00:00", "partition": "short"},
             "time: 25:00:00 is above the limit of partition short, 1-00:00:00",
         ),
+        ({"dependency": "afterok:12:11"}, "dependency: Slurm knows no job 12;"),
         (
             {"dependency": "afterok:11:12"},
             "dependency: Slurm knows no job 12; 'squeue --me' shows those that there are",
@@ -247,6 +256,27 @@ def known(answers: Answers, test_only: tuple[int, str, str] = (0, "", "sbatch: J
 def test_what_can_be_passes(answers: Answers, changes: dict[str, object]) -> None:
     known(answers)
     Slurm().check(LaunchConfig(launcher="slurm", **changes))  # type: ignore[arg-type]
+
+
+def test_nodes_have_what_is_theirs_to_give(answers: Answers) -> None:
+    """All kinds of devices together; of the CPUs those that Slurm does not keep for itself."""
+    odd = "NodeName=odd CPUEfctv=6 CPUTot=8 Gres=gpu:a100:2,gpu:h200:4 RealMemory=96000 State=IDLE Partitions=main\n"
+    asks = {"gpus_per_node": 6, "ranks_per_node": 1, "mem": "90000"}
+    known(answers)
+    answers(scontrol={"show partition": (0, PARTITIONS, ""), "show node": (0, NODES + odd, "")})
+    Slurm().check(LaunchConfig(launcher="slurm", **asks, cpus_per_task=6))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"cpus-per-task: 7 CPUs .* has at most 6"):
+        Slurm().check(LaunchConfig(launcher="slurm", **asks, cpus_per_task=7))  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"mem: 90000 MB on each of 1 nodes: partition main has at most 64000"):
+        Slurm().check(LaunchConfig(launcher="slurm", gpus_per_node=8, mem="90000"))
+
+
+def test_a_controller_that_does_not_answer_is_no_job_that_there_is_not(answers: Answers) -> None:
+    known(answers)
+    trouble = (1, "", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    answers(scontrol={"show partition": (0, PARTITIONS, ""), "show node": (0, NODES, ""), "show job": trouble})
+    with pytest.raises(LaunchError, match=r"^scontrol: Unable to contact slurm controller"):
+        Slurm().check(LaunchConfig(launcher="slurm", dependency="afterok:11"))
 
 
 def test_slurm_has_the_last_word(answers: Answers) -> None:

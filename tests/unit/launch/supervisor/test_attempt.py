@@ -66,3 +66,10 @@ def test_the_ranks_that_are_left_of_a_lost_node_are_ended(tmp_path: Path) -> Non
     limits = Limits(grace_s=600.0, gone_s=0.0, ask_s=0.0, quiet_s=0.0)
     allocation = FakeAllocation(("a", "b"), gone={"b": "Slurm says DOWN*"})
     assert watch(tmp_path, {0: Ends(None), 1: Ends(None)}, limits, allocation).killed
+
+
+def test_a_scheduler_that_is_down_ends_no_supervisor(tmp_path: Path) -> None:
+    limits = Limits(grace_s=600.0, hung_s=0.0, ask_s=0.0, quiet_s=0.0)
+    allocation = FakeAllocation(("a", "b"), down=range(1, 1000))
+    assert watch(tmp_path, {0: Ends(124), 1: Ends(None)}, limits, allocation).killed
+    assert allocation.asked

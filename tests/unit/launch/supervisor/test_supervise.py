@@ -161,6 +161,16 @@ def test_an_attempt_that_trained_has_achieved_something_though_its_supervisor_wa
     assert restart["after_s"] == 0.0
 
 
+def test_no_attempt_is_wasted_while_the_scheduler_is_down(tmp_path: Path) -> None:
+    job = a_job(tmp_path, nodes=2)
+    place = {"is_given": True, "down": range(2, 12)}
+    status, starter, _ = supervise(job, lambda ranks, number: {1: KILLED} if number == 1 else {}, **place)
+    assert status == 0
+    assert len(starter.started) == 2
+    assert [event["do"] for event in events(job, "decided")] == ["restart", "wait", "restart", "done"]
+    assert len(events(job, "nodes unknown")) == 1
+
+
 def test_two_supervisors_of_a_job_are_told_apart(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     with Lease(job.root, "another", name=LEASE), pytest.raises(HeldError, match="in use by 'another'"):

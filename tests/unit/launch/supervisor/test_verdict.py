@@ -1,7 +1,7 @@
 """Why an attempt ended: a table of cases, from what the ranks, the run and the nodes left behind."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -129,6 +129,9 @@ CASES = [
     Case("some ended by TERM while others gave way", Cause.PREEMPTED, {0: End(75), 1: End(-15)}, others=End(75)),
     Case("Ctrl-C", Cause.STOPPED, others=End(130), status=130, says="Ctrl-C"),
     Case("Ctrl-C, some ended by the signal", Cause.STOPPED, {0: End(130), 1: End(-2)}, others=End(130)),
+    Case("a rank failed before Ctrl-C", Cause.UNKNOWN, {3: End(1, 50, KEY_ERROR)}, others=End(130), status=130, rank=3),
+    Case("failed, and the scheduler asked nothing of it", Cause.UNKNOWN, {3: End(1, 50, KEY_ERROR)}, rank=3,
+         more={"still_ours": False}),
     Case("told to end, knows no signal", Cause.PREEMPTED, others=End(-10), signals=["USR1"], says="did not save"),
     Case("told to end, and killed", Cause.STOPPED, others=End(-9), signals=["INT"]),
     Case("a rank failed while others gave way", Cause.UNKNOWN, {3: End(1, 50, KEY_ERROR)}, others=End(75), rank=3),
@@ -138,6 +141,10 @@ CASES = [
     Case("two nodes lost", Cause.NODE_LOST, others=End(1, 70, [GLOO]), lost={"c": "x", "b": "y"}, node="b",
          says="and 1 more"),
     Case("a node of another job is lost", Cause.UNKNOWN, {0: End(1, 5, KEY_ERROR)}, lost={"z": "x"}, rank=0),
+    Case("a node of another job is lost as well", Cause.NODE_LOST, others=End(1, 70, [GLOO]),
+         lost={"c": "gone", "z": "x"}, node="c", says="node c was lost: gone"),
+    Case("node lost, and the others hung for it", Cause.NODE_LOST, others=End(124), lost={"c": "gone"}, node="c",
+         hangs=[dump(r, 7) for r in range(4)]),
     Case("node lost, but all had finished", Cause.FINISHED, status=0, lost={"c": "x"}),
     # --- hangs
     Case("a rank was stopped", Cause.HANG, others=End(124), hangs=[dump(r, 7) for r in (0, 1, 2, 4, 5)], node="b",
@@ -154,6 +161,9 @@ CASES = [
     Case("silent, ended by us", Cause.HANG, others=End(-9), more={"silent_s": 99.0, "ended_early": True}, says="99 s"),
     Case("one had failed before the others hung", Cause.UNKNOWN, {3: End(1, 5, KEY_ERROR)}, others=End(124), rank=3,
          hangs=[dump(r, 7) for r in (0, 1, 2, 4, 5)]),
+    Case("one had failed, and its node's clock is ahead", Cause.UNKNOWN, {3: End(1, 90, KEY_ERROR)}, others=End(124),
+         rank=3),
+    Case("one was killed before the others hung", Cause.MACHINE, {2: End(-9, 50)}, others=End(124), rank=2, node="b"),
     Case("hang of a node that fails a check", Cause.MACHINE, others=End(124), node="b", rank=2, faults={"b": "Xid 79"},
          hangs=[dump(r, 6 if r == 2 else 7) for r in range(6)], says="Xid 79"),
     # --- who failed first
@@ -163,12 +173,18 @@ CASES = [
          rank=2),
     Case("named by the others as the first", Cause.UNKNOWN, {3: End(1, 500, KEY_ERROR)}, rank=3, says="KeyError: 'k'",
          others=End(1, 52, [FAILED_FIRST])),
+    Case("the one that most of the others name", Cause.MACHINE, {2: End(-9, 500), 3: End(-9, 400),
+         5: End(1, 52, [FAILED_FIRST])}, others=End(1, 52, [LOST]), rank=2),
+    Case("the one that is named names another", Cause.UNKNOWN, {2: End(1, 60, [FAILED_FIRST]),
+         3: End(1, 61, KEY_ERROR)}, others=End(1, 52, [LOST]), rank=3),
     Case("own error before broken connections", Cause.UNKNOWN, {5: End(1, 61, KEY_ERROR)}, others=End(1, 60, [GLOO]),
          rank=5, says="rank 5 on c failed first"),
     Case("NCCL noticed", Cause.UNKNOWN, {5: End(1, 61, KEY_ERROR)}, others=End(-6, 60, [NCCL]), rank=5),
     Case("only broken connections", Cause.UNKNOWN, others=End(1, 60, [GLOO]), rank=0, says="only noticed"),
     Case("ended by the starter", Cause.MACHINE, {1: End(-9, 50)}, others=End(-15, 40), node="a", rank=1),
     Case("without an end", Cause.MACHINE, {1: End(None)}, others=End(1, 60, [GLOO]), node="a", rank=1, says="no word"),
+    Case("without an end, and one killed before", Cause.MACHINE, {1: End(None), 3: End(-9, 50)}, rank=3, node="b",
+         others=End(1, 60, [GLOO])),
     Case("without an end, as we ended it", Cause.UNKNOWN, {1: End(None), 4: End(1, 5, KEY_ERROR)}, rank=4,
          others=End(None), more={"ended_early": True}),
     # --- what it failed of
@@ -198,8 +214,12 @@ CASES = [
          node="b", rank=3, says="Xid 48"),
     Case("without a word", Cause.UNKNOWN, {3: End(7, 5, ["step 3", "step 4"])}, rank=3, says="status 7"),
     Case("no rank was started", Cause.UNKNOWN, missing=range(6), status=1, says="no rank was started"),
+    Case("no rank was started, and srun says why", Cause.UNKNOWN, missing=range(6), status=1,
+         more={"said": "srun: error: Unable to create step"}, says="status 1: srun: error: Unable to create step"),
     Case("the starter failed", Cause.UNKNOWN, status=2, missing=[5], says="1 of 6 ranks left no record"),
     Case("supervisor lost", Cause.UNKNOWN, others=End(-15), status=None, more={"orphaned": True}, says="supervisor"),
+    Case("supervisor lost, and a rank without an end", Cause.UNKNOWN, {1: End(None)}, others=End(-15), status=None,
+         more={"orphaned": True}, says="supervisor"),
     Case("supervisor lost with its node", Cause.NODE_LOST, others=End(-15), status=None, more={"orphaned": True},
          lost={"a": "gone"}, node="a"),
     Case("supervisor lost after an error", Cause.UNKNOWN, {1: End(1, 5, KEY_ERROR)}, others=End(-15), status=None,
@@ -215,6 +235,10 @@ CASES = [
          history=[earlier(1, KEY_SIGNATURE), attempt(2, 44, Verdict(cause=Cause.MACHINE, why="", node="b"))]),
     Case("same error of a broken node", Cause.MACHINE, {3: End(1, 5, KEY_ERROR)}, faults={"b": "Xid 48"}, node="b",
          history=[earlier(1, KEY_SIGNATURE)]),
+    Case("same error on another node that fails a check", Cause.MACHINE, {3: End(1, 5, KEY_ERROR)}, node="b",
+         faults={"b": "Xid 48"}, history=[earlier(1, KEY_SIGNATURE, node="a", cause=Cause.MACHINE)]),
+    Case("its own record is no other attempt", Cause.UNKNOWN, others=End(1, 60, KEY_ERROR),
+         history=[earlier(2, KEY_SIGNATURE)]),
     Case("crash on the same node again", Cause.MACHINE, {2: End(-11, 5)}, node="b",
          history=[earlier(1, "SIGSEGV", node="b", cause=Cause.MACHINE)]),
     Case("crash on another node", Cause.CODE, {2: End(-11, 5)},
@@ -247,6 +271,25 @@ def test_an_own_error_blames_no_node() -> None:
     assert judge(evidence(Case("", Cause.UNKNOWN, others=End(1, 60, KEY_ERROR)))).node is None
 
 
+def test_a_damaged_checkpoint_blames_no_node() -> None:
+    """Whoever read it."""
+    ends = {2: End(1, 5, ["glmforge: /r/step-00000010: is damaged (checksum)"])}
+    assert judge(evidence(Case("", Cause.STORAGE, ends))).node is None
+
+
+def test_names_of_hosts_are_no_difference() -> None:
+    """Neither those that ranks have of their machines, nor those by which others name them."""
+
+    def error(host: str) -> str | None:
+        lost = f"glmforge: rank 3 on {host}-ib (process 9) failed first: x; rank 0 on a ends with it."
+        ends = {3: End(1, 50, [f"OSError: {host}.cluster has no route to {host}-ib"])}
+        found = evidence(Case("", Cause.UNKNOWN, ends, others=End(1, 60, [lost])))
+        ranks = tuple(rank.model_copy(update={"host": f"{host}.cluster"}) for rank in found.ranks)
+        return judge(replace(found, ranks=ranks)).error
+
+    assert error("node17") == error("node4")
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -255,6 +298,7 @@ def test_an_own_error_blames_no_node() -> None:
         ("OSError: a (pid 17) at 10.0.0.1:2222", "OSError: a (pid 4) at 10.0.0.2:999"),
         ("TimeoutError: after 12.5 s on node17.cluster", "TimeoutError: after 12.9 s on node4"),
         ("KeyError: '/tmp/abc12/x'", "KeyError: '/tmp/def34/y'"),
+        ("OSError: cannot listen on port 29500", "OSError: cannot listen on port 20017"),
     ],
 )
 def test_what_differs_from_start_to_start_is_no_difference(one: str, other: str) -> None:
@@ -285,6 +329,38 @@ def test_the_place_is_of_the_job_and_not_of_a_package() -> None:
     assert words.kind is Kind.OWN
     assert words.line == "RuntimeError: shapes do not match"
     assert words.place == "/home/u/train.py, line 12, in step"
+
+
+def test_the_place_is_that_of_the_last_of_several_errors() -> None:
+    """An error while another was handled: two tracebacks, one behind the other."""
+    lines = [
+        *TRACE,
+        "KeyError: 'k'",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 9, in save',
+        "RuntimeError: cannot save",
+    ]
+    words = read_words(lines)
+    assert words.line == "RuntimeError: cannot save"
+    assert words.place.endswith("torch/serialization.py, line 9, in save")
+
+
+def test_a_line_of_ours_says_more_than_an_exception_behind_it() -> None:
+    assert read_words(["glmforge: /runs/a: is full", "KeyError: 'x'"]).line == "glmforge: /runs/a: is full"
+
+
+def test_the_last_of_several_that_were_lost_is_named() -> None:
+    named = who_was_lost([LOST, FAILED_FIRST])
+    assert named is not None
+    assert named.rank == 3
+
+
+def test_a_host_whose_name_begins_another_ones() -> None:
+    words = read_words(["OSError: no route to node17.cluster"])
+    assert signature(words, {"node17", "node17.cluster"}) == "OSError: no route to <host>"
 
 
 def test_who_was_lost() -> None:

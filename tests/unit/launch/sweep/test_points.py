@@ -22,6 +22,8 @@ from glmforge.launch.sweep.points import MAX_POINTS, Point, expand, parse_axis
         ("a=[1, 2],{x: 1, y: 'u,v'}", [[1, 2], {"x": 1, "y": "u,v"}]),
         ("a=true,null,no", [True, None, "no"]),
         ("path=glm:air,a=b", ["glm:air", "a=b"]),
+        ("a=1,'1',{x: 1},{x: '1'}", [1, "1", {"x": 1}, {"x": "1"}]),
+        ("a=linear(0.123456789,1,2)", [0.123456789, 1]),
     ],
 )
 def test_values_of_an_option(text, values):
@@ -42,6 +44,7 @@ def test_values_of_an_option(text, values):
         ("optim.lr='1", "not valid YAML"),
         ("optim.lr=1],[2", "not valid YAML"),
         ("optim.lr=1e-3,0.001", "given twice"),
+        ("model={a: 1, b: 2},{b: 2, a: 1}", "given twice"),
         ("optim.lr=log(1e-4,1e-2)", "has the form log(low, high, count)"),
         ("optim.lr=log(,)", "missing after the last comma"),
         ("optim.lr=log()", "has the form"),
@@ -125,6 +128,15 @@ def test_random_draws_depend_on_the_seed_alone_and_stay_when_there_are_more(tmp_
     assert {point["model"] for point in many} == {"tiny", "demo"}
 
 
+def test_each_key_is_drawn_by_itself(tmp_path):
+    text = "random: {count: 20, settings: {a: 'linear(0, 1)', b: 'linear(0, 1)'}}"
+    assert all(point.settings["a"] != point.settings["b"] for point in expand([], written(tmp_path, text)))
+
+
+def test_numbers_too_large_for_an_integer_that_is_exact_stay_as_they_are():
+    assert [type(value) for value in parse_axis("a=linear(1,1e300,2)")[1]] == [int, float]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -136,7 +148,7 @@ def test_random_draws_depend_on_the_seed_alone_and_stay_when_there_are_more(tmp_
         ("points: [{'a b': 1}]", "no dotted key"),
         ("gird: {seed: [1]}", "grid"),
         ("random: {count: 0, settings: {seed: [1]}}", "random.count"),
-        ("random: {count: 10_001, settings: {seed: [1]}}", "at most 10,000"),
+        ("random: {count: 10_001, settings: {seed: [1]}}", "random.count: 10,001; at most 10,000"),
         ("random: {count: 2, settings: {}}", "random.settings"),
         ("random: {count: 2, settings: {seed: 'log(1,2,3)'}}", "has the form log(low, high)"),
         ("points: [{seed: 1}]\ngrid: {seed: [2]}", "'seed' twice"),

@@ -1,0 +1,133 @@
+"""Programs that are forked: what they take over, how they end, and what ends with them."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.prepared import programs
+from helpers.ranks import is_running, until
+
+_SAYS_ALL = """
+import os, sys
+import shown  # beside the script
+print(sys.argv[1:], os.getcwd(), os.environ["WORD"], sys.stdin.read(), "torch" in sys.modules, __name__)
+print("to stderr", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+"""
+_WAITS = """
+import os, signal, sys, time
+def told(number, frame):
+    print("told", number, flush=True)
+    sys.exit(7)
+signal.signal(signal.SIGUSR1, told)
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(100)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "shown.py").touch()
+    for name, text in (("all", _SAYS_ALL), ("waits", _WAITS)):
+        (tmp_path / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def started(*command: object) -> "subprocess.Popen[str]":
+    words = [str(programs() / str(command[0])), *map(str, command[1:])]
+    environment = os.environ | {"WORD": "a word"}
+    return subprocess.Popen(
+        words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def test_a_fork_takes_over_what_a_process_is_given(directory: Path) -> None:
+    options: Any = {"cwd": directory, "env": os.environ | {"WORD": "a word"}, "input": "read", "text": True}
+    command = [programs() / "python", "all.py", "3", "é"]
+    done = subprocess.run(command, capture_output=True, check=False, **options)
+    assert (done.returncode, done.stderr) == (3, "to stderr\n")
+    assert done.stdout == f"['3', 'é'] {directory} a word read True __main__\n"
+
+
+def test_with_options_or_a_path_of_its_own_it_is_the_real_one(directory: Path) -> None:
+    python = programs() / "python"
+    options: Any = {"cwd": directory, "capture_output": True, "text": True, "check": True}
+    done = subprocess.run([python, "-c", "import sys; print('torch' in sys.modules)"], **options)
+    assert done.stdout == "False\n"
+    environment = os.environ | {"WORD": "", "PYTHONPATH": str(directory)}
+    done = subprocess.run([python, "all.py", "0"], env=environment, stdin=subprocess.DEVNULL, **options)
+    assert "False __main__" in done.stdout
+
+
+def test_commands_of_glmforge() -> None:
+    for words in (["glmforge"], ["python", "-m", "glmforge"]):
+        with started(*words, "--version") as process:
+            assert process.communicate()[0].startswith("glmforge ")
+            assert process.returncode == 0
+
+
+def test_ranks_of_torchrun_are_forked_too(directory: Path) -> None:
+    with started("torchrun", "--standalone", "--nproc-per-node=2", directory / "all.py", "0") as process:
+        said = process.communicate()[0]
+    assert process.returncode == 0
+    assert said.count("True __main__") == 2
+
+
+def test_a_signal_is_passed_on(directory: Path) -> None:
+    with started("python", directory / "waits.py") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate()[0] == f"told {int(signal.SIGUSR1)}\n"
+        assert process.returncode == 7
+
+
+def test_a_fork_that_is_killed_ends_its_program_in_the_same_way(directory: Path) -> None:
+    with started("python", directory / "waits.py") as process:
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_program_that_is_killed_has_no_fork_when_the_next_begins(directory: Path) -> None:
+    with started("python", directory / "waits.py") as process:
+        assert process.stdout is not None
+        fork = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        with started("python", directory / "waits.py") as next_one:
+            assert next_one.stdout is not None
+            next_one.stdout.readline()
+            assert not is_running(fork)
+            next_one.terminate()
+
+
+def test_nothing_outlives_the_test_run(directory: Path) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "from helpers import distributed\n"
+        "from helpers.prepared import programs\n"
+        "distributed._PRELOADED = []\n"  # seconds that are not needed here
+        "if __name__ == '__main__':\n"
+        "    process = subprocess.Popen([programs() / 'python', sys.argv[1]], stdout=subprocess.PIPE, text=True)\n"
+        "    print(process.pid, process.stdout.readline(), flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    (directory / "run.py").write_text(program)
+    command = [sys.executable, directory / "run.py", directory / "waits.py"]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    pids = [int(word) for word in said.split()]
+    assert len(pids) == 2
+    until(lambda: not any(map(is_running, pids)), "the end of what was started")
