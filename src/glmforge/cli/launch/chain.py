@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+
+from glmforge.cli.launch.together import DetachOption, JobsDirOption, go_on_detached, tell, tell_how_many_finished
 
 if TYPE_CHECKING:
     from glmforge.launch.chain.make import NewChain
@@ -15,17 +15,15 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Chains of stages, such as corpus, pre-training, SFT, evaluation.")
 
 _Name = Annotated[str, typer.Argument(help="A chain.")]
-_JobsDir = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
-_Detach = Annotated[bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")]
 
 
 @app.command("run")
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The chain.")],
-    jobs_dir: _JobsDir = None,
+    jobs_dir: JobsDirOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; ask and submit nothing.")] = False,
     plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse runs that by plan do not fit.")] = True,
-    detach: _Detach = False,
+    detach: DetachOption = False,
 ) -> None:
     """Run a chain of stages: every stage is checked before the first one is submitted.
 
@@ -64,7 +62,7 @@ def run(
 @app.command("show")
 def show(
     name: _Name,
-    jobs_dir: _JobsDir = None,
+    jobs_dir: JobsDirOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every stage: its state, and what keeps the chain from going on.
@@ -87,7 +85,7 @@ def show(
 
 
 @app.command("resume")
-def resume(name: _Name, jobs_dir: _JobsDir = None, detach: _Detach = False) -> None:
+def resume(name: _Name, jobs_dir: JobsDirOption = None, detach: DetachOption = False) -> None:
     """Go on with a chain: what has finished stays, what waits or runs stays, the rest is submitted.
 
     After a failure, a cancellation, or a kill at any moment. A stage that waits for a submission that has failed is
@@ -101,7 +99,7 @@ def resume(name: _Name, jobs_dir: _JobsDir = None, detach: _Detach = False) -> N
 
 
 @app.command("cancel")
-def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
+def cancel(name: _Name, jobs_dir: JobsDirOption = None) -> None:
     """Cancel every stage that waits or runs; what has been trained stays, and 'resume' goes on from there.
 
     Example:
@@ -109,28 +107,20 @@ def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
         glmforge chain cancel life
     """
     cancelled = _open(name, jobs_dir).cancel()
-    _tell(f"{name}: cancelled {', '.join(cancelled)}" if cancelled else f"{name}: no stage waits or runs")
+    tell(f"{name}: cancelled {', '.join(cancelled)}" if cancelled else f"{name}: no stage waits or runs")
 
 
 def _go_on(chain: "Chain", *, detach: bool) -> None:
-    from glmforge.launch.detached import run_detached
-    from glmforge.launch.state import JobState
-
-    name, root = chain.record.name, chain.directory.root
+    name = chain.record.name
     if chain.is_submitted_at_once:
-        chain.submit(lambda stage, words: _tell(f"{stage}: {words}"))
-        _tell(f"Next: glmforge chain show {name}")
+        chain.submit(lambda stage, words: tell(f"{stage}: {words}"))
+        tell(f"Next: glmforge chain show {name}")
         return
     if detach:
-        log = run_detached(["chain", "resume", name, "--jobs-dir", str(root.parent)], root)
-        _tell(f"{name}: runs detached, and tells of it in {log}")
+        go_on_detached(["chain", "resume"], chain.directory.root)
         return
-    ended = chain.run_here(lambda stage, words: _tell(f"{stage}: {words}"))
-    finished = sum(state is JobState.FINISHED for state in ended.values())
-    _tell(f"{name}: {finished} of {len(chain.record.stages)} stages have finished")
-    if finished < len(chain.record.stages):
-        _tell(f"Next: glmforge chain show {name}")
-        raise typer.Exit(1)
+    ended = chain.run_here(lambda stage, words: tell(f"{stage}: {words}"))
+    tell_how_many_finished("chain", name, "stages", ended.values(), len(chain.record.stages))
 
 
 def _print_all(new: "NewChain") -> None:
@@ -154,7 +144,3 @@ def _open(name: str, jobs_dir: Path | None) -> "Chain":
     from glmforge.launch.new_job import jobs_root
 
     return Chain(ChainDirectory(jobs_root(jobs_dir) / name), scheduler_of)
-
-
-def _tell(words: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(escape(words))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from glmforge.cli.launch.together import DetachOption, JobsDirOption, go_on_detached, tell, tell_how_many_finished
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Sweeps, that is many runs of one configuration: results, a page, again.")
 
 _Name = Annotated[str, typer.Argument(help="A sweep.")]
-_JobsDir = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
 _Sort = Annotated[
     str | None,
     typer.Option(
@@ -72,19 +72,19 @@ def launch_sweep(
         return
     new.check(scheduler_of)
     if plan:
-        _tell(f"plan: {new.check_fit(gpu)}")
+        tell(f"plan: {new.check_fit(gpu)}")
     if check and (told := check_nodes(launch)) is not None:
-        _tell(f"check: {told}")
+        tell(f"check: {told}")
     new.write()
     sweep = Sweep(new.directory, scheduler_of)
-    _tell(f"[bold]{sweep.record.name}[/bold]: {len(points):,} points in {new.directory.root}-*")
+    tell(f"{sweep.record.name}: {len(points):,} points in {new.directory.root}-*")
     _start(sweep, failed_only=False, detach=detach)
 
 
 @app.command("show")
 def show(
     name: _Name,
-    jobs_dir: _JobsDir = None,
+    jobs_dir: JobsDirOption = None,
     sort: _Sort = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
@@ -124,7 +124,7 @@ def show(
 def page(
     name: _Name,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Page to write.")],
-    jobs_dir: _JobsDir = None,
+    jobs_dir: JobsDirOption = None,
     sort: _Sort = None,
 ) -> None:
     """Write a page of all points: their losses, settings against what came of them, and the table.
@@ -138,7 +138,7 @@ def page(
 
     sweep = _open(name, jobs_dir)
     write_sweep_page(view_of(sweep.record, sweep.results(), sort), out)
-    _tell(f"{out}: {len(sweep.record.points):,} points")
+    tell(f"{out}: {len(sweep.record.points):,} points")
 
 
 @app.command("resubmit")
@@ -147,10 +147,8 @@ def resubmit(
     failed: Annotated[
         bool, typer.Option("--failed", help="Those that failed only, not those cancelled, stopped or not begun.")
     ] = False,
-    jobs_dir: _JobsDir = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")
-    ] = False,
+    jobs_dir: JobsDirOption = None,
+    detach: DetachOption = False,
 ) -> None:
     """Submit again what has not finished and neither waits nor runs; runs go on from their last checkpoint.
 
@@ -166,7 +164,7 @@ def resubmit(
 
 
 @app.command("cancel")
-def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
+def cancel(name: _Name, jobs_dir: JobsDirOption = None) -> None:
     """Cancel every point that waits or runs; what has been trained stays.
 
     Example:
@@ -174,7 +172,7 @@ def cancel(name: _Name, jobs_dir: _JobsDir = None) -> None:
         glmforge sweep cancel lr
     """
     cancelled = _open(name, jobs_dir).cancel()
-    _tell(f"{name}: {len(cancelled):,} points cancelled" if cancelled else f"{name}: no point waits or runs")
+    tell(f"{name}: {len(cancelled):,} points cancelled" if cancelled else f"{name}: no point waits or runs")
 
 
 @app.command("task", hidden=True)
@@ -194,25 +192,17 @@ def task(
 
 
 def _start(sweep: "Sweep", *, failed_only: bool, detach: bool) -> None:
-    from glmforge.launch.detached import run_detached
-    from glmforge.launch.state import JobState
-
     name = sweep.record.name
     if sweep.is_array:
         submitted = sweep.submit_array(failed_only=failed_only)
-        _tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
-        _tell(f"Next: glmforge sweep show {name}")
+        tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
+        tell(f"Next: glmforge sweep show {name}")
         return
     if detach:
-        words = ["sweep", "resubmit", name, "--jobs-dir", str(sweep.directory.root.parent)]
-        log = run_detached([*words, *(["--failed"] if failed_only else [])], sweep.directory.root)
-        _tell(f"{name}: runs detached, and tells of it in {log}")
+        go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.directory.root)
         return
-    ended = sweep.run_here(lambda job, words: _tell(f"{job}: {words}"), failed_only=failed_only)
-    finished = sum(state is JobState.FINISHED for state in ended.values())
-    _tell(f"{name}: {finished:,} of {len(ended):,} points have finished; glmforge sweep show {name}")
-    if finished < len(ended):
-        raise typer.Exit(1)
+    ended = sweep.run_here(lambda job, words: tell(f"{job}: {words}"), failed_only=failed_only)
+    tell_how_many_finished("sweep", name, "points", ended.values(), len(ended))
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Sweep":
@@ -222,7 +212,3 @@ def _open(name: str, jobs_dir: Path | None) -> "Sweep":
     from glmforge.launch.sweep.work import Sweep
 
     return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
-
-
-def _tell(words: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(words)

@@ -65,13 +65,15 @@ def test_statuses(attempt: AttemptDirectory, script: str, status: int, own: int)
     assert (attempt.root / FIRST_FAILURE).exists() == (status != 0)
 
 
-def test_the_first_failure_is_marked_and_gives_the_status(attempt: AttemptDirectory) -> None:
-    """Rank 1 fails first: rank 0 fails only once it sees that the other's failure is written down."""
-    script = f'if [ "$RANK" = 1 ]; then exit 9; fi; until [ -s {attempt.root / FIRST_FAILURE} ]; do :; done; exit 3'
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_failure_is_marked_and_gives_the_status(attempt: AttemptDirectory, rank: int) -> None:
+    """The other rank fails only once it sees that the failure of this one is written down."""
+    wait = f"until [ -s {attempt.root / FIRST_FAILURE} ]; do :; done"
+    script = f'if [ "$RANK" = {rank} ]; then exit 9; fi; {wait}; exit 3'
     assert run_node(attempt, assignment(shell(script), ranks_per_node=2)) == 9
     first = json.loads((attempt.root / FIRST_FAILURE).read_text())
-    assert (first["rank"], first["status"]) == (1, 9)
-    one, two = record(attempt, 1).ended, record(attempt, 0).ended
+    assert (first["rank"], first["status"]) == (rank, 9)
+    one, two = record(attempt, rank).ended, record(attempt, 1 - rank).ended
     assert one is not None
     assert two is not None
     assert one < two
@@ -171,6 +173,13 @@ def test_signals_are_passed_on(attempt: AttemptDirectory, number: signal.Signals
     assert texts(attempt)[-1] == f"got {name}"
     assert record(attempt).status == 75
     assert not any(map(is_running, pids))
+
+
+def test_what_a_command_leaves_behind_is_ended(attempt: AttemptDirectory) -> None:
+    node = start_node(attempt, assignment(shell("sleep 1000 >/dev/null 2>&1 & echo child $!; exit 3")))
+    assert node.wait(PATIENCE_S) == 3
+    (child,) = _started(attempt, 1)
+    until(lambda: not is_running(child), "the child's end")
 
 
 def test_who_does_not_end_in_the_grace_is_killed(attempt: AttemptDirectory) -> None:

@@ -1,5 +1,6 @@
 """What a rank finds in its environment."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,18 @@ def test_an_assignment_comes_back_and_is_its_owners_alone(tmp_path: Path) -> Non
     given.write(tmp_path)
     assert Assignment.read(tmp_path) == given
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"ranks_per_node": True}, {"environment": {"A": "b\0c"}}, {"nodes": []}, {"command": []}, {"ranks_per_node": 0}],
+)
+def test_values_that_no_starter_writes_are_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    assignment(["true"]).write(tmp_path)
+    given = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps(given | changes))
+    with pytest.raises(LaunchError, match="not what a starter"):
+        Assignment.read(tmp_path)
 
 
 @pytest.mark.parametrize(

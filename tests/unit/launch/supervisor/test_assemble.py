@@ -1,14 +1,20 @@
 """Which starter and which nodes a job's options mean."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from glmforge.cluster.checks.examine import REACH
+from glmforge.cluster.checks.outcome import failed, passed, skipped
 from glmforge.cluster.hosts.fanout import Fanout
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import STARTERS, LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.supervisor.assemble import allocation_of, starter_of
+from glmforge.launch.supervisor import assemble
+from glmforge.launch.supervisor.assemble import NodeChecker, allocation_of, starter_of, supervisor_of
+from glmforge.launch.supervisor.slurm import SlurmAllocation
+from helpers.made_jobs import made_job
 
 
 @pytest.mark.parametrize(
@@ -54,3 +60,32 @@ def test_the_nodes_of_a_pbs_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     allocation = allocation_of(LaunchConfig(launcher="pbs"), ClusterConfig(), Fanout())
     assert allocation.nodes() == ("n1", "n2")
     assert allocation.submission == "12.server"
+    assert allocation.is_given, "who gives way is not started again here"
+
+
+def test_pbs_in_front_of_slurm_is_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(SlurmAllocation, "here", lambda: "of Slurm")
+    assert allocation_of(LaunchConfig(launcher="pbs"), ClusterConfig(), Fanout()) == "of Slurm"  # type: ignore[comparison-overlap]
+
+
+def test_nodes_are_checked_where_they_have_devices(tmp_path: Path) -> None:
+    """A node that does not answer keeps nobody waiting for long."""
+    without = supervisor_of(made_job(tmp_path, "without", launch={"launcher": "local", "nodes": 1}))
+    assert without.checker is None
+    launch = {"launcher": "local", "nodes": 1, "gpus_per_node": 2, "ranks_per_node": 2}
+    checker = supervisor_of(made_job(tmp_path, "with", launch=launch)).checker
+    assert isinstance(checker, NodeChecker)
+    assert checker.cluster.gpus_per_node == 2
+    assert checker.fanout.ssh.connect_timeout_s <= 8
+
+
+def test_what_a_check_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first fault of a node; one that cannot be reached is no broken one."""
+    outcomes = {
+        REACH: {"a": failed("no route", "", ""), "b": passed("", "")},
+        "gpu.ecc": {"b": failed("9 errors", "", ""), "c": passed("0", "")},
+        "gpu.xid": {"b": failed("Xid 79", "", ""), "c": skipped("no driver")},
+    }
+    monkeypatch.setattr(assemble, "examine", lambda *_: SimpleNamespace(outcomes=outcomes))
+    assert NodeChecker(ClusterConfig(), Fanout())(["a", "b", "c"]) == {"b": "gpu.ecc: 9 errors"}

@@ -1,75 +1,248 @@
-"""How long the other ranks have once one has ended: the time to save, and no more where nothing is saved."""
+"""How ranks that run are watched: what is passed on, how long the others wait, and when all of it is ended.
+
+Everything here is a stand-in, time too: a second of it passes whenever the loop waits.
+"""
 
 import signal
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from glmforge.launch.job import AttemptDirectory, RankRecord, utc_now
-from glmforge.launch.supervisor.attempt import Limits, Watch, patience
-from glmforge.launch.supervisor.bell import Bell
-from glmforge.launch.supervisor.progress import Progress
-from helpers.fake_starter import Ends, FakeAllocation, FakeRunning, write_rank
+from glmforge.launch.job import RankRecord
+from glmforge.launch.supervisor import attempt
+from glmforge.launch.supervisor.attempt import Limits, Watch, Watched
+from glmforge.launch.supervisor.evidence import RunEvent
+from helpers.fake_starter import FakeAllocation, FakeRunning
+from helpers.made_jobs import at
 
-LIMITS = Limits(grace_s=600.0)
+
+@dataclass
+class Scene:
+    """An attempt that runs until it is killed, or for `lasts` seconds; `then` is what happens, by the second."""
+
+    lasts: float = 200.0
+    now: float = 0.0
+    first_step: int | None = None
+    done: int | None = None
+    heard: float | None = None
+    """When the last sign of life came; None: there is always one."""
+    found: list[RankRecord] = field(default_factory=list)
+    happened: list[RunEvent] = field(default_factory=list)
+    rung: list[signal.Signals] = field(default_factory=list)
+    then: dict[int, Callable[[], object]] = field(default_factory=dict)
+    said: list[tuple[str, str]] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
+    more: bool = False
+
+    def __post_init__(self) -> None:
+        self.running = FakeRunning(None)
+        self.allocation = FakeAllocation(("a", "b"))
+
+    # --- what the loop asks
+    def ranks(self) -> list[RankRecord]:
+        return self.found
+
+    def events(self) -> list[RunEvent]:
+        return self.happened
+
+    def step(self) -> int | None:
+        return self.done
+
+    def last_sign(self) -> float:
+        return self.now if self.heard is None else self.heard
+
+    def take(self) -> list[signal.Signals]:
+        rung, self.rung = self.rung, []
+        return rung
+
+    def wait(self, _: float) -> None:
+        self.now += 1
+        self.then.pop(int(self.now), lambda: None)()
+        if self.now >= self.lasts and self.running.status is None:
+            self.running.status = 0
+
+    # --- what happens
+    def ends(self, rank: int, status: int | None, second: float | None = None) -> None:
+        ended = None if status is None else at(self.now if second is None else second)
+        node = "ab"[rank % 2]
+        self.found.append(
+            RankRecord(rank=rank, local_rank=0, node=node, host=node, pid=1, began=at(0), ended=ended, status=status)
+        )
+
+    def names(self, event: str) -> list[str]:
+        return [detail for name, detail in self.said if name == event]
+
+    def watched(self, **limits: Any) -> Watched:
+        return Watch(
+            self.running,
+            self,  # type: ignore[arg-type]
+            self.allocation,
+            self.allocation.names,
+            Limits(**({"grace_s": 60.0} | limits)),
+            lambda event, detail, **_: self.said.append((event, detail)),
+            self,  # type: ignore[arg-type]
+            on_training=self.trained.append,
+            wants_more=lambda: self.more,
+        ).until_ended()
 
 
-def ended_with(status: int | None) -> RankRecord:
-    now = utc_now()
-    return RankRecord(rank=1, local_rank=0, node="b", host="b", pid=7, began=now, ended=now, status=status)
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene()
+    monkeypatch.setattr(attempt, "time", SimpleNamespace(monotonic=lambda: scene.now, time=lambda: scene.now))
+    return scene
+
+
+def test_ranks_that_end_well_are_left_alone(scene: Scene) -> None:
+    scene.then = {5: lambda: scene.ends(0, 0), 6: lambda: scene.ends(1, None)}
+    seen = scene.watched()
+    assert (seen.status, seen.ended_early, seen.ended_at) == (0, False, 200)
+    assert not scene.running.killed
 
 
 @pytest.mark.parametrize(
-    "status", [75, 130, 0, None, -signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGUSR1, 128 + signal.SIGUSR1]
+    ("status", "grace_s", "seconds"),
+    [
+        (1, 60, 15),
+        (1, 10, 10),
+        (-9, 60, 3),
+        (-9, 2, 2),
+        (-11, 60, 3),
+        (75, 60, 60),
+        (124, 60, 10),
+        (124, 4, 4),
+        (130, 60, 60),
+        (-15, 60, 60),
+        (143, 60, 60),
+    ],
 )
-def test_who_was_told_to_save_has_time_for_it(status: int | None) -> None:
-    assert patience(ended_with(status), LIMITS) == 600
+def test_how_long_the_others_have(scene: Scene, status: int, grace_s: float, seconds: float) -> None:
+    scene.then = {5: lambda: scene.ends(1, status)}
+    seen = scene.watched(grace_s=grace_s)
+    assert seen.ended_early
+    assert seen.ended_at == 5 + seconds + 1
+    assert scene.names("rank ended") == [f"rank 1 on b ended with status {status}; the others have {seconds:.0f} s"]
 
 
-def test_the_others_of_a_hung_run_have_no_time_beside_the_watchdogs() -> None:
-    assert patience(ended_with(124), LIMITS) == LIMITS.hung_s < 15
+def test_it_is_the_first_that_ended_that_says_how_long(scene: Scene) -> None:
+    def end() -> None:
+        scene.ends(0, 75, second=4)
+        scene.ends(5, -9, second=5)
+
+    scene.then = {5: end}
+    assert scene.watched().ended_at == 5 + 60 + 1
 
 
-def test_an_error_is_told_and_a_killed_rank_says_nothing() -> None:
-    by_error, by_signal = patience(ended_with(1), LIMITS), patience(ended_with(-signal.SIGKILL), LIMITS)
-    assert by_error == patience(ended_with(137), LIMITS) == LIMITS.hurry_s
-    assert by_signal == patience(ended_with(-signal.SIGSEGV), LIMITS) == LIMITS.killed_s < by_error
+@pytest.mark.parametrize(
+    ("came", "passed"),
+    [("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGUSR1"), ("SIGUSR2", "SIGUSR1"), ("SIGINT", "SIGINT")],
+)
+def test_signals_are_passed_on(scene: Scene, came: str, passed: str) -> None:
+    scene.then = {3: lambda: scene.rung.append(signal.Signals[came])}
+    seen = scene.watched()
+    assert [number.name for number in scene.running.signals] == [passed]
+    assert seen.signals == [came.removeprefix("SIG")]
+    assert seen.ended_at == 200
 
 
-@pytest.mark.parametrize("status", [1, 75, 124, -9])
-def test_never_longer_than_the_grace(status: int) -> None:
-    assert patience(ended_with(status), Limits(grace_s=2.0)) == 2.0
+def test_a_second_interrupt_ends_it_at_once(scene: Scene) -> None:
+    scene.then = {3: lambda: scene.rung.append(signal.SIGINT), 9: lambda: scene.rung.append(signal.SIGINT)}
+    seen = scene.watched()
+    assert seen.ended_at <= 11
+    assert (seen.signals, scene.running.signals) == (["INT"], [signal.SIGINT])
 
 
-def watch(tmp_path: Path, ends: dict[int, Ends], limits: Limits, allocation: FakeAllocation) -> FakeRunning:
-    """Ranks on a and b; those that `ends` does not name go on until they are killed."""
-    directory = AttemptDirectory(tmp_path)
-    for rank, end in ends.items():
-        write_rank(tmp_path, rank, "ab"[rank], end, utc_now())
-    running = FakeRunning(None)
-    progress = Progress(directory, None, utc_now())
-    said: list[str] = []
-    watching = Watch(
-        running, progress, allocation, ("a", "b"), limits, lambda *words, **_: said.append(words[0]), Bell()
-    )
-    assert watching.until_ended().status == -signal.SIGKILL
-    return running
+def test_training_begins_with_the_first_step_of_its_own(scene: Scene) -> None:
+    scene.first_step = scene.done = 40
+    scene.then = {9: lambda: setattr(scene, "done", 41), 20: lambda: setattr(scene, "done", 90)}
+    assert scene.watched().trained
+    assert scene.trained == [40]
 
 
-def test_the_rank_that_is_left_of_a_hung_run_is_ended(tmp_path: Path) -> None:
-    """It was stopped, say, and no grace of ten minutes brings it back."""
-    limits = Limits(grace_s=600.0, hung_s=0.0)
-    assert watch(tmp_path, {0: Ends(124), 1: Ends(None)}, limits, FakeAllocation(("a", "b"))).killed
+def test_no_step_is_no_training(scene: Scene) -> None:
+    scene.first_step = scene.done = 40
+    assert not scene.watched().trained
 
 
-def test_the_ranks_that_are_left_of_a_lost_node_are_ended(tmp_path: Path) -> None:
-    limits = Limits(grace_s=600.0, gone_s=0.0, ask_s=0.0, quiet_s=0.0)
-    allocation = FakeAllocation(("a", "b"), gone={"b": "Slurm says DOWN*"})
-    assert watch(tmp_path, {0: Ends(None), 1: Ends(None)}, limits, allocation).killed
+def test_a_step_in_the_last_moment_counts(scene: Scene) -> None:
+    scene.then = {200: lambda: setattr(scene, "done", 1)}
+    assert scene.watched().trained
 
 
-def test_a_scheduler_that_is_down_ends_no_supervisor(tmp_path: Path) -> None:
-    limits = Limits(grace_s=600.0, hung_s=0.0, ask_s=0.0, quiet_s=0.0)
-    allocation = FakeAllocation(("a", "b"), down=range(1, 1000))
-    assert watch(tmp_path, {0: Ends(124), 1: Ends(None)}, limits, allocation).killed
-    assert allocation.asked
+def test_it_gives_way_to_more_nodes_once_it_trains(scene: Scene) -> None:
+    scene.more = True
+    scene.then = {9: lambda: setattr(scene, "done", 1)}
+    seen = scene.watched()
+    assert (seen.signals, scene.running.signals) == (["grow"], [signal.SIGUSR1])
+
+
+def test_who_was_told_to_end_gives_way_to_nobody(scene: Scene) -> None:
+    scene.then = {
+        5: lambda: setattr(scene, "done", 1),
+        9: lambda: scene.rung.append(signal.SIGTERM),
+        12: lambda: setattr(scene, "more", True),
+    }
+    assert scene.watched().signals == ["TERM"]
+
+
+def test_a_straggler_is_told_once(scene: Scene) -> None:
+    def straggles(step: int) -> Callable[[], None]:
+        return lambda: scene.happened.append(RunEvent("straggler", step, "node a", at(step)))
+
+    scene.then = {3: straggles(1), 9: straggles(2)}
+    scene.watched()
+    assert scene.names("straggler") == ["after step 1: node a", "after step 2: node a"]
+
+
+def test_nodes_are_not_asked_while_there_are_signs_of_life(scene: Scene) -> None:
+    scene.watched()
+    assert scene.allocation.asked == 0
+
+
+def test_a_lost_node_ends_the_others_soon(scene: Scene) -> None:
+    scene.then = {50: lambda: (setattr(scene, "heard", 50.0), scene.allocation.gone.update(b="DOWN"))}
+    seen = scene.watched(gone_s=30.0, ask_s=5.0)
+    assert seen.lost == {"b": "DOWN"}
+    assert seen.silent_since == 50
+    assert seen.silent_s is None
+    assert scene.names("node lost") == ["b was lost: DOWN"], "though it is asked for several times"
+    assert 60 + 30 <= seen.ended_at <= 65 + 30 + 1
+
+
+def test_a_scheduler_that_is_down_ends_no_supervisor(scene: Scene) -> None:
+    scene.heard = 0.0
+    scene.allocation.down = range(1, 1000)
+    scene.then = {80: lambda: scene.ends(0, 124)}
+    assert scene.watched(ask_s=5.0).ended_at == 80 + 10 + 1
+    assert scene.allocation.asked
+
+
+def test_an_earlier_end_stands(scene: Scene) -> None:
+    """A rank was killed, and only then it shows that its node has gone."""
+    scene.heard = 0.0
+    scene.then = {13: lambda: scene.ends(1, -9), 14: lambda: scene.allocation.gone.update(b="DOWN")}
+    seen = scene.watched(ask_s=15.0, gone_s=30.0)
+    assert seen.lost == {"b": "DOWN"}
+    assert seen.ended_at == 13 + 3 + 1
+
+
+def test_ranks_that_are_silent_are_ended(scene: Scene) -> None:
+    scene.then = {20: lambda: setattr(scene, "heard", 20.0)}
+    seen = scene.watched(silent_after_s=60.0)
+    assert seen.silent_s is not None
+    assert 60 <= seen.silent_s <= 76
+    assert seen.silent_since == 20
+    assert seen.ended_early
+    assert len(scene.names("silent")) == 1
+
+
+def test_who_has_failed_is_not_silent(scene: Scene) -> None:
+    """The others have their time, in which nothing is printed."""
+    scene.heard = 0.0
+    scene.then = {5: lambda: scene.ends(1, 75)}
+    seen = scene.watched(silent_after_s=20.0)
+    assert seen.silent_s is None
+    assert seen.ended_at == 5 + 60 + 1

@@ -22,13 +22,16 @@ NodeName=b State=DOWN*+NOT_RESPONDING NodeAddr=2
 NodeName=c State=MIXED* NodeAddr=3
 NodeName=d State=ALLOCATED NodeAddr=4
 NodeName=e State=DOWN NodeAddr=5
+NodeName=f State=IDLE+NOT_RESPONDING NodeAddr=6
 END"""
 
 
 def test_nodes_that_are_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers(monkeypatch, tmp_path, scontrol=NODES)
     assert lost_nodes(["a", "b", "c", "d"]) == {"b": "Slurm says DOWN*+NOT_RESPONDING", "c": "Slurm says MIXED*"}
-    assert lost_nodes([]) == {}
+    assert set(lost_nodes(["a", "d", "e", "f"])) == {"e", "f"}
+    answers(monkeypatch, tmp_path, scontrol="exit 1")
+    assert lost_nodes([]) == {}, "and nobody is asked"
 
 
 def test_a_node_that_was_taken_from_the_job_is_no_longer_its(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

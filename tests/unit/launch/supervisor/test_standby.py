@@ -1,6 +1,8 @@
 """Who looks after the supervisor: neither a busy one nor one on a node that answers is taken for lost."""
 
+import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from glmforge.cluster.lease import Lease
 from glmforge.launch.job import JobDirectory
+from glmforge.launch.supervisor import standby as standby_module
 from glmforge.launch.supervisor.standby import LEASE, Standby, StandbyStep
 
 
@@ -34,6 +37,23 @@ def test_a_heartbeat_begins_the_time_anew(tmp_path: Path) -> None:
             before = watching._since
             assert not watching.look("node1")
             assert watching._since > before
+
+
+def test_a_heartbeat_is_that_of_the_newest_supervisor(tmp_path: Path) -> None:
+    """The tenth, and not the ninth, though that is the last in the order of letters."""
+    claims = tmp_path / LEASE
+    claims.mkdir()
+    for number in ("9", "10", "x"):
+        (claims / number).write_text("one")
+    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=3600)
+    watching.is_silent()
+    before = watching._since
+    (claims / "9").write_text("two")
+    watching.is_silent()
+    assert watching._since == before
+    (claims / "10").write_text("two")
+    watching.is_silent()
+    assert watching._since > before
 
 
 @dataclass
@@ -91,6 +111,42 @@ def test_a_standby_that_ended_is_started_elsewhere_if_there_is_another_node(node
     nodes.processes[-1].wait()
     step.renew()
     assert nodes.started == ["c", "b", "c", "c"]
+
+
+def test_one_that_does_not_end_is_killed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun waits for a node that does not answer."""
+    monkeypatch.setattr(standby_module, "_END_S", 0.05)
+    deaf = subprocess.Popen(["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.1; done"], stdout=subprocess.PIPE)
+    nodes.processes.append(deaf)
+    assert deaf.stdout is not None
+    deaf.stdout.readline()
+    step = StandbyStep(lambda: nodes.names, lambda _: {}, lambda _: deaf, "a")
+    step.renew()
+    step.end()
+    assert deaf.poll() == -signal.SIGKILL
+    deaf.stdout.close()
+
+
+def test_within_the_block_and_not_after_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = threading.Event()
+
+    def start(node: str, root: Path) -> "subprocess.Popen[bytes]":
+        process = nodes.start(node)
+        started.set()
+        return process
+
+    monkeypatch.setenv("SLURMD_NODENAME", "a")
+    monkeypatch.setattr(standby_module, "lost_nodes", lambda _: {})
+    monkeypatch.setattr(standby_module, "_start_on", start)
+    with standby_module.standby(tmp_path, nodes.names, lambda: nodes.names):
+        assert started.wait(60)
+    assert nodes.started == ["c"]
+    assert nodes.processes[0].poll() is not None
+
+
+def test_in_a_job_of_one_node_nobody_is_asked_for_others(tmp_path: Path) -> None:
+    with standby_module.standby(tmp_path, ["a"], lambda: ["a"]):
+        assert "standby" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_there_is_no_standby_beside_the_supervisor_itself(nodes: Nodes) -> None:
