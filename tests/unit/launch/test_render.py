@@ -129,6 +129,15 @@ def test_shellcheck_finds_nothing() -> None:
     assert not done.stdout
 
 
+def test_shellcheck_finds_nothing_in_examples() -> None:
+    """Those of users' own scripts, and of two nodes without a scheduler, among them."""
+    install_or_skip(("shellcheck",), ("shellcheck",))
+    files = sorted(str(path) for path in (ROOT / "examples").rglob("*") if path.suffix in (".sh", ".sbatch"))
+    assert {"pretrain.sbatch", "launch.sh"} <= {Path(file).name for file in files}
+    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    assert not done.stdout
+
+
 def test_no_line_is_left_over() -> None:
     """Neither blanks at the end of a line, nor three line breaks in a row, as templates like to leave them."""
     for name, each in SCRIPTS.items():
