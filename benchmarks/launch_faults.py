@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from glmforge.cluster.dev.options import HEAD
 from glmforge.launch.goodput import as_dict, goodput_of
 from helpers.chaos import small_disk
-from helpers.launch_faults import FAULTS, Mend
+from helpers.launch_faults import FAULTS, Mend, has_slurmd
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed
 from helpers.tiny_data import make_tiny_data
 
@@ -197,13 +197,14 @@ def strike(job: Launched, chain: Chain) -> dict[str, Any]:
         fault = FAULTS[blow.name]
         if blow.moment is not None:
             wait_for_moment(job, blow.moment, attempt)
+            if not can_strike(job, blow.name):
+                continue
             then.append(f"{blow.name} when {blow.moment}")
         number = job.attempt
-        if blow.moment is None or can_strike(job, blow.name):
-            new = fault.strike(job)
-            while mends:  # there must be nodes enough
-                mends.pop()()
-            mends.append(new)
+        new = fault.strike(job)
+        while mends:  # there must be nodes enough
+            mends.pop()()
+        mends.append(new)
         if fault.causes and blow.moment in (None, "starting"):
             attempt = number
     struck_s = time.time() - at
@@ -242,7 +243,8 @@ def can_strike(job: Launched, name: str) -> bool:
         return False
     if name == "rank killed":
         return job.is_up(job.rank(1).node) and job.rank(1).ended is None
-    return any(job.is_up(node) for node in job.nodes if node != job.batch_node())
+    can = has_slurmd if name == "slurmd killed" else Launched.is_up
+    return any(can(job, node) for node in job.nodes if node != job.batch_node())
 
 
 def by_fault(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -125,13 +125,13 @@ def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: R
         if fault.causes:
             told = job.wait_for_training(attempt)
             print(name, told)
-            assert told["after"] == attempt
+            assert attempt <= told["after"] < attempt + fault.attempts
     finally:
         mend()
     job.wait_for_step(job.step + STEPS_AFTER)
     losses = job.stop()
     assert losses == reference.first(len(losses))
-    assert job.attempt == attempt + bool(fault.causes)
+    assert bool(fault.causes) <= job.attempt - attempt <= fault.attempts * bool(fault.causes)
     if name == "prolog fails":
         assert job.events("hold released")
     assert set(job.causes()[:-1]) <= fault.causes

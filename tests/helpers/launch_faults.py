@@ -32,10 +32,12 @@ class Fault:
     Attributes:
         strike: does it, and gives what mends it.
         causes: that the supervisor may find for the attempt that it ends; empty: it goes on.
+        attempts: that may fail, at most.
     """
 
     strike: Callable[[Launched], Mend]
     causes: frozenset[str] = frozenset()
+    attempts: int = 1
 
 
 def kill_rank(job: Launched) -> Mend:
@@ -89,7 +91,10 @@ def restart_controller(job: Launched) -> Mend:
 
 
 def kill_rank_without_controller(job: Launched) -> Mend:
-    """Slurm's controller is down until the supervisor, which can start nothing, waits for it."""
+    """Slurm's controller is down until the supervisor, which can start nothing, waits for it.
+
+    One that has just started again may refuse a step, for it takes the last one's memory for in use.
+    """
     waited = len(_waits(job))
     _kill_controller(job)
     job.signal_rank(1, "KILL")
@@ -118,9 +123,8 @@ def _start_controller(job: Launched) -> None:
 def kill_slurmd(job: Launched) -> Mend:
     """Of a node without the supervisor: its tasks go on, without anybody who could end them."""
     dev = job.cluster.dev
-    node = _other_node(job)
-    old = dev.run(node, "pidof", "slurmd").stdout.split()
-    dev.run(node, "kill", "-KILL", *old)
+    node = next(node for node in reversed(job.nodes) if has_slurmd(job, node) and node != job.batch_node())
+    dev.run(node, "kill", "-KILL", *_slurmd(job, node))
 
     def start() -> None:
         if not job.is_up(node):  # it has been killed since, and comes back with a slurmd
@@ -129,6 +133,15 @@ def kill_slurmd(job: Launched) -> Mend:
         _wait(lambda: re.search(r"State=(IDLE|MIXED|ALLOCATED)\b[^*]", _ask(job, "scontrol", "show", "node", node)))
 
     return start
+
+
+def has_slurmd(job: Launched, node: str) -> bool:
+    """Whether the host is up, and it runs there."""
+    return job.is_up(node) and bool(_slurmd(job, node))
+
+
+def _slurmd(job: Launched, node: str) -> list[str]:
+    return job.cluster.dev.run(node, "pidof", "slurmd", check=False).stdout.split()
 
 
 def drain_node(job: Launched) -> Mend:
@@ -235,7 +248,7 @@ FAULTS = {
     "rank stopped": Fault(stop_rank, frozenset({"hang"})),
     "link cut": Fault(cut_link, _LOST),
     "slurmctld restarted": Fault(restart_controller),
-    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED),
+    "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED | {"unknown"}, attempts=2),
     "slurmd killed": Fault(kill_slurmd, _LOST),
     "node drained": Fault(drain_node),
     "requeued": Fault(requeue, _REQUEUED),

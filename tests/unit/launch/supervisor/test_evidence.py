@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from glmforge.launch.job import AttemptRecord, utc_now
 from glmforge.launch.supervisor.evidence import Evidence, RunEvent, first_step, gather, read_run_events, told_step
 from glmforge.observe.record_files import JsonlFile
-from helpers.fake_starter import a_job
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 
 
@@ -89,12 +87,8 @@ def test_where_training_began(name: str) -> None:
     ],
 )
 def test_the_last_that_a_starter_says(log: bytes | None, said: str, tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2)
-    attempt = AttemptRecord(
-        number=1, submission="1", nodes=["a"], ranks_per_node=1, starter="srun", address="a", port=1, began=utc_now()
-    )
-    directory = job.attempt(1).root
-    directory.mkdir(parents=True)
+    job = made_job(tmp_path)
+    attempt = made_attempt(job)
     if log is not None:
-        (directory / "starter.log").write_bytes(log)
+        (job.attempt(1).root / "starter.log").write_bytes(log)
     assert gather(job, job.read(), attempt).starter[-1:] == ((said,) if said else ())
