@@ -71,7 +71,7 @@ when the attempt has ended, when the ranks of the next have begun to import."""
 OVERLAPPING = "another during recovery"
 PHASES = ("detected_s", "decided_s", "started_s", "first_step_s")
 # Nodes fail far more often here than one may that is kept.
-OPTIONS = {"supervisor": {"node_failures": 10_000, "max_restarts_in_all": 100_000}}
+OPTIONS = {"supervisor": {"node_failures": 10_000, "max_restarts_in_all": 100_000, "look_every_s": 10.0}}
 
 
 def main() -> None:
@@ -250,7 +250,7 @@ def can_strike(job: Launched, name: str) -> bool:
 def by_fault(faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The median of each figure, by kind of fault; those with others during their recovery together."""
     found = {}
-    kinds = [OVERLAPPING if fault["then"] else fault["fault"] for fault in faults]
+    kinds = [OVERLAPPING if fault.get("then") else fault["fault"] for fault in faults]
     for name in dict.fromkeys(kinds):
         rows = [fault for fault, kind in zip(faults, kinds, strict=True) if kind == name]
         figures = {"times": len(rows), "attempts": max(row["attempts"] for row in rows)}

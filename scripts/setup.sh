@@ -39,5 +39,7 @@ if [ -n "${TORCH:-}" ]; then
     sed "s/^torch==.*/torch==$TORCH/" constraints.txt >"$constraints"
 fi
 echo "setup: installing glmforge and its tools into .venv (a minute or more the first time)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c "$constraints" -e '.[dev]'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c "$constraints" -e '.[dev]'
+# What pip does on one core, on all. Packages hold files for other versions of Python, which cannot be compiled.
+.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 echo "$wanted" >"$stamp"

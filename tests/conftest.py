@@ -31,7 +31,7 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-_FORKING = ("run_ranks", "start_job", "programs", "carry_out", "run_to_its_end")
+_FORKING = ("run_ranks", "start_job", "programs", "carry_out")
 """What tests of ranks and commands import."""
 
 

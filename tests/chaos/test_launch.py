@@ -113,9 +113,11 @@ def test_every_launcher_runs_it_to_the_same_losses(
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: Reference) -> None:
+def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: Reference, tmp_path: Path) -> None:
     fault = FAULTS[name]
-    job = start(*SLURM, "--spare-nodes", "0" if "supervisor" in name else "1")
+    options = tmp_path / "options.yaml"
+    options.write_text("supervisor: {look_every_s: 10}\n")
+    job = start(*SLURM, "--spare-nodes", "0" if "supervisor" in name else "1", "--options", str(options))
     job.wait_for_step(STRUCK_AFTER)
     attempt = job.attempt
     mend = fault.strike(job)
@@ -130,6 +132,8 @@ def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: R
     losses = job.stop()
     assert losses == reference.first(len(losses))
     assert bool(fault.causes) <= job.attempt - attempt <= fault.attempts * bool(fault.causes)
+    if name == "prolog fails":
+        assert job.events("hold released")
     assert set(job.causes()[:-1]) <= fault.causes
 
 

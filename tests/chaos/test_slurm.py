@@ -15,9 +15,10 @@ from glmforge.config import dump_config
 from glmforge.observe.record_files import read_jsonl
 from helpers.chaos import run_config
 from helpers.dev_cluster import NUM_NODES, Cluster, slurm_cluster
+from helpers.held_training import HELD_AFTER, goes_on, held_python
 from helpers.job import start_job
+from helpers.prepared import programs
 from helpers.tiny_data import TinyData
-from helpers.warm_training import HELD_AFTER, warm_python
 
 pytestmark = pytest.mark.chaos
 
@@ -25,7 +26,6 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "slurm" / "pretrain.sbatch"
 NUM_STEPS = 24
 LIMIT_S = 600.0
 ENVIRONMENT = {
-    "PYTHON": sys.executable,
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
     "MAX_FAILURES": "1",
@@ -65,7 +65,7 @@ class SlurmRun:
     def kill_a_task(self) -> None:
         """The others go on."""
         os.kill(self.cluster.tasks(self.job)[1], signal.SIGKILL)
-        (self.directory / "goes-on").touch()
+        goes_on(self.directory).touch()
 
     def finish(self) -> dict[str, str]:
         """The job, which must complete."""
@@ -86,15 +86,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """What takes Python's place where a job trains."""
-    with warm_python(tmp_path_factory.mktemp("warm")) as python:
-        yield python
-
-
 @pytest.fixture
-def submit(cluster: Cluster, warm: str, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., SlurmRun]]:
+def submit(cluster: Cluster, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., SlurmRun]]:
     """Submits the script, its run held for the blow; the job is cancelled if the test fails."""
     runs = []
 
@@ -102,8 +95,8 @@ def submit(cluster: Cluster, warm: str, tiny_data: TinyData, tmp_path: Path) -> 
         size = [f"--nodes={NUM_NODES}", f"--ntasks-per-node={tasks_per_node}", f"--gpus-per-node={tasks_per_node}"]
         options = [*size, "--cpus-per-task=1", "--time=60", f"--chdir={tmp_path}", str(SCRIPT)]
         config = write_config(tiny_data, tmp_path)
-        held = {"PYTHON": warm, "HELD_UNTIL": str(tmp_path / "goes-on")}
-        job = cluster.submit([*options, str(config), *PATIENCE, *overrides], ENVIRONMENT | held)
+        environment = ENVIRONMENT | {"PYTHON": held_python(tmp_path)}
+        job = cluster.submit([*options, str(config), *PATIENCE, *overrides], environment)
         runs.append(SlurmRun(cluster, tmp_path, job))
         return runs[-1]
 
@@ -213,11 +206,11 @@ def test_a_job_that_cannot_run_is_given_up(submit: Callable[..., SlurmRun]) -> N
 
 
 def test_tasks_of_a_bare_srun_are_the_ranks(
-    cluster: Cluster, warm: str, reference: Callable[[int], list[float]], tiny_data: TinyData, tmp_path: Path
+    cluster: Cluster, reference: Callable[[int], list[float]], tiny_data: TinyData, tmp_path: Path
 ) -> None:
     """No variable is set for them, and the nodes' names are none that the network knows."""
     config = write_config(tiny_data, tmp_path)
-    train = f"srun {warm} -m glmforge train {config} {' '.join(PATIENCE)}"
+    train = f"srun {programs()}/python -m glmforge train {config} {' '.join(PATIENCE)}"
     size = [f"--nodes={NUM_NODES}", "--ntasks-per-node=2", "--cpus-per-task=1", f"--chdir={tmp_path}"]
     job = cluster.submit([*size, f"--output={tmp_path}/log", f"--wrap={train}"], ENVIRONMENT)
     ended = cluster.wait(job, LIMIT_S)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,8 @@ class _Stuck(_Numbers):
         if task and Path(self.stuck_while).exists():
             deaf = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
             os.write(2, b"never ends, deaf\n" if deaf else b"never ends\n")
-            signal.pause()
+            while True:
+                time.sleep(0.1)  # not for ever in one call: a signal just before it would be missed
         super().run(task, output)
 
 

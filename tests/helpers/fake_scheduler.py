@@ -53,6 +53,9 @@ class FakeScheduler:
             if submission in (id_, id_.partition("_")[0]) and not self._seen(id_).state.is_over:
                 self.ended[id_] = State.CANCELLED
 
+    def again(self, seen: Seen) -> bool:
+        return False
+
     def end(self, submission: str, state: State) -> None:
         assert self._seen(submission).state is State.RUNNING, "only what runs can end"
         self.ended[submission] = state

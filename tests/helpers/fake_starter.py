@@ -110,6 +110,8 @@ class FakeAllocation:
     drained: dict[str, str] = field(default_factory=dict)
     ours: bool = True
     end: datetime | None = None
+    others: tuple[str, ...] = ()
+    """That are idle."""
     down: range = range(0)
     asked: int = 0
 
@@ -136,6 +138,9 @@ class FakeAllocation:
 
     def requeue(self, without: Iterable[str]) -> None:
         self.requeued.append(list(without))
+
+    def idle(self) -> tuple[str, ...]:
+        return self.others
 
     def drain(self, node: str, reason: str) -> None:
         self.drained[node] = reason

@@ -34,7 +34,7 @@ _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.
 _NAMED = re.compile(r"`(?P<name>[\w.-]+)`:\s*\Z")
 _EXPORT = re.compile(r"export (?P<name>[A-Z_]+)=(?P<value>[\w./$-]+)")
 _INLINE = re.compile(r"(?<!`)`(glmforge [^`]+)`")
-_LIMIT_S = 240
+_LIMIT_S = 900  # generous: nothing is to fail because the machine is busy
 _RANKS_OF_NODE = 8  # where a script starts them: examples/slurm/pretrain.sbatch, and those of examples/two_nodes
 
 

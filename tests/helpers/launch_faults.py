@@ -17,7 +17,7 @@ from glmforge.cluster.dev.options import HEAD
 from glmforge.cluster.dev.packages import find
 from glmforge.errors import HostError
 from helpers.chaos import filled
-from helpers.launched import LIMIT_S, Launched
+from helpers.launched import LIMIT_S, Launched, fail_prolog
 
 Mend = Callable[[], None]
 
@@ -161,6 +161,19 @@ def requeue(job: Launched) -> Mend:
     return _nothing
 
 
+def fail_prolog_of_a_node(job: Launched) -> Mend:
+    """Of the next start: Slurm drains the node, and holds the job."""
+    node = job.nodes[-1]
+    failing = fail_prolog(job.cluster, node)
+    job.cluster.run("scontrol", "requeue", job.number)
+
+    def mend() -> None:
+        failing.unlink()
+        _undrain(job, node)
+
+    return mend
+
+
 def preempt(job: Launched) -> Mend:
     """By a more urgent job on all nodes, which is over at once."""
     size = [f"--nodes={len(job.cluster.dev.nodes)}", "--exclusive", "--output=/dev/null"]
@@ -223,6 +236,8 @@ def _wait(reached: Callable[[], object]) -> None:
 _KILLED = frozenset({"machine"})
 _LOST = frozenset({"node lost", "unknown"})
 _GAVE_WAY = frozenset({"preempted", "time limit"})
+_REQUEUED = _GAVE_WAY | {"unknown"}
+"""Slurm gives a requeued job 30 s (KillWait) to save, and its supervisor to say so: not enough on a busy machine."""
 
 FAULTS = {
     "rank killed": Fault(kill_rank, _KILLED),
@@ -236,7 +251,8 @@ FAULTS = {
     "rank killed without slurmctld": Fault(kill_rank_without_controller, _KILLED | {"unknown"}, attempts=2),
     "slurmd killed": Fault(kill_slurmd, _LOST),
     "node drained": Fault(drain_node),
-    "requeued": Fault(requeue, _GAVE_WAY),
+    "requeued": Fault(requeue, _REQUEUED),
+    "prolog fails": Fault(fail_prolog_of_a_node, _REQUEUED),
     "preempted": Fault(preempt, _GAVE_WAY),
     "time limit": Fault(reach_time_limit, _GAVE_WAY),
 }

@@ -23,6 +23,7 @@ from typing import Any
 from glmforge.cluster.dev import DevOptions, development_cluster
 from glmforge.cluster.dev.options import HEAD
 from glmforge.config import RunConfig, dump_config
+from glmforge.launch.companion import companions
 from glmforge.launch.job import AttemptDirectory, JobDirectory, RankRecord
 from glmforge.observe.record_files import read_jsonl
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
@@ -36,6 +37,11 @@ _COMMAND_LIMIT_S = 300.0
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 """Hosts in namespaces need root, which Open MPI refuses unless told so."""
 
+_PROLOG = """#!/bin/sh
+read -r name </proc/sys/kernel/hostname
+test ! -e {failing}
+"""
+
 CHECKPOINT = {"every_steps": 40, "ephemeral_every_steps": 5, "max_failed_saves": 1000}
 
 
@@ -44,8 +50,22 @@ def launch_cluster(directory: Path, options: DevOptions = SMALL, **changes: Any)
     """Slurm on three hosts of their own, which answer through ssh as well."""
     hosts_or_skip()
     install_slurm_or_skip()
-    with development_cluster(directory, replace(options, **changes)) as dev:
+    prolog = directory.with_name(f"{directory.name}-prolog")
+    prolog.write_text(_PROLOG.format(failing=_failing(directory, "$name")))
+    prolog.chmod(0o755)
+    with development_cluster(directory, replace(options, prolog=prolog, **changes)) as dev:
         yield Cluster(dev)
+
+
+def fail_prolog(cluster: Cluster, node: str) -> Path:
+    """Until the file that this gives is removed, the prolog of every job fails there, and Slurm drains the node."""
+    failing = _failing(cluster.directory, node)
+    failing.touch()
+    return failing
+
+
+def _failing(directory: Path, node: str) -> Path:
+    return directory.with_name(f"{directory.name}-failing-{node}")
 
 
 def small_run(data: TinyData, output_dir: Path, steps: int, **sections: Any) -> RunConfig:
@@ -240,7 +260,7 @@ class Launched:
         if not self.files.submissions.exists():
             return
         if self.is_slurms:
-            self.cluster.run("scancel", "--quiet", self.number)
+            self.cluster.run("scancel", "--quiet", self.number, *companions(self.files).values())
             self.wait_until_gone()
         elif not self.is_over():
             self.glmforge("jobs", "cancel", self.config.name)

@@ -97,6 +97,9 @@ class MadeScheduler:
     asked: list[set[str]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
+    remembers: bool = True
+    """Whether it can start a submission again under its number."""
+    again_: list[str] = field(default_factory=list)
 
     def know(self, id_: str, state: State, **fields: Any) -> None:
         self.known[id_] = Seen(id_, state, **fields)
@@ -120,6 +123,13 @@ class MadeScheduler:
         self._answer()
         self.cancelled.append(submission)
         self.know(submission, State.CANCELLED, ended=utc_now())
+
+    def again(self, seen: Seen) -> bool:
+        self._answer()
+        if self.remembers:
+            self.again_.append(seen.id)
+            self.know(seen.id, State.WAITING)
+        return self.remembers
 
     def of(self, launcher: str) -> "MadeScheduler":
         """As `scheduler_of`."""

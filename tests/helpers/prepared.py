@@ -17,6 +17,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -161,6 +162,7 @@ class _Starter:
     def _end(self) -> None:
         for pid in self.program_of:
             _kill(pid)
+        shutil.rmtree(Path(self.listener.getsockname()).parent, ignore_errors=True)
         sys.exit()
 
     def _report(self, pidfd: int, pid: int) -> None:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-LIMIT_S = 60
+LIMIT_S = 240
 """Generous: a signal that is missed is missed for ever."""
 
 _LOOKS = 50

@@ -36,6 +36,7 @@ from typing import NamedTuple, Self
 from pydantic import BaseModel, ValidationError
 
 from glmforge.cluster.process import ProcessIdentity, is_alive, is_suspended, this_process
+from glmforge.cluster.waiting import join
 from glmforge.errors import GlmforgeError
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class Lease:
         if self._thread is None or self._claim is None:
             return
         self._stop.set()
-        self._thread.join()
+        join(self._thread)
         self._thread = None
         try:
             self._check()

@@ -4,10 +4,11 @@ Python's handler of a signal, Ctrl-C's included, runs in the main thread between
 lock is woken for it only by a signal that arrives while it waits: one that comes just before, when the thread has
 given up the interpreter's lock and does not sleep yet, or that the system gives to another thread, is heeded when
 the lock is free, which may be never. That is no rare case on a busy machine, where a thread is often stopped just
-where it gives up the interpreter's lock. What may take long (a future, an event, a thread, a queue) is therefore
-waited for in short steps: between two of them handlers run.
+where it gives up the interpreter's lock. What may take long (a future, a thread, a queue) is therefore waited for in
+short steps: between two of them handlers run.
 """
 
+import threading
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
@@ -35,3 +36,14 @@ def as_done(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
         future.add_done_callback(done.put)
     for _ in futures:
         yield take(done)
+
+
+def result_of(future: Future[T]) -> T:
+    """`future.result()`, when it is there."""
+    return next(as_done([future])).result()
+
+
+def join(thread: threading.Thread) -> None:
+    """Until the thread has ended."""
+    while thread.is_alive():
+        thread.join(STEP_S)

@@ -81,9 +81,20 @@ Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$"
 class SupervisorConfig(Strict):
     """What the supervisor may do when an attempt ends."""
 
-    min_nodes: PositiveInt | None = Field(default=None, description="continue on so few; None: never on fewer")
-    max_nodes: PositiveInt | None = Field(default=None, description="grow to so many; None: 'nodes'")
-    spare_nodes: NonNegativeInt = Field(default=0, description="allocated beside 'nodes', and used when one fails")
+    min_nodes: PositiveInt | None = Field(
+        default=None, description="start and go on with so few; None: never with fewer than 'nodes'"
+    )
+    max_nodes: PositiveInt | None = Field(
+        default=None, description="grow to so many; None: to 'nodes', within the allocation"
+    )
+    grow_after_s: PositiveFloat | None = Field(
+        default=900.0,
+        description="with max_nodes: nodes outside the allocation that are idle for so long are fetched by saving and "
+        "being queued again; None: never",
+    )
+    spare_nodes: NonNegativeInt = Field(
+        default=0, description="allocated beside 'nodes' if there are any, and used when one fails"
+    )
     max_restarts: NonNegativeInt = Field(
         default=5, description="attempts in a row that ended with a failure and made no training step"
     )
@@ -107,6 +118,17 @@ class SupervisorConfig(Strict):
     )
     silent_after_s: PositiveFloat | None = Field(
         default=None, description="no line and no step of any rank for so long is a hang; None: the run's own watchdog"
+    )
+    refused_starts: NonNegativeInt = Field(
+        default=5,
+        description="in a row that Slurm refuses or holds before the job is given up; 0: nobody looks after it",
+    )
+    companion_partition: Word | None = Field(
+        default=None, description="of the small job that looks after it; None: the job's own"
+    )
+    look_every_s: PositiveFloat = Field(
+        default=600.0,
+        description="at a job that Slurm may hold, where a prolog that fails has it held; ever less often",
     )
     check: bool = Field(default=True, description="check a node that is blamed, and one that comes back")
 
@@ -145,7 +167,7 @@ class LaunchConfig(Strict):
     hostfile: YamlPath | None = Field(default=None, description="of the launchers ssh and mpi")
     cluster: YamlPath | None = Field(default=None, description="cluster.yaml: hosts, ssh, interfaces, checks")
     interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
-    port: Port | None = Field(default=None, description="where ranks meet; None: one made of the job's number")
+    port: Port | None = Field(default=None, description="where ranks meet; None: one that is free on the first node")
 
     supervisor: SupervisorConfig = SupervisorConfig()
 

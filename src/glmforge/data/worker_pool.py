@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
+from glmforge.cluster.waiting import result_of
 from glmforge.errors import DataError
 
 UNITS_PER_WORKER = 2
@@ -59,6 +60,6 @@ def _in_order(
     for unit in work:
         under_way.append(pool.submit(do, unit))
         if len(under_way) >= num_under_way:
-            yield under_way.popleft().result()
+            yield result_of(under_way.popleft())
     while under_way:
-        yield under_way.popleft().result()
+        yield result_of(under_way.popleft())

@@ -13,9 +13,11 @@ torch already.
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
+from glmforge.cluster.waiting import take
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
@@ -79,22 +81,25 @@ def dry_run(
     context.set_forkserver_preload(["glmforge.dryrun.rank"])
     with ProcessPoolExecutor(NUM_PROCESSES, mp_context=context, max_tasks_per_child=1) as pool:
         jobs: dict[Future[RankFindings], tuple[int, list[int]]] = {}
+        ended: SimpleQueue[Future[RankFindings]] = SimpleQueue()
 
         def submit(one: int, places: list[int]) -> None:
             job = places[0] * layout.stage_ranks + one
-            jobs[pool.submit(_run_rank, config, world_size, job, imbalance, places)] = one, places
+            future = pool.submit(_run_rank, config, world_size, job, imbalance, places)
+            jobs[future] = one, places
+            future.add_done_callback(ended.put)
 
         for places in contents:
             for one in within:
                 submit(one, places)
         while jobs:
-            for done in wait(jobs, return_when=FIRST_COMPLETED).done:
-                (one, places), findings = jobs.pop(done), done.result()
-                found[one] |= dict.fromkeys(findings.steps, findings)
-                if left := [place for place in places if place not in found[one]]:
-                    submit(one, left)
-                num_done = min(map(len, found.values()))
-                progress(f"{num_done} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
+            done = take(ended)
+            (one, places), findings = jobs.pop(done), done.result()
+            found[one] |= dict.fromkeys(findings.steps, findings)
+            if left := [place for place in places if place not in found[one]]:
+                submit(one, left)
+            num_done = min(map(len, found.values()))
+            progress(f"{num_done} of {len(pp_ranks)} places done, {time.perf_counter() - started:.0f} s")
     num_ranks = layout.stage_ranks if rank is None else 1
     classes = []
     for place in pp_ranks:

@@ -1,7 +1,8 @@
 """Ending a job, and submitting it again."""
 
 from glmforge.errors import LaunchError
-from glmforge.launch.cancel import note_cancelled
+from glmforge.launch.cancel import note_cancelled, who
+from glmforge.launch.companion import accompany, dismiss
 from glmforge.launch.find import Job, SchedulerOf
 from glmforge.launch.hand_over import hand_over
 from glmforge.launch.job import Submission
@@ -18,6 +19,7 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
     if files.submission is None or job.state.is_over:
         return f"{job.name}: is {job.state} already"
     note_cancelled(job.directory, files.submission)
+    dismiss(job.directory)
     launcher = files.description.launch.launcher
     scheduler_of(launcher).cancel(files.submission.id)
     was = "" if job.state is not JobState.UNKNOWN else f"; whether it still ran is not known ({job.why})"
@@ -27,11 +29,19 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
 def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Submission:
     """Submit a job again as it was; a training run goes on from its newest checkpoint. Raises `LaunchError`.
 
+    One whose start Slurm refused, or that it holds for that, is queued again under its number, where that can be done:
+    what waits for it goes on waiting.
+
     Args:
         force: even if nobody can tell whether it has ended.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be submitted: {job.why}")
+    if files.submission is not None and job.seen is not None and files.was_refused(job.seen):
+        job.directory.event("submitted again", f"by {who()}", submission=files.submission.id)
+        if scheduler_of(files.description.launch.launcher).again(job.seen):
+            accompany(job.directory, files.submission)
+            return files.submission
     if job.state is JobState.UNKNOWN and not force:
         raise LaunchError(
             f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, give --force"
@@ -45,4 +55,6 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
         raise LaunchError(f"{job.directory.script}: is missing; 'glmforge launch' makes the job anew, by another name")
     launch = files.description.launch
     scheduler_of(launch.launcher).check(launch)
-    return hand_over(job.directory, again=True)
+    submission = hand_over(job.directory, again=True)
+    accompany(job.directory, submission)
+    return submission

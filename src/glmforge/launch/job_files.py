@@ -15,6 +15,7 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import parse_json, read_end, read_text, shown
 from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, Submission
+from glmforge.launch.starts import starts_of
 from glmforge.launch.state import SUPERVISOR_LEASE, JobFiles
 
 _END_BYTES = 1 << 16
@@ -75,6 +76,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         step=step,
         trains=trains,
         num_steps=_num_steps(directory.run_config),
+        starts=starts_of(directory.events),
     )
 
 

@@ -134,6 +134,7 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         address=script.address,
         ssh=script.ssh,
         wanted_nodes=launch.nodes + launch.supervisor.spare_nodes,
+        least_nodes=launch.supervisor.min_nodes or launch.nodes,
         most_nodes=max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes,
         ranks=launch.ranks,
         starter=launch.chosen_starter,

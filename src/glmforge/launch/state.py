@@ -14,6 +14,7 @@ from glmforge.cluster.lease import Claim
 from glmforge.cluster.process import is_alive
 from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirectory, Submission, Verdict
 from glmforge.launch.schedulers.base import Seen, State
+from glmforge.launch.starts import is_held_by_slurm, is_refused
 
 CANCELLED = "cancelled"
 """The event after which no supervisor starts the job again, until it is submitted again."""
@@ -61,6 +62,7 @@ class JobFiles:
         holder: its supervisor, now or the last.
         step, num_steps: steps that the job has done, and all of them, where that is known.
         trains: the newest attempt has done a step.
+        starts: the last supervisors that began: submission, and how often the scheduler had started it before.
     """
 
     directory: JobDirectory
@@ -72,6 +74,14 @@ class JobFiles:
     step: int | None = None
     num_steps: int | None = None
     trains: bool = False
+    starts: frozenset[tuple[str, int]] = frozenset()
+
+    def was_refused(self, seen: Seen | None) -> bool:
+        """Whether Slurm counts it as failed, or holds it, after a start that got as far as nothing of ours."""
+        launch = self.description.launch
+        if seen is None or launch.launcher != "slurm" or not launch.supervise or launch.array:
+            return False
+        return is_held_by_slurm(seen) or is_refused(seen, self.starts, [self.attempt])
 
     @property
     def submission(self) -> Submission | None:
@@ -100,6 +110,8 @@ def state_of(files: JobFiles, seen: Seen | str) -> tuple[JobState, str]:
         return (JobState.CANCELLED, "on request") if files.cancelled else _ended(files, seen)
     if files.cancelled:
         return JobState.ENDING, "cancelled"
+    if files.was_refused(seen):
+        return JobState.HELD, f"Slurm holds it since a start failed on a node, see 'sinfo -R': {seen.reason}"
     if seen.state is State.RUNNING:
         return _running(files)
     return _NOT_RUNNING[seen.state], seen.reason
@@ -129,6 +141,9 @@ def _running(files: JobFiles) -> tuple[JobState, str]:
 def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
     """The scheduler says that it is over: how, the last attempt knows better."""
     attempt = files.own_attempt
+    if files.was_refused(seen):
+        reason = f" ({seen.reason})" if seen.reason else ""
+        return JobState.FAILED, f"it ended before its supervisor began: Slurm refused this start{reason}"
     if attempt is not None and attempt.verdict is not None:
         return _by_verdict(attempt, attempt.verdict)
     if seen.state is State.COMPLETED:

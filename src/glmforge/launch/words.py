@@ -112,6 +112,8 @@ def next_command(job: Job) -> str:
     if job.state is JobState.FINISHED:
         run = job.files.description.run if job.files is not None else None
         return f"glmforge report {run}" if run is not None else f"glmforge jobs logs {name}"
+    if job.files is not None and job.files.was_refused(job.seen):
+        return f"glmforge jobs resubmit {name}"
     if job.state is JobState.FAILED:
         return f"glmforge jobs logs {name}; then, when it is mended, glmforge jobs resubmit {name}"
     if job.state in (JobState.CANCELLED, JobState.STOPPED):

@@ -12,14 +12,16 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 
+from glmforge.cluster.waiting import as_done, take
 from glmforge.errors import DataError
 from glmforge_corpus.pipeline.execution import Executor, TaskDone, begun
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
@@ -31,6 +33,7 @@ class LocalExecutor(Executor):
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
+        self._unfinished: list[Future[None]] = []
 
     def attempt(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path, task_done: TaskDone) -> dict[int, str]:
         if self._workers == 1:
@@ -67,23 +70,25 @@ class LocalExecutor(Executor):
             self._workers, multiprocessing.get_context("spawn"), initializer=_live_no_longer_than_parent
         )
         waiting, running = iter(tasks), dict[Future[None], int]()
+        ended: SimpleQueue[Future[None]] = SimpleQueue()
 
         def submit(count: int) -> None:
             for _, task in zip(range(count), waiting, strict=False):
                 with _interrupts_held():
-                    running[pool.submit(run_task, planned, task)] = task
+                    future = pool.submit(run_task, planned, task)
+                    running[future] = task
+                    future.add_done_callback(ended.put)
 
         submit(2 * self._workers)
         try:
             while running:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    task = running.pop(future)
-                    future.result()
-                    task_done(task)
-                    submit(1)
+                future = take(ended)
+                task = running.pop(future)
+                future.result()
+                task_done(task)
+                submit(1)
         finally:
-            for future in running:
-                future.cancel()
+            self._unfinished = [future for future in running if not future.cancel()]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -94,6 +99,8 @@ class LocalExecutor(Executor):
         if isinstance(error, KeyboardInterrupt):
             _kill(workers)
         try:
+            for _ in as_done(self._unfinished):
+                pass
             self._pool.shutdown(cancel_futures=True)
         except KeyboardInterrupt:  # while other tasks than the failed one are waited for
             _kill(workers)

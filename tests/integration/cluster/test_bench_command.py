@@ -4,17 +4,17 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from helpers.distributed import free_port
+from helpers.prepared import programs
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "CUDA_VISIBLE_DEVICES")
 
 
 def bench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    command = [sys.executable, "-m", "glmforge", "cluster", "bench", "--backend", "gloo", *arguments]
+    command = [programs() / "glmforge", "cluster", "bench", "--backend", "gloo", *arguments]
     return subprocess.run(
         command, env=environment | variables, capture_output=True, text=True, timeout=300, check=False
     )

@@ -16,7 +16,8 @@ from glmforge.launch.schedulers.slurm import Slurm
 from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.packages import install_or_skip
 
-GOLDEN = Path(__file__).parents[2] / "unit" / "launch" / "golden"
+ROOT = Path(__file__).parents[3]
+SCRIPTS = [*sorted((ROOT / "tests/unit/launch/golden").glob("slurm_*.sh")), ROOT / "examples/slurm/pretrain.sbatch"]
 LIMIT_S = 120
 SMALL = LaunchConfig(launcher="slurm", nodes=2)
 
@@ -119,13 +120,11 @@ def test_what_cannot_be_is_said_before(changes: dict[str, object], told: str) ->
     assert str(error.value).startswith(told)
 
 
-@pytest.mark.parametrize("script", [path.name for path in sorted(GOLDEN.glob("slurm_*.sh"))])
-def test_slurm_takes_the_scripts(cluster: Cluster, script: str) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_slurm_takes_the_scripts(cluster: Cluster, script: Path) -> None:
     """Options of the command line take the place of what this cluster does not have; all lines are read."""
     smaller = ["--nodes=1", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100M", "--partition=main", "--constraint="]
-    cluster.run(
-        "sbatch", "--test-only", *smaller, "--ntasks-per-node=1", "--exclude=", "--dependency=", GOLDEN / script
-    )
+    cluster.run("sbatch", "--test-only", *smaller, "--ntasks-per-node=1", "--exclude=", "--dependency=", str(script))
 
 
 def test_through_the_commands_of_pbs(submit: Callable[[Scheduler, str], str], tmp_path: Path) -> None:

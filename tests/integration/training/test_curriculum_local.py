@@ -8,6 +8,8 @@ import pytest
 from glmforge.config import RunConfig, load_config
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
+from glmforge.recipes.demo import standard_library
+from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.recipes.train import train
 from glmforge.report.schedule import plan_schedule
 
@@ -17,10 +19,13 @@ STEPS = (6, 3, 2, 2, 2)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """The configuration with its example's data, short phases, and the same batches."""
+    """The configuration with its example's data, of every fourth document, short phases, and the same batches."""
     directory = tmp_path_factory.mktemp("curriculum")
     data = directory / "data"
-    runpy.run_path(str(ROOT / "examples/curriculum/make_data.py"))["make_data"](data)
+    documents = list(standard_library_documents())[::4]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(standard_library, "standard_library_documents", lambda: documents)
+        runpy.run_path(str(ROOT / "examples/curriculum/make_data.py"))["make_data"](data)
     shipped = load_config(ROOT / "configs/curriculum_local.yaml")
     lengths = [
         word

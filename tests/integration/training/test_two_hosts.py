@@ -23,10 +23,10 @@ from helpers.linked_hosts import LinkedHost, linked_hosts, write_ssh
 from helpers.linked_runs import Save, count_saves, linked_run, write_base
 from helpers.tiny_data import TinyData
 
-STEPS, EVERY = 24, 4
+STEPS, EVERY = 16, 4
 TIMEOUT_S = 10
 """Of collectives."""
-ENDS_WITHIN_S = TIMEOUT_S + 20 + 10
+ENDS_WITHIN_S = TIMEOUT_S + 20 + 60
 """After the link has been cut: until a collective gives up, until all have been asked, and some time to end."""
 TRAILING = 500
 """Bytes: some acknowledgements of the step before."""

@@ -9,6 +9,7 @@ import pytest
 
 from glmforge.cluster.hosts.fanout import MAX_OUTPUT, Answer, Fanout, Outcome
 from glmforge.cluster.hosts.ssh import Ssh
+from helpers.unwoken import run_program
 
 # Options end at "--"; then come the host and the command.
 _PROGRAM = """#!/bin/sh
@@ -118,3 +119,20 @@ def test_who_is_ready_is_told_to_go_on_and_nobody_else(fanout: Fanout) -> None:
     answers = fanout.run(list(scripts), scripts.__getitem__, 60, b"asked\n", ready=b"ready\n")
     assert answers["ready"].stdout == b"ready\nasked go\n"
     assert answers["localhost"].reason == "asked"
+
+
+_INTERRUPTED = """
+import signal, threading
+from glmforge.cluster.hosts.fanout import Fanout
+
+threading.Thread(target=signal_without_waking, args=(signal.SIGINT,)).start()
+try:
+    Fanout().run(["localhost"], "sleep 100", timeout_s=100)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_that_does_not_wake_the_main_thread_ends_the_questions(tmp_path: Path) -> None:
+    done = run_program(_INTERRUPTED, tmp_path)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")

@@ -8,14 +8,15 @@ import pytest
 from helpers.unwoken import run_program
 
 _PROGRAM = """
-import signal, subprocess, sys
+import signal, subprocess, threading
 from glmforge.cluster.hosts.transfer import Host, Transfers
 
-transfers = Transfers()
+transfers, started = Transfers(), threading.Barrier(2)
 
 def transfer(host):
     with transfers.process(["sleep", "100"], subprocess.DEVNULL, subprocess.DEVNULL) as child:
-        print(child.pid)
+        print(f"{child.pid} ", end="")  # in one piece: both threads print
+        started.wait()
         if host.name == "last":
             signal_without_waking(signal.SIGINT)
         child.stdout.read()

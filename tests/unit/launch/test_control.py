@@ -12,6 +12,7 @@ from glmforge.launch.job import Cause, Submission
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state import SUPERVISOR_LEASE
 from glmforge.launch.supervisor import supervise
+from glmforge.launch.words import next_command
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 
 
@@ -91,6 +92,40 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     assert (submission.id, submission.again) == ("1001", True)
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
+
+
+@pytest.mark.parametrize(("state", "reason"), [(State.FAILED, ""), (State.HELD, "launch failed requeued held")])
+def test_a_job_whose_start_was_refused_keeps_its_number(
+    tmp_path: Path, scheduler: MadeScheduler, state: State, reason: str
+) -> None:
+    """And what waits for it goes on waiting."""
+    job = made_job(tmp_path)
+    scheduler.know("17", state, reason=reason)
+    refused = found(tmp_path, scheduler)
+    assert refused.state == ("failed" if state is State.FAILED else "held")
+    assert "Slurm" in refused.why
+    assert next_command(refused) == "glmforge jobs resubmit air"
+    assert control.resubmit(refused, scheduler.of).id == "17"
+    assert (scheduler.again_, scheduler.submitted) == (["17"], [])
+    assert "submitted again" in [event["event"] for event in job.read_events()]
+
+
+def test_a_refused_job_that_its_scheduler_has_forgotten_is_submitted_anew(
+    tmp_path: Path, scheduler: MadeScheduler
+) -> None:
+    made_job(tmp_path).script.write_text("exit\n")
+    scheduler.know("17", State.FAILED)
+    scheduler.remembers = False
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).id == "1001"
+
+
+def test_a_start_that_was_not_refused(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    """The supervisor began, and its record of an attempt has been lost."""
+    job = made_job(tmp_path)
+    job.script.write_text("exit\n")
+    job.event("supervisor started", submission="17", restart=0)
+    scheduler.know("17", State.FAILED)
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).id == "1001"
 
 
 def test_who_cannot_tell_is_asked_to_say_so(tmp_path: Path, scheduler: MadeScheduler) -> None:

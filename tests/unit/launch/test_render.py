@@ -129,6 +129,15 @@ def test_shellcheck_finds_nothing() -> None:
     assert not done.stdout
 
 
+def test_shellcheck_finds_nothing_in_examples() -> None:
+    """Those of users' own scripts, and of two nodes without a scheduler, among them."""
+    install_or_skip(("shellcheck",), ("shellcheck",))
+    files = sorted(str(path) for path in (ROOT / "examples").rglob("*") if path.suffix in (".sh", ".sbatch"))
+    assert {"pretrain.sbatch", "launch.sh"} <= {Path(file).name for file in files}
+    done = subprocess.run(["shellcheck", *files], capture_output=True, text=True)
+    assert not done.stdout
+
+
 def test_no_line_is_left_over() -> None:
     """Neither blanks at the end of a line, nor three line breaks in a row, as templates like to leave them."""
     for name, each in SCRIPTS.items():
@@ -264,7 +273,9 @@ def test_a_warning_reaches_the_ranks(launcher: str, starter: str, told: str, tmp
 def test_options_of_salloc_are_the_lines_of_the_script() -> None:
     options = slurm_options(with_(WHOLE, array=None), "air")
     assert "--job-name=air" in options
-    assert "--nodes=3-5" in options
+    assert "--nodes=1-5" in options  # with --ntasks-per-node Slurm gives the least
+    assert any(option.startswith("--mincpus=") for option in options)
+    assert not any(option.startswith("--ntasks-per-node") for option in options)
     assert "--constraint=h200&nvme" in options
     lines = [line for line in render(script(WHOLE)).splitlines() if line.startswith("#SBATCH")]
     shown = [shlex.split(line)[1] for line in lines]

@@ -7,12 +7,12 @@ it does not see is a few changed bits; finding those is what the checksums of a 
 
 import hashlib
 import math
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
+from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import CheckpointError
 
 _SAMPLE_BYTES = 64
@@ -32,10 +32,11 @@ def base_weights(directory: Path) -> BaseWeights:
         return BaseWeights(source=str(directory.absolute()), fingerprint=digest.hexdigest(), num_tensors=len(files))
     shards = Shards(directory)
     names = sorted(shards.names())
-    with ThreadPoolExecutor(_MAX_THREADS) as pool:  # on network storage each read takes a millisecond
-        for name, sample in zip(names, pool.map(lambda name: _sample(shards, name), names), strict=True):
-            digest.update(f"{name} {shards.dtype(name)} {list(shards.shape(name))}\n".encode())
-            digest.update(sample)
+    # On network storage each read takes a millisecond.
+    samples = map_in_threads(lambda name: _sample(shards, name), names, _MAX_THREADS)
+    for name, sample in zip(names, samples, strict=True):
+        digest.update(f"{name} {shards.dtype(name)} {list(shards.shape(name))}\n".encode())
+        digest.update(sample)
     return BaseWeights(source=str(directory.absolute()), fingerprint=digest.hexdigest(), num_tensors=len(names))
 
 

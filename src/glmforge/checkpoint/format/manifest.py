@@ -14,7 +14,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from glmforge.checkpoint.format.wording import describe_invalid, list_some
 from glmforge.cluster.durable import drop_from_memory, fsync_file, write_durably
+from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes, shown
@@ -117,8 +117,8 @@ def find_file_problems(path: Path, files: Mapping[str, FileRecord], said_by: str
     def check(name: str) -> str | None:
         return _find_problem(path / name, files[name], said_by, checksums)
 
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        return sorted(problem for problem in pool.map(check, files) if problem)
+    problems = map_in_threads(check, files, min(_MAX_THREADS, os.cpu_count() or 1))
+    return sorted(problem for problem in problems if problem)
 
 
 def summarize_problems(problems: Sequence[str]) -> str:

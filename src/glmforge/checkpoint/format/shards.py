@@ -20,7 +20,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from glmforge.checkpoint.collective import current_group, raise_failures
 from glmforge.checkpoint.format.manifest import FileRecord
 from glmforge.checkpoint.format.writers import BalancedSavePlanner, item_bytes
 from glmforge.cluster.os_errors import describe_os_error
+from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 
@@ -96,9 +96,9 @@ class _ShardWriter(FileSystemWriter):
 
         num_threads = len(plans) if self.file_bytes is None else 1
         # The option is a thread's own in torch 2.13.
-        without_crc = ThreadPoolExecutor(num_threads, "shard", initializer=set_crc32_options, initargs=(False,))
-        with self._errors_in_words(), without_crc as pool:
-            results = [result for of_file in pool.map(write, plans) for result in of_file]
+        written = map_in_threads(write, plans, num_threads, at_start=lambda: set_crc32_options(False))
+        with self._errors_in_words():
+            results = [result for of_file in written for result in of_file]
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done

@@ -22,6 +22,7 @@ from torch import Tensor
 from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.policy.staging import StagedCopy, Staging
+from glmforge.cluster.waiting import join
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 
@@ -146,13 +147,13 @@ class BackgroundSaver(ABC):
     def close(self) -> None:
         """Wait until no save is under way; nothing is raised, so that what ended the run is what is seen."""
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
         if isinstance(self._outcome, BaseException):
             logger.warning("the last save did not finish: %s", self._outcome)
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
             self._thread = self._copy = None
             self._take_outcome()
 

@@ -200,6 +200,7 @@ def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = F
         tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
         tell(f"Next: glmforge sweep show {name}")
         return
+    _tell_machine(sweep, as_json)
     if detach:
         go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.directory.root)
         _tell_machine(sweep, as_json)

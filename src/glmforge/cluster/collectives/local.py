@@ -1,16 +1,19 @@
 """Ranks on this machine without a launcher: so many processes, told of each other as torchrun would tell them."""
 
+import math
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
+from glmforge.cluster.waiting import STEP_S
 from glmforge.errors import GlmforgeError, HostError
 from glmforge.files import escaped
 
@@ -53,16 +56,16 @@ def run_local(num_ranks: int, function: Callable[..., int], *args: Any) -> int:
 def _wait(ranks: list[BaseProcess]) -> None:
     """Until all have ended, or some seconds after the first has failed. Rank 0's status is its result."""
     running: dict[Any, BaseProcess] = {process.sentinel: process for process in ranks}
-    limit: float | None = None
+    deadline = math.inf
     while running:
-        ended = connection.wait(list(running), timeout=limit)
-        if not ended:
+        ended = connection.wait(list(running), timeout=STEP_S)
+        if not ended and time.monotonic() > deadline:
             return
         for sentinel in ended:
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
-                limit = _GRACE_S
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
 
 
 def _rank_main(

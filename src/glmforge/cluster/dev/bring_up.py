@@ -24,6 +24,7 @@ from glmforge.cluster.dev.slurm import answers, are_usable, run_slurm
 from glmforge.cluster.dev.slurm_files import write_slurm_files
 from glmforge.cluster.dev.sshd import make_keys, server_config, server_config_file, write_client_files
 from glmforge.cluster.dev.state import ClusterState, HostRecord
+from glmforge.cluster.waiting import result_of
 from glmforge.errors import HostError
 
 START_LIMIT_S = 60.0
@@ -50,7 +51,7 @@ class BringUp:
             if options.slurm:
                 self.start("munged", [HEAD])
             if keys is not None:
-                keys.result()
+                result_of(keys)
                 write_client_files(places, self.state)
                 self._write_server_configs()
             self.nodes(nodes)
@@ -162,7 +163,7 @@ class BringUp:
             server_config_file(self.places, name).write_text(server_config(self.places, self.state, name))
 
     def _start_accounting(self, database: "Future[None]") -> None:
-        database.result()
+        result_of(database)
         self.wait(lambda: _is_socket(self.places.munge_socket), "munged does not come up")
         self.start("mariadbd", [HEAD])
         self.wait(lambda: _is_socket(self.places / "accounting/socket"), "the database does not come up")

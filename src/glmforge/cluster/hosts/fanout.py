@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from queue import SimpleQueue
@@ -24,6 +24,7 @@ from typing import IO
 
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.cluster.waiting import as_done
 
 AT_ONCE = 64
 """Machines that are asked at the same time."""
@@ -135,7 +136,7 @@ class Fanout:
                 for each in hosts
             ]
             try:
-                for future in as_completed(futures):
+                for future in as_done(futures):
                     yield future.result()
             finally:
                 self._stop()

@@ -16,12 +16,12 @@ import pwd
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glmforge.cluster.hosts.hostfile import expand_hosts
 from glmforge.cluster.hosts.ssh import Ssh
+from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import HostError
 from glmforge.files import read_text, shown
 
@@ -173,8 +173,8 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> dict[str, Place]:
             ),
         )
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {place.host: place for place in pool.map(find, hosts) if place is not None}
+    places = map_in_threads(find, hosts, _AT_ONCE)
+    return {place.host: place for place in places if place is not None}
 
 
 def known_already(places: Sequence[Place]) -> dict[str, list[HostKey]]:
@@ -192,8 +192,8 @@ def known_already(places: Sequence[Place]) -> dict[str, list[HostKey]]:
                         keys[found[0]] = HostKey(place, found[0])
         return list(keys.values())
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {place.host: keys for place, keys in zip(places, pool.map(find, places), strict=True) if keys}
+    found = map_in_threads(find, places, _AT_ONCE)
+    return {place.host: keys for place, keys in zip(places, found, strict=True) if keys}
 
 
 def scan(places: Sequence[Place]) -> dict[str, list[HostKey]]:

@@ -25,6 +25,7 @@ from glmforge.cluster.storage.sources import SourceFile
 from glmforge.cluster.storage.staged import Report, Staged, StagedNode
 from glmforge.cluster.storage.supply import SourceError, Supply
 from glmforge.cluster.storage.swarm import Swarm, Task, Unit, Way
+from glmforge.cluster.waiting import join
 from glmforge.errors import HostError
 
 UNIT_BYTES = 64 << 20
@@ -85,7 +86,8 @@ class Staging:
         units = [(at, unit) for at in range(len(self.files)) for unit in range(self._supply.num_units(at))]
         private = [host for host in hosts if host in LOCAL or self.peer_ssh is None]
         self._swarm = Swarm(units, private)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._connections: dict[str, Connection] = {}
         self._starting = threading.Semaphore(self.at_once)
         self._claims: dict[str, dict[Unit, str]] = {}
@@ -102,19 +104,20 @@ class Staging:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(1.0)
-                    with self._changed:
+                    # Not `with self._changed`, which is Python: an interrupt within its __enter__ leaves the lock held.
+                    with self._lock:
                         self.report(self._staged)
         finally:
             self._stop()
             for thread in threads:
-                thread.join()
+                join(thread)
         if self._fatal is not None:
             raise self._fatal
         self._staged.seconds = time.monotonic() - began
         return self._staged
 
     def _stop(self) -> None:
-        with self._changed:
+        with self._lock:
             self._stopped = True
             for connection in self._connections.values():
                 connection.kill()

@@ -20,6 +20,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.cancel import note_cancelled
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
+from glmforge.launch.companion import accompany, dismiss
 from glmforge.launch.find import Job, SchedulerOf, find_jobs
 from glmforge.launch.hand_over import hand_over, note_submission
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
@@ -126,6 +127,7 @@ class Chain:
 
     def _start(self, stage: StageRecord) -> None:
         submission = hand_over(self.directory.stage(stage))
+        accompany(self.directory.stage(stage), submission)
         self._note(stage, submission.id, {})
 
     def _kept(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str | None:
@@ -169,7 +171,7 @@ class Chain:
             id_ = self.scheduler_of(stage.launcher).submit(directory, launch)
         finally:  # for 'glmforge jobs resubmit', which waits for nothing
             write_text(directory.script, render(Script.of(description, directory.root)))
-        note_submission(directory, id_, launch.launcher, again=bool(directory.read_attempts()))
+        accompany(directory, note_submission(directory, id_, launch.launcher, again=bool(directory.read_attempts())))
         self._note(stage, id_, needed)
         return id_
 
@@ -189,6 +191,7 @@ class Chain:
         if job.files is None or job.files.submission is None:
             return
         note_cancelled(job.directory, job.files.submission)
+        dismiss(job.directory)
         self.scheduler_of(job.files.description.launch.launcher).cancel(job.files.submission.id)
 
     def _hint(self, stage: StageRecord, jobs: Mapping[str, Job]) -> str:

@@ -65,3 +65,6 @@ class Scheduler(Protocol):
 
     def cancel(self, submission: str) -> None:
         """Ends it; one that has ended already is left."""
+
+    def again(self, seen: Seen) -> bool:
+        """Start a submission again under its number: one that was refused, or that is held. False: it cannot be."""

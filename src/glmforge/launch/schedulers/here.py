@@ -80,6 +80,10 @@ class Here:
         except PermissionError:
             raise LaunchError(f"process {pid}: is another user's; ask them to end it") from None
 
+    def again(self, seen: Seen) -> bool:
+        """A process that has ended does not come back under its number."""
+        return False
+
 
 def _check_mpirun() -> None:
     """There are others of that name, Slurm's for PBS among them. Raises `LaunchError`."""

@@ -86,6 +86,10 @@ class Pbs:
         if answer.status and not _is_over(answer) and not _look(submission).state.is_over:
             raise LaunchError(f"qdel {submission}: {_complaint(answer)}")
 
+    def again(self, seen: Seen) -> bool:
+        """PBS tells nothing of starts that it refused."""
+        return False
+
 
 def environment_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What qsub gets: without variables that tell of another job."""

@@ -15,6 +15,7 @@ from glmforge.launch.job import JobDirectory
 from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.schedulers.slurm_again import release, requeue
 from glmforge.launch.schedulers.slurm_check import check
 from glmforge.launch.schedulers.slurm_jobs import is_forgotten, look_at
 
@@ -77,6 +78,16 @@ class Slurm:
         answer = ask("scancel", submission)
         if answer.status and not is_forgotten(answer):
             raise LaunchError(f"scancel {submission}: {answer.reason}")
+
+    def again(self, seen: Seen) -> bool:
+        """False if Slurm has forgotten it, as it does some minutes after a job's end (`MinJobAge`)."""
+        try:
+            (release if seen.state is State.HELD else requeue)(seen.id)
+        except LaunchError as error:
+            if "Invalid job id" not in str(error):
+                raise
+            return False
+        return True
 
 
 def environment_of(launch: LaunchConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -50,6 +50,9 @@ class Allocation(Protocol):
     def requeue(self, without: Iterable[str]) -> None:
         """Ask to be queued again, on other nodes than those; comes back when that is arranged."""
 
+    def idle(self) -> tuple[str, ...]:
+        """Nodes outside the allocation that a requeue might bring; none while other jobs wait for nodes."""
+
     def drain(self, node: str, reason: str) -> None:
         """Take the node from all users."""
 
@@ -106,6 +109,9 @@ class Here:
 
     def requeue(self, without: Iterable[str]) -> None:
         raise AssertionError("there is nobody to queue the job again")
+
+    def idle(self) -> tuple[str, ...]:
+        return ()
 
     def drain(self, node: str, reason: str) -> None:
         """There is no scheduler that could be told."""

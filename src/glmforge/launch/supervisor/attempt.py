@@ -99,7 +99,8 @@ class Watch:
 
     Args:
         on_training: called once, when the first training step is done, with the number of steps before it.
-        wants_more: whether the attempt should give way to one on more nodes; asked now and then while it trains.
+        wants_more: how the attempt should give way to one on more nodes (`GROW`, `GROW_BEYOND`), or empty if it should
+            not; asked now and then while it trains.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Watch:
         bell: Bell,
         *,
         on_training: Callable[[int], None] = lambda _: None,
-        wants_more: Callable[[], bool] = lambda: False,
+        wants_more: Callable[[], str] = str,
         heed_events: bool = True,
     ) -> None:
         self.running, self.progress, self.allocation, self.nodes = running, progress, allocation, nodes
@@ -157,8 +158,8 @@ class Watch:
         self._look_at_ranks()
         self._look_at_events()
         self._look_for_silence()
-        if self.seen.trained and not self.seen.signals and self._deadline is None and self.wants_more():
-            self.seen.signals.append("grow")
+        if self.seen.trained and not self.seen.signals and self._deadline is None and (how := self.wants_more()):
+            self.seen.signals.append(how)
             self.running.signal(signal.SIGUSR1)
 
     def _look_for_steps(self) -> None:

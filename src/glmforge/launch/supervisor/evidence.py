@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import escaped
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 
-_MOST_LOGS, _MOST_LINES, _TAIL = 64, 40, 1 << 16
+_MOST_LOGS, _MOST_LINES, _TAIL, _LINE = 64, 40, 1 << 16, 600
+
+GROW, GROW_BEYOND = "grow", "grow beyond"
+"""Beside the signals that the supervisor got: it asked the ranks itself to give way, to go on with more nodes of the
+allocation, or to leave it for a larger one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class Evidence:
         hangs: what its ranks wrote when they hung.
         lost: nodes that do not answer, or that the scheduler has given up, with what was said of them.
         faults: what checks found wrong with nodes since.
-        signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or "grow".
+        signals: those that the supervisor got and passed on, in their order: "USR1", "TERM", "INT", or
+            `GROW`, `GROW_BEYOND` for its own wish.
         silent_s: the supervisor ended it because there was no line and no step of any rank for so long.
         silent_since: when the last sign of life came of ranks that hang or were lost; seconds since 1970.
         ended_early: it ended the other ranks because one had failed.
@@ -141,9 +147,10 @@ def said_by_starter(root: Path) -> tuple[str, ...]:
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - _TAIL))
-                lines += file.read(_TAIL).decode(errors="replace").splitlines()[-_MOST_LINES:]
+                said = file.read(_TAIL).decode(errors="replace").split("\n")
         except OSError:
             continue
+        lines += [escaped(line.strip())[:_LINE] for line in said if line.strip()][-_MOST_LINES:]
     return tuple(lines)
 
 

@@ -19,6 +19,7 @@ from glmforge.launch.supervisor.lost_nodes import lost_nodes
 from glmforge.launch.supervisor.standby import standby
 
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
+_WIDTH = 20
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
 _REQUEUES = 720
@@ -67,12 +68,17 @@ class SlurmAllocation:
         return address_of_node(node)
 
     def still_ours(self) -> bool:
-        """A job that is being cancelled, or over its time, is no longer `RUNNING`."""
-        try:
-            state = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%T").strip()
-        except HostError:
-            return True
-        return state not in _OVER
+        """A job that is being cancelled, or over its time, is no longer `RUNNING`; one that was requeued comes back."""
+        state, restarts = self._state()
+        return state not in _OVER or restarts > self.restart
+
+    def _state(self) -> tuple[str, int]:
+        """And how often Slurm has started the job again, or is about to. Unchanged if Slurm does not answer."""
+        with suppress(HostError, ValueError):
+            form = f"--Format=State:{_WIDTH},RestartCnt:{_WIDTH}"
+            line = ask_slurm("squeue", "--noheader", "--jobs", self.submission, form)
+            return line[:_WIDTH].strip(), int(line[_WIDTH:].split()[0])
+        return "", self.restart
 
     def ends(self) -> datetime | None:
         with suppress(HostError, ValueError):  # "NONE" without a limit
@@ -86,6 +92,9 @@ class SlurmAllocation:
         A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
         would then count as failed. So it waits to be ended.
         """
+        if self._state()[1] > self.restart:  # by somebody else already, who has told this process to end
+            self._leave_out(without)
+            return
         for _ in range(_REQUEUES):
             if self._try("scontrol", "requeue", self.submission):
                 self._leave_out(without)
@@ -96,6 +105,18 @@ class SlurmAllocation:
             time.sleep(_ASK_EVERY_S)
         else:
             raise LaunchError(f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand")
+
+    def idle(self) -> tuple[str, ...]:
+        """Of the job's partition. Whether they have the features that the job asks for is Slurm's to say."""
+        partition = os.environ.get("SLURM_JOB_PARTITION", "")
+        with suppress(HostError):
+            waiting = ask_slurm(
+                "squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format", "%r"
+            )
+            if not {"Resources", "Priority"} & set(waiting.split()):
+                names = ask_slurm("sinfo", "--noheader", "--states=idle", f"--partition={partition}", "--format", "%n")
+                return tuple(dict.fromkeys(names.split()))
+        return ()
 
     def _leave_out(self, nodes: Iterable[str]) -> None:
         """From the next start, these and no others.

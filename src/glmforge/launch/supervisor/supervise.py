@@ -17,13 +17,25 @@ from typing import Any
 
 from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
+from glmforge.launch.companion import dismiss, look_soon
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.starters.base import Running, Starter
+from glmforge.launch.starts import STARTED
 from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, run_directory, told_step
+from glmforge.launch.supervisor.evidence import (
+    GROW,
+    GROW_BEYOND,
+    Evidence,
+    first_step,
+    gather,
+    last_step,
+    run_directory,
+    told_step,
+)
+from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
@@ -75,7 +87,7 @@ class Supervisor:
         with Bell() as self.bell, Lease(self.job.root, what, lease_s=LEASE_S, name=LEASE) as self.lease:
             began = len(self.job.read_attempts())
             self.books.say(
-                "supervisor started",
+                STARTED,
                 f"submission {self.allocation.submission}" + (f", {began} attempts so far" if began else ""),
                 submission=self.allocation.submission,
                 restart=self.allocation.restart,
@@ -91,6 +103,7 @@ class Supervisor:
         while True:
             decision = self._decide(verdict)
             if decision.do in (Do.DONE, Do.STOP):
+                dismiss(self.job)
                 return decision.exit_code
             if decision.do is Do.REQUEUE:
                 return self._requeue(verdict)
@@ -233,6 +246,8 @@ class Supervisor:
         directory = self.job.attempt(attempt.number)
         limits = self.limits or self._limits()
         progress = Progress(directory, run_directory(self.description), attempt.began)
+        have = len(attempt.nodes)
+        growth = Growth(self.config, have, self.bears, futile_times(self.job.read_events(), have))
 
         def say(event: str, detail: str, **facts: Any) -> None:
             self.lease.ensure_held(max_age_s=1.0)
@@ -251,28 +266,44 @@ class Supervisor:
             say,
             self.bell,
             on_training=on_training,
-            wants_more=lambda: self._wants_more(attempt, say),
+            wants_more=lambda: self._wants_more(attempt, progress, growth, say),
         ).until_ended()
 
     def _limits(self) -> Limits:
         hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
         return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s, ask_s=self.allocation.ask_s)
 
-    def _wants_more(self, attempt: AttemptRecord, say: Callable[..., None]) -> bool:
-        """Whether there are nodes now for an attempt on more of them."""
+    def _wants_more(self, attempt: AttemptRecord, progress: Progress, growth: Growth, say: Callable[..., None]) -> str:
+        """How to come to an attempt on more nodes, if there are any now that make it worth it; else empty."""
         most = self.config.max_nodes or self.launch.nodes
         if self.description.kind != "train" or len(attempt.nodes) >= most:
-            return False
-        if time.monotonic() - self._looked_for_more < _GROW_EVERY_S:
-            return False
+            return ""
+        if time.monotonic() - self._looked_for_more < min(_GROW_EVERY_S, self.config.grow_after_s or _GROW_EVERY_S):
+            return ""
         self._looked_for_more = time.monotonic()
         at = Situation(self.config, self.launch.nodes, self._present(), self.bears, ledger=self.books.ledger())
         chosen = choose_nodes(utc_now(), at)
-        if chosen is None or len(chosen[0]) <= len(attempt.nodes):
-            return False
-        more = sorted(set(chosen[0]) - set(attempt.nodes))
-        say("grows", f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
-        return True
+        if chosen is not None and len(chosen[0]) > len(attempt.nodes):
+            more = sorted(set(chosen[0]) - set(attempt.nodes))
+            say(GROWS, f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
+            return GROW
+        return self._wants_to_leave(attempt, progress, growth, say)
+
+    def _wants_to_leave(
+        self, attempt: AttemptRecord, progress: Progress, growth: Growth, say: Callable[..., None]
+    ) -> str:
+        if not (growth.is_wanted and self.allocation.can_requeue and self.launch.requeue):
+            return ""
+        out = {*self.books.ledger().out(), *self.launch.exclude, *attempt.nodes, *attempt.spares}
+        idle = [node for node in self.allocation.idle() if node not in out]
+        done_before = [each.last_step or 0 for each in self.job.read_attempts() if each.number < attempt.number]
+        recomputes = (progress.step() or 0) <= max(done_before, default=0)
+        count = growth.look(len(idle), recomputes=recomputes)
+        if count is None:
+            return ""
+        why = f"{', '.join(idle[:8])} have been idle: the run saves, and is queued again to go on with {count} nodes"
+        say(GROWS, why, nodes=idle, beyond=True, have=len(attempt.nodes), to=count)
+        return GROW_BEYOND
 
     def _settle(
         self, attempt: AttemptRecord, watched: Watched, *, orphaned: bool = False, failed_to_start: str = ""
@@ -301,7 +332,7 @@ class Supervisor:
             verdict = judge(evidence, history, self.config.same_error)
         attempt = attempt.model_copy(update={"verdict": verdict})
         self.books.write_record(attempt)
-        self.told += [name for name in watched.signals if name != "grow"]
+        self.told += [name for name in watched.signals if name != GROW]
         self._leaves_allocation(verdict, watched)
         self.books.say_how_it_ended(attempt, verdict, evidence)
         self.books.count_failure(verdict, attempt, evidence.faults)
@@ -329,7 +360,7 @@ class Supervisor:
     def _leaves_allocation(self, verdict: Verdict, watched: Watched) -> None:
         """Ranks that gave way without our asking were told by the scheduler, which will take the nodes."""
         gave_way = verdict.cause in (Cause.PREEMPTED, Cause.TIME_LIMIT)
-        if self.allocation.is_given and gave_way and "grow" not in watched.signals:
+        if self.allocation.is_given and gave_way and GROW not in watched.signals:
             self.told.append("scheduler")
 
     def _wait(self, seconds: float) -> bool:
@@ -347,6 +378,7 @@ class Supervisor:
     def _requeue(self, verdict: Verdict | None) -> int:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
         self.books.say("requeued", "the scheduler is asked to queue the job again", without=out)
+        look_soon(self.job)
         self.lease.release()
         self.allocation.requeue(sorted({*out, *self.launch.exclude}))
         return 0

@@ -27,7 +27,7 @@ from glmforge.launch.supervisor.errors import (
     signature,
     who_was_lost,
 )
-from glmforge.launch.supervisor.evidence import Evidence
+from glmforge.launch.supervisor.evidence import GROW, GROW_BEYOND, Evidence
 from glmforge.launch.supervisor.hangs import who_hangs
 
 PREEMPTED, HUNG, INTERRUPTED = 75, 124, 130
@@ -100,8 +100,9 @@ def _given_way(evidence: Evidence) -> Cause:
 
 
 def _told(evidence: Evidence) -> str:
-    passed = [name for name in evidence.signals if name != "grow"]
-    if "grow" in evidence.signals:
+    asked = {GROW, GROW_BEYOND}
+    passed = [name for name in evidence.signals if name not in asked]
+    if asked & set(evidence.signals):
         return ", as the supervisor had asked, to go on with other nodes"
     return f"; the supervisor had got SIG{passed[0]} and passed it on" if passed else ""
 
@@ -197,7 +198,8 @@ def _without_rank(evidence: Evidence) -> Verdict:
     status = evidence.status
     if not evidence.ranks:
         said = read_starter(evidence.starter)
-        how = f": {said}" if said else ""
+        last = said or next(reversed(evidence.starter), "")
+        how = f": {last}" if last else ""
         why = f"no rank was started; the starter ended with status {status}{how}"
         return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(said, evidence))
     missing = evidence.world_size - len(evidence.ranks)

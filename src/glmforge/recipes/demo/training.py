@@ -125,21 +125,29 @@ def _started(config_file: Path, num_threads: int) -> Iterator[subprocess.Popen[b
     """
     command = [sys.executable, "-m", "glmforge", "train", os.fspath(config_file)]
     environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+    process: subprocess.Popen[bytes] | None = None
     received: list[signal.Signals] = []
+    early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
-        process.send_signal(number)
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
 
     heeded = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in heeded}
     try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
+        for number in early:
+            process.send_signal(number)
         yield process
         process.wait()
     finally:
-        process.kill()  # has ended, unless the block has failed
-        process.wait()
+        if process is not None:
+            process.kill()  # has ended, unless the block has failed
+            process.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
     if received:

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,10 @@ from glmforge.cluster.lease import HeldError
 from glmforge.errors import DataError
 from glmforge_corpus.filter.toxicity.block import Toxicity
 from glmforge_corpus.pipeline.clean import Clean
-from glmforge_corpus.pipeline.local import LocalExecutor
 from glmforge_corpus.pipeline.pipeline import Pipeline
 from glmforge_corpus.pipeline.run import run_pipeline, run_stages
-from glmforge_corpus.pipeline.stage import StageContext
-from glmforge_corpus.pipeline.task import PlannedStep
-from helpers.corpus import Numbers, Shout, Stuck, texts_of
+from helpers.corpus import Numbers, Shout, texts_of
+from helpers.unwoken import run_program
 
 
 def _pipeline(output: Path, workers: int = 1, **numbers) -> Pipeline:
@@ -106,23 +103,35 @@ def test_what_cannot_be_run_leaves_nothing_behind(tmp_path, pipeline, executor, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_wait_for_other_tasks_kills_them(tmp_path, monkeypatch):
+_FAILS_AND_IS_INTERRUPTED = """
+import os, signal, sys, threading
+from multiprocessing.connection import wait
+from pathlib import Path
+from glmforge_corpus.pipeline.local import LocalExecutor
+from glmforge_corpus.pipeline.stage import StageContext
+from glmforge_corpus.pipeline.task import PlannedStep
+from helpers.corpus import Stuck
+
+if __name__ == "__main__":
+    root = Path(os.environ["ROOT"])
+    stuck = Stuck(stuck_while=str(root)).steps(StageContext(root / "work", ()))[0]
+    try:
+        with LocalExecutor(2) as executor:
+            try:
+                executor.run(PlannedStep(stuck, root / "work", ""), range(4), root, lambda task: 1 // 0)
+            finally:
+                workers = list(executor._pool._processes.values())
+                threading.Thread(target=signal_without_waking, args=(signal.SIGINT,)).start()
+    except KeyboardInterrupt as error:
+        ended = all(wait([process.sentinel], 60) for process in workers)
+        print(type(error.__context__).__name__, len(workers), ended)
+"""
+
+
+def test_an_interrupted_wait_for_other_tasks_kills_them(tmp_path):
     """After a task has failed the others are waited for, and then the user presses Ctrl-C."""
-
-    def interrupted(**options):
-        raise KeyboardInterrupt
-
-    stuck = Stuck(stuck_while=str(tmp_path)).steps(StageContext(tmp_path / "work", ()))[0]
-    executor = LocalExecutor(2)
-    with pytest.raises(ZeroDivisionError):
-        executor.run(PlannedStep(stuck, tmp_path / "work", ""), range(4), tmp_path, lambda task: 1 // 0)
-    pool = executor._pool
-    workers, shutdown = list(pool._processes.values()), pool.shutdown
-    monkeypatch.setattr(pool, "shutdown", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        executor.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-    assert all(wait([process.sentinel], 60) for process in workers), "they are dead"
-    shutdown()
+    done = run_program(_FAILS_AND_IS_INTERRUPTED, tmp_path, ROOT=str(tmp_path))
+    assert done.stdout == "ZeroDivisionError 2 True\n", done.stderr
 
 
 def test_other_options_are_refused_or_done_again(tmp_path):

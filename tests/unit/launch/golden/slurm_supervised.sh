@@ -7,9 +7,10 @@
 # Written by `glmforge launch`, which submits it from the job's directory.
 
 #SBATCH --job-name=air
-# As many as there are, up to the second number.
-#SBATCH --nodes=3-5
-#SBATCH --ntasks-per-node=8
+# As many as there are when it starts, and starts again: at least the first number, at most the second, spares included.
+# (With --ntasks-per-node Slurm would give the first number and no more.)
+#SBATCH --nodes=1-5
+#SBATCH --mincpus=96
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=12
 #SBATCH --mem=64G

@@ -47,7 +47,9 @@ def test_kill_ends_every_process(tmp_path: Path) -> None:
 
 def test_after_a_failure_the_others_have_their_grace_and_no_more(tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    command = ["bash", "-c", '[ "$RANK" = 0 ] && exit 3; trap "" TERM; echo here; while :; do sleep 0.01; done']
+    deaf = tmp_path / "deaf"  # the other one is deaf to SIGTERM by then
+    fails = f'if [ "$RANK" = 0 ]; then until [ -e {deaf} ]; do sleep 0.01; done; exit 3; fi'
+    command = ["bash", "-c", f'{fails}; trap "" TERM; touch {deaf}; while :; do sleep 0.01; done']
     running = LocalStarter().start(ranks_of(attempt, command, ["me"], grace_s=0.5))
     assert ended(running) == 3
     assert [record(attempt, rank).status for rank in range(2)] == [3, -signal.SIGKILL]

@@ -48,10 +48,24 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert allocation.ends() is None
 
 
-@pytest.mark.parametrize(("state", "ours"), [("RUNNING", True), ("COMPLETING", False), ("CANCELLED", False)])
-def test_whether_the_job_may_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, ours: bool) -> None:
-    answers(monkeypatch, tmp_path, squeue=f"echo {state}")
-    assert SlurmAllocation("7", 0, ("n1",)).still_ours() is ours
+@pytest.mark.parametrize(
+    ("state", "restarts", "ours"),
+    [("RUNNING", 2, True), ("COMPLETING", 2, False), ("CANCELLED", 2, False), ("COMPLETING", 3, True)],
+)
+def test_whether_the_job_may_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, restarts: int, ours: bool
+) -> None:
+    """One that somebody has requeued is on its way out as well, and comes back."""
+    answers(monkeypatch, tmp_path, squeue=f"printf '%-20s%-20s\\n' {state} {restarts}")
+    assert SlurmAllocation("7", 2, ("n1",)).still_ours() is ours
+
+
+def test_a_job_that_is_queued_again_already_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(
+        monkeypatch, tmp_path, squeue="printf '%-20s%-20s\\n' COMPLETING 1", scontrol=f'echo "$1" >>{tmp_path}/asked'
+    )
+    SlurmAllocation("7", 0, ("n1",)).requeue([])
+    assert (tmp_path / "asked").read_text().split() == ["update"]
 
 
 class Ended(Exception):

@@ -214,6 +214,8 @@ CASES = [
          node="b", rank=3, says="Xid 48"),
     Case("without a word", Cause.UNKNOWN, {3: End(7, 5, ["step 3", "step 4"])}, rank=3, says="status 7"),
     Case("no rank was started", Cause.UNKNOWN, missing=range(6), status=1, says="no rank was started"),
+    Case("no rank was started, and srun says why", Cause.UNKNOWN, missing=range(6), status=1,
+         more={"starter": ("srun: error: Unable to create step",)}, says="status 1: srun: error: Unable to create"),
     Case("the starter failed", Cause.UNKNOWN, status=2, missing=[5], says="1 of 6 ranks left no record"),
     Case("supervisor lost", Cause.UNKNOWN, others=End(-15), status=None, more={"orphaned": True}, says="supervisor"),
     Case("supervisor lost, and a rank without an end", Cause.UNKNOWN, {1: End(None)}, others=End(-15), status=None,

@@ -4,7 +4,7 @@ Everything here is a stand-in, time too: a second of it passes whenever the loop
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -65,11 +65,21 @@ class Scene:
             self.running.status = 0
 
     # --- what happens
-    def ends(self, rank: int, status: int | None, second: float | None = None) -> None:
+    def ends(self, rank: int, status: int | None, second: float | None = None, words: Sequence[str] = ()) -> None:
         ended = None if status is None else at(self.now if second is None else second)
         node = "ab"[rank % 2]
         self.found.append(
-            RankRecord(rank=rank, local_rank=0, node=node, host=node, pid=1, began=at(0), ended=ended, status=status)
+            RankRecord(
+                rank=rank,
+                local_rank=0,
+                node=node,
+                host=node,
+                pid=1,
+                began=at(0),
+                ended=ended,
+                status=status,
+                last_words=list(words),
+            )
         )
 
     def names(self, event: str) -> list[str]:
@@ -117,6 +127,8 @@ def test_ranks_that_end_well_are_left_alone(scene: Scene) -> None:
         (130, 60, 60),
         (-15, 60, 60),
         (143, 60, 60),
+        (-10, 60, 60),
+        (138, 60, 60),
     ],
 )
 def test_how_long_the_others_have(scene: Scene, status: int, grace_s: float, seconds: float) -> None:
@@ -125,6 +137,12 @@ def test_how_long_the_others_have(scene: Scene, status: int, grace_s: float, sec
     assert seen.ended_early
     assert seen.ended_at == 5 + seconds + 1
     assert scene.names("rank ended") == [f"rank 1 on b ended with status {status}; the others have {seconds:.0f} s"]
+
+
+def test_a_rank_that_names_the_lost_one_says_what_the_others_would(scene: Scene) -> None:
+    said = "glmforge: rank 3 on b (process 17) gave no answer: lost with the machine; rank 1 on a ends with it"
+    scene.then = {5: lambda: scene.ends(1, 1, words=[said])}
+    assert scene.watched().ended_at == 5 + 3 + 1
 
 
 def test_it_is_the_first_that_ended_that_says_how_long(scene: Scene) -> None:
