@@ -72,11 +72,12 @@ SIGNS = (
 _STARTS_LATER = re.compile(
     r"has not answered|does not answer|no route|no ssh server|connect(ion|ing|)\b|timed out|timeout|busy|unavailable|"
     r"contact|temporar|communication|unreachable|try again|no reason given|credential|node failure|cancelled|"
-    r"killed|terminated|no space left|no port",
+    r"killed|terminated|no space left|no port|memory required by task",
     re.IGNORECASE,
 )
 """Why ranks could not be started now, and may be in a moment. What else a starter says is the same the next time: an
-option that it does not know, a program that is not there, a host key, root."""
+option that it does not know, a program that is not there, a host key, root. A controller of Slurm that has just started
+refuses a step once for its memory: it takes that of the last one for in use until the nodes have reported."""
 _REFUSES = re.compile(r"unrecogni[sz]ed|invalid|illegal|unknown|refuse|no such|no route|timed out", re.IGNORECASE)
 _EXITED = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
 

@@ -93,6 +93,7 @@ def test_the_telling_line_of_a_starter() -> None:
         ("ssh: connect to host node2 port 22: Connection timed out", True),
         ("srun: error: Task launch for StepId=7.0 failed on node node2: Communication connection failure", True),
         ("srun: error: Unable to create step for job 7: Requested nodes are busy", True),
+        ("srun: error: Unable to create step for job 7: Memory required by task is not available", True),
         ("slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-01-01T00:00:00 DUE TO NODE FAILURE ***", True),
     ],
 )
