@@ -9,6 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
+def is_apptainers(image: str) -> bool:
+    """Whether it is a file that only Apptainer reads."""
+    return image.endswith(".sif")
+
+
 def in_apptainer(image: str, places: Iterable[Path], *, gpus: bool) -> list[str]:
     """What stands before the command of a rank."""
     binds = [word for place in _distinct(places) for word in ("--bind", place)]

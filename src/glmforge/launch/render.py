@@ -18,7 +18,7 @@ from glmforge.cluster.render import safe_environment
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
-from glmforge.launch.container import by_pyxis, in_apptainer
+from glmforge.launch.container import by_pyxis, in_apptainer, is_apptainers
 from glmforge.launch.hosts import NO_HOSTS, Hosts
 from glmforge.launch.job import JobDescription
 from glmforge.launch.limits import hours_minutes_seconds, pbs_amount
@@ -151,7 +151,7 @@ def _container(script: Script) -> dict[str, list[str]]:
         return {"apptainer": [], "pyxis": []}
     places = [place for place in (script.directory, script.job) if place is not None]
     by_srun = launch.launcher == "slurm" and launch.chosen_starter in ("srun", "torchrun")
-    if by_srun and not launch.container.endswith(".sif"):
+    if by_srun and not is_apptainers(launch.container):
         return {"apptainer": [], "pyxis": by_pyxis(launch.container, places)}
     return {"apptainer": in_apptainer(launch.container, places, gpus=launch.gpus_per_node > 0), "pyxis": []}
 

@@ -21,11 +21,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from glmforge.errors import LaunchError
+from glmforge.launch.container import by_pyxis, is_apptainers
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import (
     Grace,
     ask,
     kill_session,
+    places_in_container,
     ranks_command,
     spawn,
     wait_all,
@@ -160,12 +162,10 @@ class Step:
 
 
 def container_options(ranks: Ranks) -> list[str]:
-    """Of the plugin pyxis; none without it, or without a container. Directories are at the same path within."""
-    if ranks.container is None or not _has_containers():
+    """Of the plugin pyxis; none without it, or without an image that is its own: Apptainer's files are Apptainer's."""
+    if ranks.container is None or is_apptainers(ranks.container) or not _has_containers():
         return []
-    places = dict.fromkeys([str(ranks.cwd.absolute()), str(ranks.directory.root.absolute()), "/dev/shm"])
-    mounts = ",".join(f"{place}:{place}" for place in places)
-    return [f"--container-image={ranks.container}", f"--container-mounts={mounts}"]
+    return by_pyxis(ranks.container, places_in_container(ranks))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ a scheduler that does not answer, is told there and stops nobody.
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -35,6 +35,8 @@ class Books:
     config: SupervisorConfig
     allocation: Allocation
     checker: Checker | None = None
+    unrecorded: list[AttemptRecord] = field(default_factory=list)
+    """Attempts that left no file, of this supervisor."""
 
     def say(self, event: str, detail: str, **facts: Any) -> None:
         """Into the job's events and, for whoever reads the scheduler's log, on stderr. A full disk stops nobody."""
@@ -50,7 +52,15 @@ class Books:
         for event in self.job.read_events():
             if event.get("event") == "decided" and event.get("do") in (Do.DONE, Do.STOP):
                 settled = max(settled, int(event.get("attempt") or 0))
-        return [attempt for attempt in self.job.read_attempts() if attempt.number > settled]
+        attempts = sorted([*self.unrecorded, *self.job.read_attempts()], key=lambda attempt: attempt.number)
+        return [attempt for attempt in attempts if attempt.number > settled]
+
+    def not_begun(self, attempt: AttemptRecord, why: str) -> Verdict:
+        """An attempt that could not even be noted: it counts, or a full disk would be tried again without an end."""
+        verdict = Verdict(cause=Cause.STORAGE, why=why)
+        self.unrecorded.append(attempt.model_copy(update={"ended": utc_now(), "verdict": verdict}))
+        self.say("verdict", why, attempt=attempt.number, cause=verdict.cause.value, node=None, rank=None, why=why)
+        return verdict
 
     def ledger(self) -> Ledger:
         """With nodes taken back whose time is over and that pass a check."""

@@ -45,6 +45,7 @@ from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.verdict import judge, judge_start
 from glmforge.launch.supervisor.worlds import bearable
+from glmforge.observe.record_files import RunFileError
 
 LEASE_S = 20.0
 _NEAR_LIMIT = timedelta(minutes=10)
@@ -195,23 +196,25 @@ class Supervisor:
         number = 1 + max((int(path.name) for path in self.job.attempts.glob("[0-9]*")), default=0)
         directory = self.job.attempt(number)
         address, port, no_place = self._where_to_meet(decision.nodes, number)
+        attempt = AttemptRecord(
+            number=number,
+            submission=self.allocation.submission,
+            restart=self.allocation.restart,
+            nodes=list(decision.nodes),
+            spares=list(decision.spares),
+            ranks_per_node=self.launch.ranks,
+            starter=self.starter.name,
+            address=address,
+            port=port,
+            began=utc_now(),
+        )
         try:
             directory.root.mkdir(parents=True)
-            attempt = AttemptRecord(
-                number=number,
-                submission=self.allocation.submission,
-                restart=self.allocation.restart,
-                nodes=list(decision.nodes),
-                spares=list(decision.spares),
-                ranks_per_node=self.launch.ranks,
-                starter=self.starter.name,
-                address=address,
-                port=port,
-                began=utc_now(),
-            )
             attempt.write(directory.record)
         except OSError as error:
-            return self._not_started(number, f"{directory.root}: cannot be written ({error.strerror})")
+            return self.books.not_begun(attempt, f"{directory.root}: cannot be written ({error.strerror})")
+        except RunFileError as error:
+            return self.books.not_begun(attempt, str(error))
         shown = {"nodes", "spares", "ranks_per_node", "starter", "address", "port"}
         facts = attempt.model_dump(mode="json", include=shown)
         where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
@@ -236,11 +239,6 @@ class Supervisor:
             return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), ""
         except GlmforgeError as error:
             return "", 0, str(error)
-
-    def _not_started(self, number: int, why: str) -> Verdict:
-        verdict = Verdict(cause=Cause.STORAGE, why=why)
-        self.books.say("verdict", why, attempt=number, cause=verdict.cause.value, node=None, rank=None, why=why)
-        return verdict
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
         directory = self.job.attempt(attempt.number)

@@ -6,10 +6,11 @@ import pytest
 
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import LaunchError
-from glmforge.launch.job import Cause, JobDirectory
+from glmforge.launch.job import AttemptRecord, Cause, JobDirectory
 from glmforge.launch.supervisor.nodes import Ledger, allow
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.supervise import Supervisor
+from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
 
 KILLED = Ends(-9, ["step 3"])
@@ -212,3 +213,34 @@ def test_a_first_node_that_cannot_be_asked_fails_the_attempt(tmp_path: Path) -> 
     assert Supervisor(job, starter, FakeAllocation(("a", "b")), wait_s=0.0).run() == 1
     assert not starter.started
     assert "a: has not answered" in str(events(job, "verdict")[-1]["why"])
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunFileError("attempt.json: No space left")])
+def test_a_disk_that_takes_no_record_is_tried_again_with_back_off_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    job = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 3, "back_off_s": 5})
+    monkeypatch.setattr(AttemptRecord, "write", refuse)
+    status, starter, _ = supervise(job, lambda ranks, number: {})
+    assert (status, starter.started) == (1, [])
+    decided = events(job, "decided")
+    assert [event["after_s"] for event in decided] == [0.0, 5.0, 10.0, 20.0, 0.0]
+    assert "No space left" in str(decided[-1]["why"])
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_one_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = AttemptRecord.write, [True]
+
+    def once(record: AttemptRecord, path: Path) -> None:
+        if full:
+            full.pop()
+            raise RunFileError("attempt.json: No space left")
+        write(record, path)
+
+    job = a_job(tmp_path, nodes=2)
+    monkeypatch.setattr(AttemptRecord, "write", once)
+    status, starter, _ = supervise(job, lambda ranks, number: {})
+    assert (status, len(starter.started)) == (0, 1)

@@ -14,7 +14,7 @@ import pytest
 from glmforge.launch.job import RankRecord
 from glmforge.launch.supervisor import attempt
 from glmforge.launch.supervisor.attempt import Limits, Watch, Watched
-from glmforge.launch.supervisor.evidence import RunEvent
+from glmforge.launch.supervisor.evidence import GROW, RunEvent
 from helpers.fake_starter import FakeAllocation, FakeRunning
 from helpers.made_jobs import at
 
@@ -35,7 +35,7 @@ class Scene:
     then: dict[int, Callable[[], object]] = field(default_factory=dict)
     said: list[tuple[str, str]] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
-    more: bool = False
+    more: str = ""
 
     def __post_init__(self) -> None:
         self.running = FakeRunning(None)
@@ -191,7 +191,7 @@ def test_a_step_in_the_last_moment_counts(scene: Scene) -> None:
 
 
 def test_it_gives_way_to_more_nodes_once_it_trains(scene: Scene) -> None:
-    scene.more = True
+    scene.more = GROW
     scene.then = {9: lambda: setattr(scene, "done", 1)}
     seen = scene.watched()
     assert (seen.signals, scene.running.signals) == (["grow"], [signal.SIGUSR1])
@@ -201,7 +201,7 @@ def test_who_was_told_to_end_gives_way_to_nobody(scene: Scene) -> None:
     scene.then = {
         5: lambda: setattr(scene, "done", 1),
         9: lambda: scene.rung.append(signal.SIGTERM),
-        12: lambda: setattr(scene, "more", True),
+        12: lambda: setattr(scene, "more", GROW),
     }
     assert scene.watched().signals == ["TERM"]
 
