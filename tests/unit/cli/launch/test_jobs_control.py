@@ -46,7 +46,7 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
         scheduler.know(number, state)
     done = run(tmp_path, "resubmit", "a", "b")
     assert done.exit_code == 1
-    assert done.stdout == "a: submitted again (slurm 1001)\n"
+    assert done.stdout == "a: submitted again (slurm 1)\n"  # whose start was refused: under its number
     assert "b: is starting (2); wait until it ends, or 'glmforge jobs cancel b' first" in done.stderr
 
 

@@ -88,7 +88,7 @@ def test_options_of_a_file_and_of_the_command_line(here: Path) -> None:
     (here / "site.yaml").write_text("launcher: slurm\npartition: gpu\nnodes: 4\nsupervisor: {max_restarts: 9}\n")
     script, _ = launch("demo", "--options", "site.yaml", "--nodes", "2", "--spare-nodes", "1", "--dry-run")
     assert "#SBATCH --partition=gpu" in script
-    assert "#SBATCH --nodes=3" in script
+    assert "#SBATCH --nodes=2-3" in script
 
 
 def test_a_job_is_submitted_and_known(here: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_job_is_submitted_and_known(here: Path) -> None:
     assert (described.launch.launcher, described.launch.ranks, described.directory) == ("slurm", 4, here)
     assert "lr: 0.0001" in job.run_config.read_text()
     assert [submission.id for submission in job.read_submissions()] == ["17"]
-    assert [event["event"] for event in job.read_events()] == ["submitted"]
+    assert [event["event"] for event in job.read_events()] == ["submitted", "companion submitted"]
     _, said = launch("demo", "--nodes", "2", "--gpus-per-node", "4")
     assert "plan: the kind of GPU is not known" in said
     assert "\ndemo-2: 2 nodes x 4 ranks, submitted to slurm as 17\n" in said
