@@ -16,7 +16,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.goodput import write_goodput
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.evidence import Evidence
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.policy import Do, with_failure
@@ -37,6 +37,8 @@ class Books:
     checker: Checker | None = None
     unrecorded: list[AttemptRecord] = field(default_factory=list)
     """Attempts that left no file, of this supervisor."""
+    known: bool = True
+    """Whether the allocation told at the last question which nodes it has lost."""
 
     def say(self, event: str, detail: str, **facts: Any) -> None:
         """Into the job's events and, for whoever reads the scheduler's log, on stderr. A full disk stops nobody."""
@@ -61,6 +63,20 @@ class Books:
         self.unrecorded.append(attempt.model_copy(update={"ended": utc_now(), "verdict": verdict}))
         self.say("verdict", why, attempt=attempt.number, cause=verdict.cause.value, node=None, rank=None, why=why)
         return verdict
+
+    def present(self) -> tuple[str, ...]:
+        """The nodes of the allocation that are not lost."""
+        nodes = self.allocation.nodes()
+        lost = self.lost(nodes)
+        return tuple(node for node in nodes if node not in lost)
+
+    def lost(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Which of these nodes the allocation has lost, and why; none, where nobody answers."""
+        lost, why = ask_lost(self.allocation, nodes)
+        if why and self.known:
+            self.say("nodes unknown", why)
+        self.known = not why
+        return dict(lost)
 
     def ledger(self) -> Ledger:
         """With nodes taken back whose time is over and that pass a check."""

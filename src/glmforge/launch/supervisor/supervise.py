@@ -10,9 +10,7 @@ from the same facts, and comes to the same.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any
 
 from glmforge.cluster.lease import Lease
@@ -21,35 +19,24 @@ from glmforge.launch.companion import dismiss, look_soon
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.starters.base import Running, Starter
 from glmforge.launch.starts import STARTED
-from glmforge.launch.supervisor.allocation import Allocation, ask_lost
+from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import (
-    GROW,
-    GROW_BEYOND,
-    Evidence,
-    first_step,
-    gather,
-    last_step,
-    run_directory,
-    told_step,
-)
-from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.evidence import GROW, run_directory
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
+from glmforge.launch.supervisor.more_nodes import MoreNodes
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
-from glmforge.launch.supervisor.policy import Decision, Do, Situation, choose_nodes, decide
-from glmforge.launch.supervisor.progress import Progress, logged_step
+from glmforge.launch.supervisor.policy import Decision, Do, Situation, decide
+from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
+from glmforge.launch.supervisor.settle import settle
 from glmforge.launch.supervisor.standby import LEASE
-from glmforge.launch.supervisor.verdict import judge, judge_start
 from glmforge.launch.supervisor.worlds import bearable
 from glmforge.observe.record_files import RunFileError
 
 LEASE_S = 20.0
-_NEAR_LIMIT = timedelta(minutes=10)
-_GROW_EVERY_S = 30.0
 
 
 @dataclass
@@ -78,9 +65,6 @@ class Supervisor:
         self.told: list[str] = []
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
-        self._looked_for_more = time.monotonic()
-        self._known = True
-        """Whether the allocation told at the last question which nodes it has lost."""
 
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
@@ -130,7 +114,7 @@ class Supervisor:
     def _finish_record(self, attempt: AttemptRecord) -> Verdict:
         """Of an attempt whose supervisor was lost."""
         directory = self.job.attempt(attempt.number)
-        lost = self._lost(attempt.nodes)
+        lost = self.books.lost(attempt.nodes)
         same = (attempt.submission, attempt.restart) == (self.allocation.submission, self.allocation.restart)
         if same or not self.allocation.is_given:
             wait_for_ranks(directory, lost, self.config.grace_s, self.bell)
@@ -143,14 +127,14 @@ class Supervisor:
         situation = Situation(
             config=self.config,
             wanted=self.launch.nodes,
-            present=self._present(),
+            present=self.books.present(),
             bears=self.bears,
             can_requeue=self._can_requeue(),
             may_stay=not self.told,
             waited_s=waited,
             last_words=self.books.log_of(verdict, history),
             ledger=ledger,
-            known=self._known,
+            known=self.books.known,
         )
         if self.books.cancelled():
             decision = Decision(Do.STOP, "it was cancelled")
@@ -178,18 +162,6 @@ class Supervisor:
         """Not a job that is being cancelled: it would come back."""
         wanted = self.allocation.can_requeue and self.launch.requeue
         return wanted and (not self.told or self.allocation.still_ours())
-
-    def _present(self) -> tuple[str, ...]:
-        nodes = self.allocation.nodes()
-        lost = self._lost(nodes)
-        return tuple(node for node in nodes if node not in lost)
-
-    def _lost(self, nodes: Sequence[str]) -> dict[str, str]:
-        lost, why = ask_lost(self.allocation, nodes)
-        if why and self._known:
-            self.books.say("nodes unknown", why)
-        self._known = not why
-        return dict(lost)
 
     def _attempt(self, decision: Decision) -> Verdict:
         self.books.add_up()
@@ -244,8 +216,6 @@ class Supervisor:
         directory = self.job.attempt(attempt.number)
         limits = self.limits or self._limits()
         progress = Progress(directory, run_directory(self.description), attempt.began)
-        have = len(attempt.nodes)
-        growth = Growth(self.config, have, self.bears, futile_times(self.job.read_events(), have))
 
         def say(event: str, detail: str, **facts: Any) -> None:
             self.lease.ensure_held(max_age_s=1.0)
@@ -264,96 +234,18 @@ class Supervisor:
             say,
             self.bell,
             on_training=on_training,
-            wants_more=lambda: self._wants_more(attempt, progress, growth, say),
+            wants_more=MoreNodes(self.books, self.description, self.bears, attempt, progress, say).wanted,
         ).until_ended()
 
     def _limits(self) -> Limits:
         hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
         return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s, ask_s=self.allocation.ask_s)
 
-    def _wants_more(self, attempt: AttemptRecord, progress: Progress, growth: Growth, say: Callable[..., None]) -> str:
-        """How to come to an attempt on more nodes, if there are any now that make it worth it; else empty."""
-        most = self.config.max_nodes or self.launch.nodes
-        if self.description.kind != "train" or len(attempt.nodes) >= most:
-            return ""
-        if time.monotonic() - self._looked_for_more < min(_GROW_EVERY_S, self.config.grow_after_s or _GROW_EVERY_S):
-            return ""
-        self._looked_for_more = time.monotonic()
-        at = Situation(self.config, self.launch.nodes, self._present(), self.bears, ledger=self.books.ledger())
-        chosen = choose_nodes(utc_now(), at)
-        if chosen is not None and len(chosen[0]) > len(attempt.nodes):
-            more = sorted(set(chosen[0]) - set(attempt.nodes))
-            say(GROWS, f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
-            return GROW
-        return self._wants_to_leave(attempt, progress, growth, say)
-
-    def _wants_to_leave(
-        self, attempt: AttemptRecord, progress: Progress, growth: Growth, say: Callable[..., None]
-    ) -> str:
-        if not (growth.is_wanted and self.allocation.can_requeue and self.launch.requeue):
-            return ""
-        out = {*self.books.ledger().out(), *self.launch.exclude, *attempt.nodes, *attempt.spares}
-        idle = [node for node in self.allocation.idle() if node not in out]
-        done_before = [each.last_step or 0 for each in self.job.read_attempts() if each.number < attempt.number]
-        recomputes = (progress.step() or 0) <= max(done_before, default=0)
-        count = growth.look(len(idle), recomputes=recomputes)
-        if count is None:
-            return ""
-        why = f"{', '.join(idle[:8])} have been idle: the run saves, and is queued again to go on with {count} nodes"
-        say(GROWS, why, nodes=idle, beyond=True, have=len(attempt.nodes), to=count)
-        return GROW_BEYOND
-
-    def _settle(
-        self, attempt: AttemptRecord, watched: Watched, *, orphaned: bool = False, failed_to_start: str = ""
-    ) -> Verdict:
-        """Judge an attempt that has ended, and write down how it did."""
-        now = utc_now()
-        attempt = attempt.model_copy(update={"ended": now, "status": watched.status})
-        evidence = self._gather(attempt, watched, orphaned)
-        directory = self.job.attempt(attempt.number)
-        known = [last_step(evidence.ranks), logged_step(directory), told_step(self.job, attempt.number)]
-        known += [event.step for event in evidence.events]
-        steps = {"first_step": first_step(evidence.events), "last_step": max(filter(None, known), default=None)}
-        attempt = attempt.model_copy(update=steps)
-        evidence = replace(evidence, attempt=attempt)
-        history = self.books.history()
-        if failed_to_start:
-            verdict = judge_start(failed_to_start, evidence, history, self.config.same_error)
-        else:
-            verdict = judge(evidence, history, self.config.same_error)
-        if (
-            verdict.node is not None
-            and verdict.cause in (Cause.MACHINE, Cause.HANG)
-            and self.config.bad_node != "ignore"
-        ):
-            evidence = replace(evidence, faults=self.books.faults([verdict.node]))
-            verdict = judge(evidence, history, self.config.same_error)
-        attempt = attempt.model_copy(update={"verdict": verdict})
-        self.books.write_record(attempt)
+    def _settle(self, attempt: AttemptRecord, watched: Watched, **known: Any) -> Verdict:
+        verdict = settle(self.books, self.description, attempt, watched, **known)
         self.told += [name for name in watched.signals if name != GROW]
         self._leaves_allocation(verdict, watched)
-        self.books.say_how_it_ended(attempt, verdict, evidence)
-        self.books.count_failure(verdict, attempt, evidence.faults)
         return verdict
-
-    def _gather(self, attempt: AttemptRecord, watched: Watched, orphaned: bool) -> Evidence:
-        ends = self.allocation.ends()
-        lost = dict(watched.lost)
-        evidence = gather(self.job, self.description, attempt)
-        silent = {rank.node for rank in evidence.ranks if rank.ended is None}
-        if watched.status != 0 and (silent or len(evidence.ranks) < evidence.world_size):
-            lost.update(self._lost([node for node in attempt.nodes if node not in lost]))
-        return replace(
-            evidence,
-            lost=lost,
-            signals=tuple(watched.signals),
-            silent_s=watched.silent_s,
-            silent_since=watched.silent_since,
-            ended_early=watched.ended_early,
-            still_ours=self.allocation.still_ours() and (self.allocation.is_given or "TERM" not in watched.signals),
-            near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,
-            orphaned=orphaned,
-        )
 
     def _leaves_allocation(self, verdict: Verdict, watched: Watched) -> None:
         """Ranks that gave way without our asking were told by the scheduler, which will take the nodes."""

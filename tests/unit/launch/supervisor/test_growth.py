@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from glmforge.config.launch import SupervisorConfig
-from glmforge.launch.supervisor import supervise as supervise_module
+from glmforge.launch.supervisor.books import Books
 from glmforge.launch.supervisor.evidence import GROW_BEYOND
 from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.more_nodes import MoreNodes
 from glmforge.launch.supervisor.slurm import SlurmAllocation
-from glmforge.launch.supervisor.supervise import Supervisor
-from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, a_job
+from helpers.fake_starter import FakeAllocation, a_job
+from helpers.made_jobs import made_attempt
+
+Said = tuple[str, list[dict[str, Any]]]
 
 
 @dataclass
@@ -87,21 +90,6 @@ def test_times_in_vain_are_counted_until_one_was_not() -> None:
     assert futile_times([grew(2), grew(1), grew(2)], 2) == 1
 
 
-def supervised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], **supervisor: Any
-) -> tuple[Supervisor, FakeAllocation]:
-    """A job that gives way when it is asked to, on one node of the two that it might have."""
-    monkeypatch.setattr(supervise_module, "_GROW_EVERY_S", 0.0)
-    run = tmp_path / "run"
-    run.mkdir()
-    options = {"min_nodes": 1, "max_nodes": 2, "grow_after_s": 1e-9, **supervisor}
-    job = a_job(tmp_path, kind="train", run=run, nodes=2, supervisor=options)
-    place = FakeAllocation(("a",), can_requeue=True, is_given=True, others=others)
-    made = Supervisor(job, FakeStarter(lambda ranks, number: {0: Ends(75, step=5)}), place, wait_s=0.0)
-    made.bears = lambda count: count in (1, 2)
-    return made, place
-
-
 class Reached:
     """Progress of an attempt that has done so many steps."""
 
@@ -112,50 +100,40 @@ class Reached:
         return self._step
 
 
-def wishes(made: Supervisor, step: int) -> tuple[str, list[dict[str, Any]]]:
-    """After two looks at most."""
-    made.books.allocation = made.allocation
-    verdict = made._attempt(made._decide(None))
-    assert verdict.cause.value == "preempted"
-    attempt = made.job.read_attempts()[-1].model_copy(update={"number": 2})
-    watched, said = Growth(made.config, 1, made.bears, 0), list[dict[str, Any]]()
-    looks: list[int] = []
+def wishes(tmp_path: Path, others: tuple[str, ...], step: int, *, can_requeue: bool = True, **supervisor: Any) -> Said:
+    """Of the second attempt, on one node of the two that the job might have; the first did five steps."""
+    options = {"min_nodes": 1, "max_nodes": 2, "grow_after_s": 1e-9, **supervisor}
+    job = a_job(tmp_path, kind="train", run=tmp_path / "run", nodes=2, supervisor=options)
+    made_attempt(job, 1, nodes=["a"], last_step=5)
+    attempt, description = made_attempt(job, 2, nodes=["a"]), job.read()
+    place = FakeAllocation(("a",), can_requeue=can_requeue, is_given=True, others=others)
+    books, said = Books(job, description.launch.supervisor, place), list[dict[str, Any]]()
 
     def say(event: str, detail: str, **facts: Any) -> None:
         said.append({"event": event} | json.loads(json.dumps(facts)))
 
-    found = ""
-    while not found and len(looks) < 2:
-        looks.append(step)
-        found = made._wants_more(attempt, Reached(step), watched, say)  # type: ignore[arg-type]
-    return found, said
+    looks = MoreNodes(books, description, lambda count: count in (1, 2), attempt, Reached(step), say)  # type: ignore[arg-type]
+    return looks.wanted() or looks.wanted(), said
 
 
-@pytest.fixture
-def _lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`_attempt` is called outside of `run`, which holds the lease."""
-    from unittest.mock import MagicMock
-
-    monkeypatch.setattr(Supervisor, "lease", MagicMock(), raising=False)
-    monkeypatch.setattr(Supervisor, "bell", MagicMock(take=lambda: []), raising=False)
-
-
-@pytest.mark.usefixtures("_lease")
-def test_the_supervisor_leaves_for_idle_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, _ = supervised(tmp_path, monkeypatch, ("a", "b"))
-    found, said = wishes(made, step=6)
+def test_a_run_leaves_for_idle_nodes(tmp_path: Path) -> None:
+    found, said = wishes(tmp_path, ("a", "b"), 6)
     assert found == GROW_BEYOND
     assert said == [{"event": GROWS, "nodes": ["b"], "beyond": True, "have": 1, "to": 2}]
 
 
-@pytest.mark.usefixtures("_lease")
-@pytest.mark.parametrize("why", ["recomputes", "nothing idle", "own nodes only", "no requeue", "not asked for"])
-def test_the_supervisor_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    others = {"nothing idle": (), "own nodes only": ("a",)}.get(why, ("b",))
-    options = {"max_nodes": None} if why == "not asked for" else {}
-    made, place = supervised(tmp_path, monkeypatch, others, **options)
-    place.can_requeue = why != "no requeue"
-    assert wishes(made, step=5 if why == "recomputes" else 6) == ("", [])
+@pytest.mark.parametrize(
+    ("others", "step", "options"),
+    [
+        (("b",), 5, {}),  # a state that is being computed again
+        ((), 6, {}),
+        (("a",), 6, {}),
+        (("b",), 6, {"can_requeue": False}),
+        (("b",), 6, {"max_nodes": None}),
+    ],
+)
+def test_a_run_stays(tmp_path: Path, others: tuple[str, ...], step: int, options: dict[str, Any]) -> None:
+    assert wishes(tmp_path, others, step, **options) == ("", [])
 
 
 def test_slurm_has_idle_nodes_only_while_nobody_waits_for_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

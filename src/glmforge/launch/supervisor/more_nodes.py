@@ -1,0 +1,70 @@
+"""Looks now and then, while an attempt trains, whether the job should go on with more nodes than it has."""
+
+import time
+from collections.abc import Callable
+
+from glmforge.launch.job import AttemptRecord, JobDescription, utc_now
+from glmforge.launch.supervisor.books import Books
+from glmforge.launch.supervisor.evidence import GROW, GROW_BEYOND
+from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.policy import Situation, choose_nodes
+from glmforge.launch.supervisor.progress import Progress
+
+_EVERY_S = 30.0
+
+
+class MoreNodes:
+    """For one attempt.
+
+    Args:
+        say: writes an event of the attempt.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        description: JobDescription,
+        bears: Callable[[int], bool],
+        attempt: AttemptRecord,
+        progress: Progress,
+        say: Callable[..., None],
+    ) -> None:
+        self.books, self.launch, self.bears = books, description.launch, bears
+        self.attempt, self.progress, self.say = attempt, progress, say
+        self.config = self.launch.supervisor
+        self.have = len(attempt.nodes)
+        self.growth = Growth(self.config, self.have, bears, futile_times(books.job.read_events(), self.have))
+        self._never = description.kind != "train" or self.have >= (self.config.max_nodes or self.launch.nodes)
+        self._every_s = min(_EVERY_S, self.config.grow_after_s or _EVERY_S)
+        self._looked = time.monotonic()
+
+    def wanted(self) -> str:
+        """How to come to an attempt on more nodes, if there are any now that make it worth it; else empty."""
+        if self._never or time.monotonic() - self._looked < self._every_s:
+            return ""
+        self._looked = time.monotonic()
+        return self._of_the_allocation() or self._beyond()
+
+    def _of_the_allocation(self) -> str:
+        present, ledger = self.books.present(), self.books.ledger()
+        chosen = choose_nodes(utc_now(), Situation(self.config, self.launch.nodes, present, self.bears, ledger=ledger))
+        if chosen is None or len(chosen[0]) <= self.have:
+            return ""
+        more = sorted(set(chosen[0]) - set(self.attempt.nodes))
+        self.say(GROWS, f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
+        return GROW
+
+    def _beyond(self) -> str:
+        allocation, attempt = self.books.allocation, self.attempt
+        if not (self.growth.is_wanted and allocation.can_requeue and self.launch.requeue):
+            return ""
+        out = {*self.books.ledger().out(), *self.launch.exclude, *attempt.nodes, *attempt.spares}
+        idle = [node for node in allocation.idle() if node not in out]
+        done_before = [each.last_step or 0 for each in self.books.job.read_attempts() if each.number < attempt.number]
+        recomputes = (self.progress.step() or 0) <= max(done_before, default=0)
+        count = self.growth.look(len(idle), recomputes=recomputes)
+        if count is None:
+            return ""
+        why = f"{', '.join(idle[:8])} have been idle: the run saves, and is queued again to go on with {count} nodes"
+        self.say(GROWS, why, nodes=idle, beyond=True, have=self.have, to=count)
+        return GROW_BEYOND

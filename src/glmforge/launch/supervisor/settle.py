@@ -1,0 +1,80 @@
+"""How an attempt has ended: what is known of it is put together, judged, and written down."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from glmforge.launch.job import AttemptRecord, Cause, JobDescription, Verdict, utc_now
+from glmforge.launch.supervisor.attempt import Watched
+from glmforge.launch.supervisor.books import Books
+from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, told_step
+from glmforge.launch.supervisor.progress import logged_step
+from glmforge.launch.supervisor.verdict import judge, judge_start
+
+_NEAR_LIMIT = timedelta(minutes=10)
+
+
+def settle(
+    books: Books,
+    description: JobDescription,
+    attempt: AttemptRecord,
+    watched: Watched,
+    *,
+    orphaned: bool = False,
+    failed_to_start: str = "",
+) -> Verdict:
+    """Judge an attempt that has ended, and write down how it did.
+
+    Args:
+        orphaned: the supervisor that had started it ended before it did.
+        failed_to_start: why no rank of it was started, if that is known.
+    """
+    same_error = books.config.same_error
+    attempt = attempt.model_copy(update={"ended": utc_now(), "status": watched.status})
+    evidence = _gather(books, description, attempt, watched, orphaned)
+    attempt = attempt.model_copy(update=_steps(books, evidence))
+    evidence = replace(evidence, attempt=attempt)
+    history = books.history()
+    if failed_to_start:
+        verdict = judge_start(failed_to_start, evidence, history, same_error)
+    else:
+        verdict = judge(evidence, history, same_error)
+    of_machine = verdict.cause in (Cause.MACHINE, Cause.HANG)
+    if verdict.node is not None and of_machine and books.config.bad_node != "ignore":
+        evidence = replace(evidence, faults=books.faults([verdict.node]))
+        verdict = judge(evidence, history, same_error)
+    attempt = attempt.model_copy(update={"verdict": verdict})
+    books.write_record(attempt)
+    books.say_how_it_ended(attempt, verdict, evidence)
+    books.count_failure(verdict, attempt, evidence.faults)
+    return verdict
+
+
+def _gather(
+    books: Books, description: JobDescription, attempt: AttemptRecord, watched: Watched, orphaned: bool
+) -> Evidence:
+    allocation = books.allocation
+    ends = allocation.ends()
+    lost = dict(watched.lost)
+    evidence = gather(books.job, description, attempt)
+    silent = {rank.node for rank in evidence.ranks if rank.ended is None}
+    if watched.status != 0 and (silent or len(evidence.ranks) < evidence.world_size):
+        lost.update(books.lost([node for node in attempt.nodes if node not in lost]))
+    return replace(
+        evidence,
+        lost=lost,
+        signals=tuple(watched.signals),
+        silent_s=watched.silent_s,
+        silent_since=watched.silent_since,
+        ended_early=watched.ended_early,
+        still_ours=allocation.still_ours() and (allocation.is_given or "TERM" not in watched.signals),
+        near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,
+        orphaned=orphaned,
+    )
+
+
+def _steps(books: Books, evidence: Evidence) -> dict[str, int | None]:
+    """The first and the last step of the attempt, of all who tell of one."""
+    number = evidence.attempt.number
+    known = [last_step(evidence.ranks), logged_step(books.job.attempt(number)), told_step(books.job, number)]
+    known += [event.step for event in evidence.events]
+    return {"first_step": first_step(evidence.events), "last_step": max(filter(None, known), default=None)}
