@@ -187,10 +187,15 @@ def _failed(evidence: Evidence) -> Verdict:
     if words.kind is Kind.DOUBTFUL:
         why = f"{who}: {words.meaning} ({words.line})"
         return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=error)
-    said = words.line or f"it said nothing of a failure, and ended with status {status}"
+    said = words.line or f"it ended with status {status}{_last_said(first)}"
     place = f" ({words.place})" if words.place else ""
-    error = error or f"status {status} without a word"
+    error = error or f"it ended with status {status} and named no error"
     return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=f"{who}: {said}{place}"[:2000], error=error)
+
+
+def _last_said(rank: RankRecord) -> str:
+    last = next((line.strip() for line in reversed(rank.last_words) if line.strip()), "")
+    return f"; the last that it said: {last[:200]}" if last else ", and said nothing"
 
 
 def _without_rank(evidence: Evidence) -> Verdict:
