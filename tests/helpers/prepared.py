@@ -136,8 +136,15 @@ class _Starter:
 
     def _fork(self) -> _Order | None:
         program = self.listener.accept()[0]
-        message, streams, _, _ = socket.recv_fds(program, _MAX_BYTES, 3)
-        order = _Order(*json.loads(message), streams)
+        streams: list[int] = []
+        try:
+            message, streams, _, _ = socket.recv_fds(program, _MAX_BYTES, 3)
+            order = _Order(*json.loads(message), streams)
+        except (ConnectionError, ValueError):  # it was killed before it had said what it wants
+            program.close()
+            for stream in streams:
+                os.close(stream)
+            return None
         pid = os.fork()
         if pid == 0:
             return order
@@ -152,7 +159,9 @@ class _Starter:
         """A signal that the program got; that it has been killed is passed on, too."""
         if pid not in self.program_of:
             return  # ended in the meantime
-        number = self.program_of[pid].recv(1)
+        number = b""
+        with suppress(ConnectionError):
+            number = self.program_of[pid].recv(1)
         if number:
             os.kill(pid, number[0])
         else:
@@ -172,14 +181,16 @@ class _Starter:
         with self.program_of.pop(pid) as program:
             if program in self._registered():
                 self.selector.unregister(program)
-                program.send(json.dumps(status).encode())
+                with suppress(ConnectionError):  # killed in this moment
+                    program.send(json.dumps(status).encode())
 
     def _registered(self) -> list[Any]:
         return [key.fileobj for key in self.selector.get_map().values()]
 
 
 def _start_what_is_asked_for(address: Path) -> None:
-    """The process that forks. It has no other threads, and ends with the test run."""
+    """The process that forks. It has no other threads, and ends with the test run, by no signal to a test's group."""
+    os.setsid()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hidden = address.with_name("not-yet")
     listener.bind(str(hidden))

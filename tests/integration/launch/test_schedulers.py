@@ -124,7 +124,8 @@ def test_what_cannot_be_is_said_before(changes: dict[str, object], told: str) ->
 def test_slurm_takes_the_scripts(cluster: Cluster, script: Path) -> None:
     """Options of the command line take the place of what this cluster does not have; all lines are read."""
     smaller = ["--nodes=1", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100M", "--partition=main", "--constraint="]
-    cluster.run("sbatch", "--test-only", *smaller, "--ntasks-per-node=1", "--exclude=", "--dependency=", str(script))
+    smaller += ["--ntasks-per-node=1", "--mincpus=1", "--exclude=", "--dependency="]
+    cluster.run("sbatch", "--test-only", *smaller, str(script))
 
 
 def test_through_the_commands_of_pbs(submit: Callable[[Scheduler, str], str], tmp_path: Path) -> None:

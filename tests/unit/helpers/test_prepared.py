@@ -1,7 +1,9 @@
 """Programs that are forked: what they take over, how they end, and what ends with them."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +113,20 @@ def test_a_program_that_is_killed_has_no_fork_when_the_next_begins(directory: Pa
             next_one.stdout.readline()
             assert not is_running(fork)
             next_one.terminate()
+
+
+def test_a_program_that_is_killed_at_any_moment_hinders_no_other(directory: Path) -> None:
+    """As soon as it is there, with half of an order, and before it has heard how its fork ended."""
+    order = json.dumps([["all.py", "0"], str(directory), os.environ | {"WORD": ""}]).encode()
+    with Path(os.devnull).open() as null:
+        for sent in (b"", order[:-1], order, order):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as program:
+                program.connect(str(programs() / "starter"))
+                if sent:
+                    socket.send_fds(program, [sent], [null.fileno()] * 3)
+    with started("python", directory / "all.py", 0) as process:
+        process.communicate()
+        assert process.returncode == 0
 
 
 def test_nothing_outlives_the_test_run(directory: Path) -> None:
