@@ -25,8 +25,8 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,17 @@ sys.exit(status)
 """
 
 
-@cache
+_started: list[tuple[Path, BaseProcess]] = []
+
+
 def programs() -> Path:
-    """The directory of the programs, which work until this process ends."""
+    """The directory of the programs, which work until this process ends. What a test has killed is started again."""
+    if not _started or not _started[-1][1].is_alive():
+        _started.append(_start())
+    return _started[-1][0]
+
+
+def _start() -> tuple[Path, BaseProcess]:
     folder = tempfile.TemporaryDirectory(prefix="prepared-")
     directory = Path(folder.name)
     address = directory / "starter"
@@ -86,7 +94,7 @@ def programs() -> Path:
         assert process.is_alive(), "the process that starts commands has ended"
         assert time.monotonic() < deadline
         time.sleep(0.01)  # the server's imports take seconds
-    return directory
+    return directory, process
 
 
 @dataclass(frozen=True)
