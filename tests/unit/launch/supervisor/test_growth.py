@@ -141,7 +141,14 @@ def test_slurm_has_idle_nodes_only_while_nobody_waits_for_some(tmp_path: Path, m
     for name in ("squeue", "sinfo"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n2\\nn3\\n'\n")
+    # Names of nodes, which need not be those of their hosts (%n), and only of those that answer.
+    (tmp_path / "sinfo").write_text(
+        """#!/bin/sh
+        case "$*" in *--Node*) ;; *) exit 1;; esac
+        case "$*" in *--responding*) ;; *) echo n9;; esac
+        case "$*" in *%N*) printf 'n2\\nn3\\n';; *) printf 'host2\\nhost3\\n';; esac
+        """
+    )
     (tmp_path / "squeue").write_text("#!/bin/sh\nprintf 'Dependency\\nBeginTime\\n'\n")
     allocation = SlurmAllocation("7", 0, ("n1",))
     assert allocation.idle() == ("n2", "n3")
