@@ -115,7 +115,6 @@ class Watch:
         *,
         on_training: Callable[[int], None] = lambda _: None,
         wants_more: Callable[[], str] = str,
-        heed_events: bool = True,
     ) -> None:
         self.running, self.progress, self.allocation, self.nodes = running, progress, allocation, nodes
         self.limits, self.say, self.bell = limits, say, bell

@@ -54,6 +54,13 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert allocation.ends() is None
 
 
+def test_nor_do_commands_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue="")
+    (tmp_path / "squeue").chmod(0o600)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert SlurmAllocation("7", 0, ("n1", "n2")).nodes() == ("n1", "n2")
+
+
 @pytest.mark.parametrize(
     ("state", "restarts", "ours"),
     [("RUNNING", 2, True), ("COMPLETING", 2, False), ("CANCELLED", 2, False), ("COMPLETING", 3, True)],
