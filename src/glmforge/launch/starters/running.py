@@ -26,7 +26,11 @@ KILL_LIMIT_S = 10.0
 OF_SRUN = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
 """Said after what the program itself has."""
 
+_WAITS = re.compile(r"^srun: .{0,100}(step creation \w+ disabled|controller not responding).{0,100}", re.MULTILINE)
+"""Of srun that waits for Slurm: it has not come to the node yet."""
+
 _NOT_REACHED = re.compile(r"^srun: error: Task launch for .{1,100} failed on node")
+"""Of srun that has come to the node, and was not let in."""
 
 ASK_LIMIT_S = 30.0
 """That a node may take to answer."""
@@ -127,16 +131,19 @@ def ask(
         )
     except OSError as error:
         raise _not_started(command[0], error) from None
-    except subprocess.TimeoutExpired:
-        why = f"has not answered within {ASK_LIMIT_S:g} s; look at it, or exclude it"
-        raise NoAnswerError(node, why) from None
+    except subprocess.TimeoutExpired as error:
+        silent = f"has not answered within {ASK_LIMIT_S:g} s"
+        waits = _WAITS.search((error.stderr or b"").decode(errors="replace"))
+        if waits is not None:
+            raise LaunchError(f"{node}: {silent}: {last_line(waits[0])}") from None
+        raise NoAnswerError(node, f"{silent}; look at it, or exclude it") from None
     if done.returncode == UNREACHABLE and by_ssh:
         raise NoAnswerError(node, "; ".join(explain_unreachable(done.stderr)))
     if done.returncode:
         lines = done.stderr.splitlines()
         refused = next(filter(_NOT_REACHED.match, lines), None)
         if refused is not None:
-            raise NoAnswerError(node, refused)
+            raise NoAnswerError(node, last_line(refused))
         said = last_line("\n".join(line for line in lines if not OF_SRUN.match(line))) or last_line(done.stderr)
         why = said or f"'{command[0]}' ended with status {done.returncode}"
         raise LaunchError(f"{node}: {why}")

@@ -5,6 +5,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from glmforge.launch.starters.mpirun import MpirunStarter
 from glmforge.launch.starters.srun import SrunStarter
 from glmforge.launch.starters.ssh import SshStarter
 from glmforge.launch.starters.torchrun import TorchrunStarter
+from glmforge.launch.supervisor.errors import may_start_later
 
 WORDS = ["echo", "10.0.0.1", "20007"]
 
@@ -91,13 +93,39 @@ def test_a_node_that_srun_does_not_reach(programs: Path, monkeypatch: pytest.Mon
     assert silent.value.node == "node2"
 
 
+@pytest.mark.parametrize(
+    ("said", "is_silent"),
+    [
+        (b"srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n", False),
+        (b"srun: error: Slurm controller not responding, sleeping and retrying.\n", False),
+        (b"Python waits for a file\n", True),
+        (None, True),
+    ],
+)
+def test_a_node_is_not_silent_while_srun_waits_for_slurm(
+    said: bytes | None, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(command: Sequence[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 30, stderr=said)
+
+    monkeypatch.setattr("glmforge.launch.starters.running.subprocess.run", hangs)
+    with pytest.raises(LaunchError, match="node2: has not answered within 30 s") as failed:
+        SrunStarter().ask("node2", WORDS)
+    assert isinstance(failed.value, NoAnswerError) is is_silent
+    assert may_start_later(str(failed.value))
+
+
 def test_what_is_asked_reads_nothing_of_the_supervisors(tmp_path: Path) -> None:
     """Its input may be a user's terminal."""
     (tmp_path / "input").write_text("of the user\n")
-    code = "from glmforge.launch.starters.local import LocalStarter; print(LocalStarter().ask('a', ['cat']) == '')"
     with (tmp_path / "input").open() as file:
-        done = subprocess.run([sys.executable, "-c", code], stdin=file, capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+        own = os.dup(0)
+        os.dup2(file.fileno(), 0)
+        try:
+            assert LocalStarter().ask("a", ["cat"]) == ""
+        finally:
+            os.dup2(own, 0)
+            os.close(own)
 
 
 @pytest.mark.parametrize("status", [1, 255])
