@@ -117,7 +117,6 @@ class Watch:
         on_look: Callable[[], None] = lambda: None,
         on_training: Callable[[int], None] = lambda _: None,
         wants_more: Callable[[], str] = str,
-        heed_events: bool = True,
     ) -> None:
         self.running, self.progress, self.allocation, self.nodes = running, progress, allocation, nodes
         self.limits, self.say, self.bell = limits, say, bell

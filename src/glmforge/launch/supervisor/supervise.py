@@ -195,13 +195,13 @@ class Supervisor:
         facts = attempt.model_dump(mode="json", include=shown)
         where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
         self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, **facts)
-        if no_place:
+        if no_place is not None:
             return self._settle(attempt, Watched(), failed_to_start=no_place)
         ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)
         try:
             running = self.starter.start(ranks)
         except GlmforgeError as error:
-            return self._settle(attempt, Watched(), failed_to_start=str(error))
+            return self._settle(attempt, Watched(), failed_to_start=error)
         try:
             watched = self._watch(running, attempt)
         except BaseException:  # whatever ends the supervisor ends its ranks
@@ -209,12 +209,12 @@ class Supervisor:
             raise
         return self._settle(attempt, watched)
 
-    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, str]:
+    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, GlmforgeError | None]:
         """Address and port; or none, and why."""
         try:
-            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), ""
+            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), None
         except GlmforgeError as error:
-            return "", 0, str(error)
+            return "", 0, error
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
         directory = self.job.attempt(attempt.number)
