@@ -186,8 +186,12 @@ def test_variables_do_not_win_over_the_script() -> None:
         ({"nodes": 4}, "nodes: 4 is more than partition main has: 3"),
         ({"nodes": 3, "partition": "short"}, "nodes: 3 is more than partition short has: 2"),
         (
-            {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1)},
+            {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1), "supervise": False},
             "nodes: 4, 1 of them spare, is more than partition main has: 3",
+        ),
+        (
+            {"nodes": 5, "supervisor": SupervisorConfig(min_nodes=4, spare_nodes=1)},
+            "nodes: 4 (min_nodes) is more than partition main has: 3",
         ),
         ({"nodes": 3, "exclude": ["node1"]}, "exclude: leaves 2 of the 3 nodes of partition main, and nodes is 3"),
         ({"exclude": ["nod1"]}, "exclude: Slurm has no node 'nod1'; did you mean 'node1'?"),
@@ -251,6 +255,8 @@ def known(answers: Answers, test_only: tuple[int, str, str] = (0, "", "sbatch: J
         {"constraint": "h200&nvme"},  # an expression is Slurm's to judge
         {"dependency": "afterok:10:11,afterany:11"},
         {"exclude": ["node1"], "nodes": 2},
+        {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1)},  # a spare one if there is one
+        {"nodes": 4, "supervisor": SupervisorConfig(min_nodes=3, max_nodes=8)},
     ],
 )
 def test_what_can_be_passes(answers: Answers, changes: dict[str, object]) -> None:
