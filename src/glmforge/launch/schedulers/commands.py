@@ -68,3 +68,9 @@ def ask(
             f"{command[0]}: no answer within {limit_s:g} s{why}; try again, or ask who runs it"
         ) from None
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def slurms_error(answer: Answer, command: str) -> LaunchError:
+    """What to raise for a command of Slurm's that failed: `NoAnswerError` if its controller is down."""
+    kind = NoAnswerError if "Unable to contact" in answer.stderr else LaunchError
+    return kind(f"{command}: {answer.reason}")

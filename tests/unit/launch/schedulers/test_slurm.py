@@ -97,6 +97,7 @@ def test_what_the_controller_has_forgotten_is_asked_of_accounting(answers: Answe
     assert (seen["5"].submitted, seen["5"].began, seen["5"].ended) == (at(10), at(40), at(50))
     assert (seen["6"].state, seen["6"].began, seen["6"].nodes) == (State.CANCELLED, None, ())
     assert (seen["7"].state, seen["7"].reason) == (State.UNKNOWN, "Slurm knows no such job, or has forgotten it")
+    assert [seen[number].is_forgotten for number in "567"] == [False, False, True]
 
 
 def test_a_controller_that_does_not_answer_ends_no_job(answers: Answers) -> None:
@@ -104,6 +105,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(answers: Answers) -> None
     answers(squeue={"": (1, "", trouble)}, scancel={"": (1, "", trouble)})
     seen = Slurm().look(["5"])["5"]
     assert not seen.state.is_over
+    assert not seen.is_forgotten
     assert seen.reason == "squeue: Unable to contact slurm controller (connect failure)"
     with pytest.raises(LaunchError, match=r"scancel 5: .*Unable to contact"):
         Slurm().cancel("5")
