@@ -168,6 +168,7 @@ def test_a_refused_start_is_queued_again(job: JobDirectory, slurm: Slurm) -> Non
 
 
 DOWN = "scontrol: error: Unable to contact slurm controller (connect failure)"
+BUSY = "slurm_requeue error: Socket timed out on send/recv operation"
 
 
 @pytest.fixture
@@ -175,13 +176,13 @@ def stumbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., N
     """Have a program of Slurm's fail once, for arguments that begin so; `carried_out`: but it is done all the same."""
     monkeypatch.setattr(companion, "_PATIENCE_S", 1e9)
 
-    def make(program: str, start: str, *, carried_out: bool = False) -> None:
+    def make(program: str, start: str, *, says: str = DOWN, carried_out: bool = False) -> None:
         there, marker = tmp_path / "bin" / program, tmp_path / f"{program}-stumbled"
         real, told = there.rename(tmp_path / f"{program}.real"), quote(str(marker))
         do = f'{quote(str(real))} "$@"; ' if carried_out else ""
         there.write_text(
             f'#!/bin/sh\ncase "$*" in {quote(start)}*) '
-            f"[ -e {told} ] || {{ : >{told}; {do}echo {quote(DOWN)} >&2; exit 1; }} ;; esac\n"
+            f"[ -e {told} ] || {{ : >{told}; {do}echo {quote(says)} >&2; exit 1; }} ;; esac\n"
             f'exec {quote(str(real))} "$@"\n'
         )
         there.chmod(0o755)
@@ -193,27 +194,34 @@ WITHOUT_A_FAULT = ["scontrol requeue 17", "sbatch", "scontrol update JobId=21 De
 
 
 @pytest.mark.parametrize(
-    ("program", "start"),
-    [("scontrol", "requeue"), ("scontrol", "update"), ("sbatch", ""), ("squeue", "--noheader --me")],
+    ("program", "start", "says"),
+    [
+        ("scontrol", "requeue", DOWN),
+        ("scontrol", "requeue", BUSY),
+        ("scontrol", "update", DOWN),
+        ("sbatch", "", DOWN),
+        ("squeue", "--noheader --me", DOWN),
+    ],
 )
 def test_what_gets_no_answer_is_asked_again_and_nothing_else(
-    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], program: str, start: str
+    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], program: str, start: str, says: str
 ) -> None:
     called = slurm(FAILED)
-    stumbles(program, start)
+    stumbles(program, start, says=says)
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
     assert [line if "sbatch" not in line else "sbatch" for line in called()] == WITHOUT_A_FAULT
     assert companions(job) == {"failure": "30"}
     assert events(job).count(companion.COMPANION) == 2
 
 
+@pytest.mark.parametrize("says", [DOWN, BUSY])
 @pytest.mark.parametrize("after", [("PENDING", "BeginTime"), ("RUNNING", "None"), ("FAILED", "NonZeroExitCode")])
 def test_a_request_whose_answer_was_lost_is_not_made_twice(
-    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], tmp_path: Path, after: tuple[str, str]
+    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], tmp_path: Path, after: tuple[str, str], says: str
 ) -> None:
     """Slurm would refuse it, of a job that waits, or start one anew that has failed again."""
     called = slurm(FAILED)
-    stumbles("scontrol", "requeue", carried_out=True)
+    stumbles("scontrol", "requeue", says=says, carried_out=True)
     squeue = tmp_path / "bin/squeue"
     real, row = squeue.rename(tmp_path / "squeue.real"), quote(row_of(*after, restarts=1))
     squeue.write_text(
@@ -263,11 +271,13 @@ def test_a_controller_that_is_down_when_it_looks_is_waited_for(
 
 
 def test_a_job_that_slurm_has_forgotten_is_not_waited_for(
-    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(companion, "_LOOK_S", 1e9)
+    monkeypatch.setattr(companion, "_LOOK_S", 1.0)
     slurm(squeue={"": (1, "", "slurm_load_jobs error: Invalid job id specified\n")}, sacct={"": (0, "", "")})
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.NOTHING
+    asked = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("squeue")]
+    assert len(asked) == 1
 
 
 def test_its_patience_fits_into_its_time_limit() -> None:
