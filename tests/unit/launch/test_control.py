@@ -90,8 +90,10 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     job.script.write_text("exit\n")
     made_attempt(job, cause=Cause.CODE)
     scheduler.know("17", State.FAILED)
-    submission = control.resubmit(found(tmp_path, scheduler), scheduler.of).submission
+    done = control.resubmit(found(tmp_path, scheduler), scheduler.of)
+    submission = done.submission
     assert (submission.id, submission.again) == ("1001", True)
+    assert [warning.partition(";")[0] for warning in done.warnings] == ["no companion: sbatch: is not on this machine"]
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
 
