@@ -82,7 +82,7 @@ def test_the_verdict_of_an_earlier_submission_does_not_count(tmp_path: Path) -> 
     scheduler.know("18", State.FAILED, reason="NonZeroExitCode")
     found, why = state(tmp_path, scheduler)
     assert found is JobState.FAILED
-    assert "before its supervisor began: Slurm refused this start (NonZeroExitCode)" in why
+    assert "before its script began: Slurm refused this start (NonZeroExitCode)" in why
 
 
 def test_cancelled_until_it_is_submitted_again(tmp_path: Path) -> None:
