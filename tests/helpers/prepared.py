@@ -47,12 +47,15 @@ else:
     first = next((word for word in arguments if word != "-u"), "")
     if "PYTHONPATH" in os.environ or first != "-m" and not first.endswith(".py"):
         os.execv("{python}", ["{python}", *arguments])
+signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as starter:
     starter.connect("{address}")
     order = [arguments, os.getcwd(), dict(os.environ)]
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until they can be passed on
     socket.send_fds(starter, [json.dumps(order).encode()], [0, 1, 2])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for number in signals:
         signal.signal(number, lambda number, frame: starter.send(bytes([number])))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     status = json.loads(starter.recv(100))
 if status < 0:
     if status != -signal.SIGKILL:
