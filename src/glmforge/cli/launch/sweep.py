@@ -203,9 +203,7 @@ def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = F
     _tell_machine(sweep, as_json)
     if detach:
         go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.directory.root)
-        _tell_machine(sweep, as_json)
         return
-    _tell_machine(sweep, as_json)
     ended = sweep.run_here(lambda job, words: tell(f"{job}: {words}"), failed_only=failed_only)
     tell_how_many_finished("sweep", name, "points", ended.values(), len(ended))
 
