@@ -57,7 +57,8 @@ def hand_over(
         scheduler: that of the launcher, unless it is given.
         tasks: jobs of an array's tasks.
 
-    Raises `GlmforgeError`: then no job of it is left in the queue; but `MayRunError` if one may be.
+    Raises `GlmforgeError`: then no job of it is left in the queue; but `MayRunError` if one may be. One
+    whose notes are interrupted is cancelled, too.
     """
     options = launch or job.read().launch
     numbers = {_number_of(task): task for task in tasks}
@@ -84,6 +85,12 @@ def submit(scheduler: Scheduler, job: JobDirectory, launch: LaunchConfig, note: 
         return note(id_)
     except (GlmforgeError, OSError) as error:
         _cancel_unnoted(scheduler, launch.launcher, id_, error)
+    except KeyboardInterrupt:
+        try:
+            scheduler.cancel(id_)
+        except LaunchError as error:
+            raise KeyboardInterrupt(f"{launch.launcher} {id_} was not noted, and goes on ({error})") from None
+        raise
 
 
 def id_of_task(array: str, task: int) -> str:

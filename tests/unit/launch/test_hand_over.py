@@ -72,6 +72,15 @@ def test_what_can_neither_be_noted_nor_cancelled_may_run(job: JobDirectory, sche
         submit(scheduler, job, job.read().launch, fails(RunFileError("full")))
 
 
+def test_what_is_interrupted_while_it_is_noted_is_cancelled(job: JobDirectory, scheduler: FakeScheduler) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        submit(scheduler, job, job.read().launch, fails(KeyboardInterrupt()))
+    assert scheduler.cancelled == ["1"]
+    scheduler.cancel = fails(LaunchError("no"))  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt, match=r"^slurm 2 was not noted, and goes on \(no\)$"):
+        submit(scheduler, job, job.read().launch, fails(KeyboardInterrupt()))
+
+
 @pytest.mark.parametrize(
     ("why", "error", "told"),
     [
@@ -94,7 +103,7 @@ def test_a_submission_that_fails(
     assert job.read_submissions() == []
 
 
-def fails(why: Exception) -> Callable[..., str]:
+def fails(why: BaseException) -> Callable[..., str]:
     def fail(*_: object) -> str:
         raise why
 
