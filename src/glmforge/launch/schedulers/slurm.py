@@ -21,6 +21,8 @@ from glmforge.launch.schedulers.slurm_jobs import is_forgotten, look_at
 
 _ID = re.compile(r"\d{1,12}(_\d{1,9})?")
 _SUBMIT_LIMIT_S = 120.0
+_ANSWER_LOST = ("timed out", "Zero Bytes were transmitted")
+"""What sbatch says where Slurm may have taken the job all the same."""
 
 _VARIABLES = {
     "nodes": (),
@@ -58,7 +60,7 @@ class Slurm:
             limit_s=_SUBMIT_LIMIT_S,
         )
         number = answer.stdout.strip().partition(";")[0]
-        if answer.status and "timed out" in answer.stderr:  # Slurm may have taken it, and only the answer is missing
+        if answer.status and any(words in answer.stderr for words in _ANSWER_LOST):
             raise NoAnswerError(f"sbatch: {answer.reason}; 'squeue --me --name={job.name}' will tell")
         if answer.status or not _ID.fullmatch(number):
             raise LaunchError(f"sbatch: {answer.reason}; nothing was submitted")
