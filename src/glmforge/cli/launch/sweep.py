@@ -210,11 +210,12 @@ def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = F
 
 def _open(name: str, jobs_dir: Path | None) -> "Sweep":
     from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.kinds import directory_of
     from glmforge.launch.new_job import jobs_root
     from glmforge.launch.sweep.record import SweepDirectory
     from glmforge.launch.sweep.work import Sweep
 
-    return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+    return Sweep(SweepDirectory(directory_of(jobs_root(jobs_dir), name, "sweep")), scheduler_of)
 
 
 def _tell_machine(sweep: "Sweep", as_json: bool) -> None:
