@@ -39,19 +39,20 @@ class Job:
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         options = ["--output=/dev/null", f"--chdir={directory}", "--mem=100"]
         self.blocker = cluster.submit([*options, "--wrap=exec sleep 1000"])
-        self.cluster, self.program = cluster, directory / "waits"
+        self.cluster, self.program, self.work = cluster, directory / "waits", directory / "work"
+        self.work.mkdir()
         self.program.write_text(PROGRAM)
         self.program.chmod(0o755)
-        self.directory = directory
+        self.jobs = directory / "jobs"
         self.glmforge("launch", "--script", str(self.program), "--launcher", "slurm", "--no-check",
                       "--dependency", f"afterany:{self.blocker}")  # fmt: skip
-        self.files = JobDirectory(directory / "jobs/waits")
+        self.files = JobDirectory(self.jobs / "waits")
         self.number = self.files.read_submissions()[-1].id
 
     def glmforge(self, *words: str) -> str:
-        environment = os.environ | self.cluster.environment
+        environment = os.environ | self.cluster.environment | {"GLMFORGE_JOBS": str(self.jobs)}
         command = [sys.executable, "-m", "glmforge", *words]
-        done = subprocess.run(command, env=environment, cwd=self.directory, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, env=environment, cwd=self.work, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -146,3 +147,14 @@ def test_a_job_that_has_earned_its_end_stays_so(job: Job, way: str) -> None:
     job.wait_until(lambda: not job.companions_wait())
     assert "start refused" not in job.events
     assert job.facts["JobState"] in ("FAILED", "CANCELLED")
+
+
+def test_a_job_whose_script_ran_in_vain_stays_so(job: Job) -> None:
+    """No supervisor of it began: its directory is gone."""
+    job.work.rmdir()
+    job.let_start()
+    job.wait_until(lambda: job.facts["JobState"] == "FAILED")
+    job.wait_until(lambda: not job.companions_wait())
+    assert "supervisor started" not in job.events
+    assert "start refused" not in job.events
+    assert (job.facts["JobState"], job.facts["Restarts"]) == ("FAILED", "0")

@@ -47,7 +47,8 @@ def start(cluster: Cluster, tiny_data: TinyData, tmp_path: Path) -> Iterator[Cal
 
 def wait_for_idle_nodes(cluster: Cluster, number: int) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while len(cluster.run("sinfo", "--noheader", "--states=idle", "--partition=main", "--format=%n").split()) < number:
+    idle = ["--noheader", "--Node", "--responding", "--states=idle", "--partition=main", "--format=%N"]
+    while len(cluster.run("sinfo", *idle).split()) < number:
         assert time.monotonic() < deadline
         time.sleep(0.2)  # looks at what Slurm has done; the outcome does not depend on it
 

@@ -24,6 +24,9 @@ class Ends:
     step: int | None = None
 
 
+NO_PROCESS = 2**22 + 1
+"""No process has this number."""
+
 Script = Callable[[Ranks, int], Mapping[int, Ends]]
 """From the ranks and the attempt's number to the ends of ranks; those that are not named end with status 0."""
 
@@ -86,7 +89,7 @@ def write_rank(root: Path, rank: int, node: str, end: Ends, began: datetime, per
         local_rank=rank % per_node,
         node=node,
         host=node,
-        pid=2**22 + 1,  # none that there is
+        pid=NO_PROCESS,
         began=began,
         ended=None if end.status is None else began + timedelta(seconds=end.after_s),
         status=end.status,

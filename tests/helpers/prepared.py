@@ -25,8 +25,8 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import parent_process
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +62,9 @@ sys.exit(status)
 """
 
 
-_started: list[tuple[Path, BaseProcess]] = []
-
-
+@cache
 def programs() -> Path:
-    """The directory of the programs, which work until this process ends. What a test has killed is started again."""
-    if not _started or not _started[-1][1].is_alive():
-        _started.append(_start())
-    return _started[-1][0]
-
-
-def _start() -> tuple[Path, BaseProcess]:
+    """The directory of the programs, which work until this process ends."""
     folder = tempfile.TemporaryDirectory(prefix="prepared-")
     directory = Path(folder.name)
     address = directory / "starter"
@@ -94,7 +86,7 @@ def _start() -> tuple[Path, BaseProcess]:
         assert process.is_alive(), "the process that starts commands has ended"
         assert time.monotonic() < deadline
         time.sleep(0.01)  # the server's imports take seconds
-    return directory, process
+    return directory
 
 
 @dataclass(frozen=True)
@@ -155,6 +147,7 @@ class _Starter:
             return None
         pid = os.fork()
         if pid == 0:
+            program.close()
             return order
         for stream in streams:
             os.close(stream)

@@ -16,6 +16,8 @@ Lustre), and it cannot say who holds it. Here the claims are numbered files:
 * A holder that was suspended, or cut off from the storage, finds a higher number when it comes back, and stops:
   `ensure_held` raises, and so does every writer that asks `ensure_writable` before it writes. What is left is the
   moment between asking and writing.
+* Who knows more of a holder than its machine tells (the program that started it, and saw it end) takes its claim away
+  with a next number that nobody holds (`void`).
 
 Two things follow from what storage can promise. A machine that vanished keeps its directory for `lease_s`; and where
 the other machine sees changes later than that (an NFS mount with long caching of attributes), `lease_s` must be longer.
@@ -77,12 +79,28 @@ class Claim(BaseModel):
         return f"'{self.what}' on {self.holder}{state}, since {self.since}, last heartbeat {self.last_beat}"
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """The highest claim: number 0 if there is none, `claim` None if it cannot be read as one."""
 
     number: int
     content: bytes
+    """Changes with every sign of life."""
     claim: Claim | None
+
+
+class LastChange:
+    """Since when something has been what it is, by the watcher's clock."""
+
+    def __init__(self) -> None:
+        self._value: bytes | None = None
+        self._since = 0.0
+
+    def seconds_since(self, value: bytes) -> float:
+        """How long it has been `value`, as far as was seen."""
+        now = time.monotonic()
+        if value != self._value:
+            self._value, self._since = value, now
+        return now - self._since
 
 
 class Lease:
@@ -166,11 +184,26 @@ class Lease:
             _held.remove(self)
             self._claim = None
 
+    def newest(self) -> Found:
+        """The claim that holds if any does; number 0 if there is none. Raises `OSError` if that cannot be read."""
+        try:
+            return self._newest()
+        except FileNotFoundError:
+            return Found(0, b"", None)
+
+    def void(self, number: int) -> bool:
+        """Take away the claim `number`, for whoever claims next; False if it was not the newest any more.
+
+        Its holder, should it come back, finds that it has lost the directory. Raises `OSError` if nothing can be
+        written there.
+        """
+        return self.newest().number == number and self._put(self._new_claim(released=True), number + 1)
+
     def covers(self, path: Path) -> bool:
         """Whether `path` lies in the directory."""
         return Path(os.path.abspath(path)).is_relative_to(self._claims.parent)  # noqa: PTH100
 
-    def _is_over(self, found: _Found) -> bool:
+    def _is_over(self, found: Found) -> bool:
         """Whether the claim no longer holds. Raises `HeldError` if it certainly does."""
         if found.number == 0 or (found.claim is not None and self._has_ended(found.claim)):
             return True
@@ -193,15 +226,15 @@ class Lease:
         lives = is_alive(claim.holder)
         return lives is False or (lives is True and claim.inode != self._claims.stat().st_ino)
 
-    def _describe(self, found: _Found) -> str:
+    def _describe(self, found: Found) -> str:
         return f"{self.directory}: in use by {found.claim or f'somebody whose claim cannot be read (#{found.number})'}"
 
-    def _newest(self) -> _Found:
+    def _newest(self) -> Found:
         for number in sorted(self._numbers(), reverse=True):
             with suppress(FileNotFoundError):  # a higher one has come since
                 content = self._path(number).read_bytes()
-                return _Found(number, content, _parse(content))
-        return _Found(0, b"", None)
+                return Found(number, content, _parse(content))
+        return Found(0, b"", None)
 
     def _numbers(self) -> list[int]:
         return [int(path.name) for path in self._claims.iterdir() if path.name.isdecimal()]
@@ -210,9 +243,25 @@ class Lease:
         return self._claims / f"{number:08d}"
 
     def _try_claim(self, number: int) -> bool:
-        now = _utc_now()
-        inode = self._claims.stat().st_ino
-        claim = Claim(token=self._token, what=self.what, holder=this_process(), inode=inode, since=now, last_beat=now)
+        claim = self._new_claim()
+        if self._put(claim, number):
+            self._number, self._claim = number, claim
+        return self._claim is not None
+
+    def _new_claim(self, *, released: bool = False) -> Claim:
+        now, inode = _utc_now(), self._claims.stat().st_ino
+        return Claim(
+            token=self._token,
+            what=self.what,
+            holder=this_process(),
+            inode=inode,
+            since=now,
+            last_beat=now,
+            released=released,
+        )
+
+    def _put(self, claim: Claim, number: int) -> bool:
+        """Whether it is now the newest."""
         partial = self._claims / f".{self._token}"
         partial.write_bytes(_encode(claim))
         try:
@@ -225,7 +274,6 @@ class Lease:
         if self._newest().number != number:  # it came too late: later ones have been here and gone
             self._path(number).unlink(missing_ok=True)
             return False
-        self._number, self._claim = number, claim
         for older in self._numbers():
             if older < number:
                 self._path(older).unlink(missing_ok=True)
@@ -286,12 +334,9 @@ def newest_claim(directory: Path, *, name: str = LOCK) -> Claim | None:
 
     Whether the claim still holds, only `Lease` finds out.
     """
-    claims = directory / name
-    try:
-        numbers = sorted((int(path.name) for path in claims.iterdir() if path.name.isdecimal()), reverse=True)
-        return _parse((claims / f"{numbers[0]:08d}").read_bytes()) if numbers else None
-    except OSError:
-        return None
+    with suppress(OSError):
+        return Lease(directory, "", name=name).newest().claim
+    return None
 
 
 _held: list[Lease] = []

@@ -93,7 +93,7 @@ class SupervisorConfig(Strict):
         "being queued again; None: never",
     )
     spare_nodes: NonNegativeInt = Field(
-        default=0, description="allocated beside 'nodes' if there are any, and used when one fails"
+        default=0, description="allocated beside 'nodes', under Slurm if there are any, and used when one fails"
     )
     max_restarts: NonNegativeInt = Field(
         default=5, description="attempts in a row that ended with a failure and made no training step"
@@ -167,7 +167,11 @@ class LaunchConfig(Strict):
     hostfile: YamlPath | None = Field(default=None, description="of the launchers ssh and mpi")
     cluster: YamlPath | None = Field(default=None, description="cluster.yaml: hosts, ssh, interfaces, checks")
     interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
-    port: Port | None = Field(default=None, description="where ranks meet; None: one that is free on the first node")
+    port: Port | None = Field(
+        default=None,
+        description="where ranks meet; None: one that is free on the first node, or, without a supervisor, one that "
+        "follows from the number of the job (Slurm, PBS), else 29500",
+    )
 
     supervisor: SupervisorConfig = SupervisorConfig()
 

@@ -1,12 +1,26 @@
 """Ending a job, and submitting it again."""
 
+import time
+from dataclasses import dataclass, field
+
 from glmforge.errors import LaunchError
 from glmforge.launch.cancel import note_cancelled, who
 from glmforge.launch.companion import accompany, dismiss
 from glmforge.launch.find import Job, SchedulerOf
 from glmforge.launch.hand_over import hand_over
 from glmforge.launch.job import Submission
-from glmforge.launch.state import JobState
+from glmforge.launch.queue_again import queue_again, tell_waiting
+from glmforge.launch.schedulers.base import Seen
+from glmforge.launch.state import JobFiles, JobState
+from glmforge.observe.record_files import RunFileError
+
+
+@dataclass(frozen=True)
+class Resubmitted:
+    """What came of it, and in words what could not be done beside it."""
+
+    submission: Submission
+    warnings: list[str] = field(default_factory=list)
 
 
 def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
@@ -26,7 +40,7 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
     return f"{job.name}: cancelled ({launcher} {files.submission.id}, it was {job.state}){was}"
 
 
-def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Submission:
+def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Resubmitted:
     """Submit a job again as it was; a training run goes on from its newest checkpoint. Raises `LaunchError`.
 
     One whose start Slurm refused, or that it holds for that, is queued again under its number, where that can be done:
@@ -38,10 +52,9 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be submitted: {job.why}")
     if files.submission is not None and job.seen is not None and files.was_refused(job.seen):
-        job.directory.event("submitted again", f"by {who()}", submission=files.submission.id)
-        if scheduler_of(files.description.launch.launcher).again(job.seen):
-            accompany(job.directory, files.submission)
-            return files.submission
+        warnings = _queued_again(files, files.submission, job.seen, scheduler_of)
+        if warnings is not None:
+            return Resubmitted(files.submission, warnings)
     if job.state is JobState.UNKNOWN and not force:
         raise LaunchError(
             f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, give --force"
@@ -56,5 +69,18 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
     launch = files.description.launch
     scheduler_of(launch.launcher).check(launch)
     submission = hand_over(job.directory, again=True)
-    accompany(job.directory, submission)
-    return submission
+    warning = accompany(job.directory, submission)
+    return Resubmitted(submission, [] if warning is None else [warning])
+
+
+def _queued_again(files: JobFiles, submission: Submission, seen: Seen, scheduler_of: SchedulerOf) -> list[str] | None:
+    """Put it back under its number, which lifts a cancellation; warnings, or None if its scheduler has forgotten it."""
+    now = time.monotonic()
+    if not queue_again(scheduler_of(files.description.launch.launcher), seen, until=now):
+        return None
+    try:
+        files.directory.event("submitted again", f"by {who()}", submission=submission.id)
+    except RunFileError as error:
+        raise LaunchError(f"{submission.id} is in the queue again, but that could not be noted: {error}") from error
+    warning = accompany(files.directory, submission)
+    return [*([] if warning is None else [warning]), *tell_waiting(files.directory, submission.id, until=now)]

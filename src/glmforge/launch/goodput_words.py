@@ -6,7 +6,7 @@ from pathlib import Path
 from glmforge.errors import GlmforgeError
 from glmforge.launch.goodput import Goodput, read_goodput
 from glmforge.launch.job import JobDirectory
-from glmforge.launch.job_files import last_records
+from glmforge.launch.last_records import last_records
 from glmforge.launch.timeline import Use
 from glmforge.launch.words import aligned
 from glmforge.observe.run import RunDirectory

@@ -7,6 +7,7 @@ from glmforge.cluster.hosts.machines import load_cluster, machines_of, ssh_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
+from glmforge.launch.node_counts import least_nodes
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         raise LaunchError(f"hosts: the launcher {launch.launcher} needs them; give --hosts, --hostfile or --cluster")
     names = tuple(machine.name for machine in machines_of(cluster) if machine.name not in launch.exclude)
-    wanted = launch.nodes + launch.supervisor.spare_nodes
+    wanted = least_nodes(launch)
     if wanted > len(names):
         spare = f", {launch.supervisor.spare_nodes} of them spare," if launch.supervisor.spare_nodes else ""
         raise LaunchError(f"nodes: {wanted}{spare} is more than there are hosts: {len(names)}")

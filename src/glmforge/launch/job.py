@@ -5,6 +5,7 @@
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
       scheduler-*.log       what the scheduler's shell printed
+      .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
       submissions.jsonl     every hand-over to a scheduler
       events.jsonl          every decision of the supervisor, and of people
       nodes.json            nodes that failed, those that are out, and since when

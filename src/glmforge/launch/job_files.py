@@ -5,21 +5,19 @@ Only ends of files are read, so that it costs the same after a thousand attempts
 
 import re
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
 from glmforge.cluster.lease import newest_claim
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import parse_json, read_end, read_text, shown
+from glmforge.files import read_end, read_text, shown
 from glmforge.launch.cancel import is_cancelled
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, Submission
-from glmforge.launch.starts import starts_of
+from glmforge.launch.last_records import last_records, newest_records
+from glmforge.launch.refused_starts import starts_of
 from glmforge.launch.state import SUPERVISOR_LEASE, JobFiles
 
-_END_BYTES = 1 << 16
-"""Of a file of records: what is read of its end."""
 _LINE_BYTES = 1 << 15
 _MAX_DIGITS = 18
 
@@ -32,29 +30,6 @@ def read_job(directory: JobDirectory) -> JobFiles | str:
         return str(error)
     except OSError as error:
         return f"{shown(error.filename or directory.root)}: cannot be read ({error.strerror})"
-
-
-def last_records(path: Path, max_bytes: int = _END_BYTES) -> list[dict[str, Any]]:
-    """The records at the end of a JSONL file, none if it is not there; a line that was cut is left out.
-
-    Raises `LaunchError` if another line is damaged.
-    """
-    if not path.exists():
-        return []
-    content = read_end(path, error=LaunchError, max_bytes=max_bytes)
-    lines = content.split(b"\n")[1 if len(content) == max_bytes else 0 :]
-    return [record for number, line in enumerate(lines) if (record := _record(path, line, number == len(lines) - 1))]
-
-
-def _record(path: Path, line: bytes, is_last: bool) -> dict[str, Any] | None:
-    if not line.strip():
-        return None
-    try:
-        return parse_json(line.decode(), dict, source=shown(path), error=LaunchError)
-    except (LaunchError, UnicodeDecodeError) as error:
-        if is_last:
-            return None
-        raise LaunchError(f"{shown(path)}: a line of it is damaged ({error}); delete that line") from None
 
 
 def _read(directory: JobDirectory) -> JobFiles:
@@ -76,7 +51,7 @@ def _read(directory: JobDirectory) -> JobFiles:
         step=step,
         trains=trains,
         num_steps=_num_steps(directory.run_config),
-        starts=starts_of(directory.events),
+        starts=starts_of(directory, [attempt]),
     )
 
 
@@ -146,14 +121,8 @@ def _changed(path: Path) -> float:
 
 def _last_recorded_step(metrics: Path) -> int | None:
     """Of the last record that has one and was written whole."""
-    if not metrics.exists():
-        return None
-    for line in reversed(read_end(metrics, error=LaunchError, max_bytes=_END_BYTES).split(b"\n")):
-        record = _record(metrics, line, True)
-        if record is not None and isinstance(record.get("step"), int):
-            step: int = record["step"]
-            return step
-    return None
+    steps = (record.get("step") for record in newest_records(metrics))
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def _num_steps(run_config: Path) -> int | None:

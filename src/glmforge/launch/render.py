@@ -22,6 +22,7 @@ from glmforge.launch.container import by_pyxis, in_apptainer, is_apptainers
 from glmforge.launch.hosts import NO_HOSTS, Hosts
 from glmforge.launch.job import JobDescription
 from glmforge.launch.limits import hours_minutes_seconds, pbs_amount
+from glmforge.launch.node_counts import least_nodes, most_nodes
 
 _OWN_NAME = "(your template)"
 _MAX_TEMPLATE_BYTES = 1 << 20
@@ -133,9 +134,8 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         hosts=script.hosts,
         address=script.address,
         ssh=script.ssh,
-        wanted_nodes=launch.nodes + launch.supervisor.spare_nodes,
-        least_nodes=launch.supervisor.min_nodes or launch.nodes,
-        most_nodes=max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes,
+        least_nodes=least_nodes(launch),
+        most_nodes=most_nodes(launch),
         ranks=launch.ranks,
         starter=launch.chosen_starter,
         walltime=None if launch.time is None else hours_minutes_seconds(launch.time),

@@ -13,8 +13,8 @@ from enum import StrEnum
 from glmforge.cluster.lease import Claim
 from glmforge.cluster.process import is_alive
 from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirectory, Submission, Verdict
+from glmforge.launch.refused_starts import is_held_by_slurm, is_refused
 from glmforge.launch.schedulers.base import Seen, State
-from glmforge.launch.starts import is_held_by_slurm, is_refused
 
 CANCELLED = "cancelled"
 """The event after which no supervisor starts the job again, until it is submitted again."""
@@ -62,7 +62,7 @@ class JobFiles:
         holder: its supervisor, now or the last.
         step, num_steps: steps that the job has done, and all of them, where that is known.
         trains: the newest attempt has done a step.
-        starts: the last supervisors that began: submission, and how often the scheduler had started it before.
+        starts: the last that got as far as the job's script: submission, and how often the scheduler had started it.
     """
 
     directory: JobDirectory
@@ -77,11 +77,11 @@ class JobFiles:
     starts: frozenset[tuple[str, int]] = frozenset()
 
     def was_refused(self, seen: Seen | None) -> bool:
-        """Whether Slurm counts it as failed, or holds it, after a start that got as far as nothing of ours."""
+        """Whether Slurm counts it as failed, or holds it, after a start in which nothing of the job ran."""
         launch = self.description.launch
         if seen is None or launch.launcher != "slurm" or not launch.supervise or launch.array:
             return False
-        return is_held_by_slurm(seen) or is_refused(seen, self.starts, [self.attempt])
+        return is_held_by_slurm(seen) or is_refused(seen, self.starts)
 
     @property
     def submission(self) -> Submission | None:
@@ -143,7 +143,7 @@ def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
     attempt = files.own_attempt
     if files.was_refused(seen):
         reason = f" ({seen.reason})" if seen.reason else ""
-        return JobState.FAILED, f"it ended before its supervisor began: Slurm refused this start{reason}"
+        return JobState.FAILED, f"it ended before its script began: Slurm refused this start{reason}"
     if attempt is not None and attempt.verdict is not None:
         return _by_verdict(attempt, attempt.verdict)
     if seen.state is State.COMPLETED:

@@ -23,6 +23,7 @@ from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenize import tokenize_corpus
 from glmforge.errors import DataError
+from helpers.children import children_from_now_on
 from helpers.stream_runs import stream_config
 
 DOCUMENTS = [Document(str(i), f"document {i}: " + "words and numbers, " * (i % 7), "memory") for i in range(200)]
@@ -45,8 +46,10 @@ def test_bytes_do_not_depend_on_the_number_of_workers(tokenizer_dir, tmp_path, m
 
 
 def test_a_dead_worker_is_an_error_and_leaves_nothing(tokenizer_dir, tmp_path, monkeypatch):
+    workers = children_from_now_on()
+
     def kill_workers(progress):
-        for worker in multiprocessing.active_children():
+        for worker in workers():
             worker.kill()
 
     monkeypatch.setattr(tokenize, "BATCH_CHARACTERS", 100)
@@ -88,21 +91,16 @@ def test_a_stream_reads_the_same_in_a_spawned_process(make_stream):
         assert batch.document_lengths == READ(stream).document_lengths
 
 
-def _children_but(others):
-    """Processes that this one has started since it had `others`, which earlier tests may have left."""
-    return [process for process in multiprocessing.active_children() if process not in others]
-
-
 RANGES = [BatchRange(4 * i, 4) for i in range(12)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_a_warning_signal_to_all_processes_of_the_job(stream, number):
     """Reading goes on, because the trainer has a checkpoint to write; it is also still possible to end it."""
-    others = multiprocessing.active_children()
+    started = children_from_now_on()
     batches = iter(Loader(stream, RANGES, num_workers=2))
     read = [next(batches)]
-    readers = _children_but(others)
+    readers = started()
     for process in readers:
         os.kill(process.pid, int(number)) if number != signal.SIGTERM else _kill_from_elsewhere(process.pid)
     read += list(batches)
@@ -126,10 +124,10 @@ def test_a_warning_signal_before_a_reading_process_is_ready(stream, number, monk
 
 
 def test_a_reading_process_heeds_its_parent(stream):
-    others = multiprocessing.active_children()
+    started = children_from_now_on()
     batches = iter(Loader(stream, RANGES, num_workers=1))
     next(batches)
-    (reader,) = _children_but(others)
+    (reader,) = started()
     reader.terminate()
     reader.join()
     assert reader.exitcode == 0
@@ -137,10 +135,10 @@ def test_a_reading_process_heeds_its_parent(stream):
 
 
 def test_a_reading_process_that_is_killed_is_one_line(stream):
-    others = multiprocessing.active_children()
+    started = children_from_now_on()
     batches = iter(Loader(stream, RANGES, num_workers=1))
     next(batches)
-    (reader,) = _children_but(others)
+    (reader,) = started()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # torch would raise wherever this process stands
     try:
         reader.kill()

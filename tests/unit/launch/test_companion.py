@@ -2,24 +2,33 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge.launch import companion
+from glmforge.launch import companion, queue_again
 from glmforge.launch.companion import accompany, attend, companions, dismiss, look_soon
 from glmforge.launch.job import JobDirectory, Submission
-from glmforge.launch.starts import Mend
+from glmforge.launch.refused_starts import Mend
+from glmforge.launch.schedulers import slurm_small
+from glmforge.observe.record_files import RunFileError
 from helpers.made_jobs import at, made_attempt, made_job
 from helpers.scheduler_programs import Answers, scheduler_programs
 
 NO_PROLOG = (0, "Prolog                  = (null)\nSchedulerParameters     = (null)\n", "")
 PROLOG = (0, "Prolog                  = /etc/prolog\nSchedulerParameters     = bf_interval=2\n", "")
 NO_HOLD = (0, "Prolog                  = /etc/prolog\nSchedulerParameters     = nohold_on_prolog_fail\n", "")
+NEWER_NO_PROLOG = (0, "PrologEpilogTimeout     = 65534\nPrologFlags             = (null)\n", "")
+NEWER_PROLOG = (0, "Prolog[0]               = /etc/prolog.d/*\nPrologFlags             = Alloc\n", "")
 FAILED, PENDING, COMPLETED = ("FAILED", "NonZeroExitCode"), ("PENDING", "Resources"), ("COMPLETED", "None")
 HELD = ("PENDING", "launch failed requeued held")
 
 Slurm = Callable[..., Callable[[], list[str]]]
+
+
+def row_of(state: str, reason: str, restarts: int = 0) -> str:
+    return f"{'17':40}{'17':20}{state:24}{restarts:<12}{10:<24}{20:<24}{20:<24}{reason:64}{'':8192}\n"
 
 
 @pytest.fixture
@@ -29,14 +38,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(companion, "_LOOK_S", 0.0)
     monkeypatch.setattr(companion, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(queue_again, "_PAUSE_S", 0.0)
 
     def make(
         job: tuple[str, str] = FAILED,
         config: tuple[int, str, str] = NO_PROLOG,
         **other: dict[str, tuple[int, str, str]],
     ) -> Callable[[], list[str]]:
-        state, reason = job
-        row = f"{'17':40}{'17':20}{state:24}{0:<12}{10:<24}{20:<24}{20:<24}{reason:64}{'':8192}\n"
+        row = row_of(*job)
         waiting = (
             f"{'21':20}{'DependencyNeverSatisfied':40}afterok:16:17(failed)\n{'22':20}{'Dependency':40}afterok:9\n"
         )
@@ -78,7 +87,15 @@ def test_one_waits_for_a_failure(job: JobDirectory, slurm: Slurm) -> None:
     assert companions(job) == {"failure": "30"}
 
 
-@pytest.mark.parametrize(("config", "kinds"), [(PROLOG, ["failure", "hold"]), (NO_HOLD, ["failure"])])
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        (PROLOG, ["failure", "hold"]),
+        (NEWER_PROLOG, ["failure", "hold"]),
+        (NEWER_NO_PROLOG, ["failure"]),
+        (NO_HOLD, ["failure"]),
+    ],
+)
 def test_one_looks_now_and_then_where_a_prolog_may_hold_the_job(
     job: JobDirectory, slurm: Slurm, config: tuple[int, str, str], kinds: list[str]
 ) -> None:
@@ -114,6 +131,27 @@ def test_a_companion_that_is_refused_is_a_warning(job: JobDirectory, slurm: Slur
     assert events(job)[-1] == "companion refused"
 
 
+def test_one_that_cannot_be_noted_is_cancelled(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that is a warning: the job has been submitted, and runs."""
+    called, submission = slurm(), job.read_submissions()[0]
+
+    def full(*_: object, **__: object) -> None:
+        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(JobDirectory, "event", full)
+    assert "No space left" in (accompany(job, submission) or "")
+    assert [line for line in called() if not line.startswith("sbatch")] == ["scancel --quiet 30"]
+
+
+def test_a_job_that_cannot_be_read_is_a_warning(job: JobDirectory, slurm: Slurm) -> None:
+    slurm()
+    submission = job.read_submissions()[0]
+    job.description.write_text("{")
+    assert "no companion: " in (accompany(job, submission) or "")
+
+
 def accompanied(job: JobDirectory, kind: str = "failure") -> JobDirectory:
     job.event(companion.COMPANION, submission="17", companion="30", trigger=kind)
     return job
@@ -123,9 +161,130 @@ def test_a_refused_start_is_queued_again(job: JobDirectory, slurm: Slurm) -> Non
     """And what waited for its success waits again; the next companion is there."""
     called = slurm(FAILED)
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
-    assert called()[:2] == ["scontrol requeue 17", "scontrol update JobId=21 Dependency=afterok:16:17"]
-    assert "--dependency=afternotok:17" in called()[2]
+    first, second, third = called()
+    assert (first, third) == ("scontrol requeue 17", "scontrol update JobId=21 Dependency=afterok:16:17")
+    assert "--dependency=afternotok:17" in second
     assert events(job)[-2:] == ["start refused", companion.COMPANION]
+
+
+DOWN = "scontrol: error: Unable to contact slurm controller (connect failure)"
+BUSY = "slurm_requeue error: Socket timed out on send/recv operation"
+
+
+@pytest.fixture
+def stumbles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have a program of Slurm's fail once, for arguments that begin so; `carried_out`: but it is done all the same."""
+    monkeypatch.setattr(companion, "_PATIENCE_S", 1e9)
+
+    def make(program: str, start: str, *, says: str = DOWN, carried_out: bool = False) -> None:
+        there, marker = tmp_path / "bin" / program, tmp_path / f"{program}-stumbled"
+        real, told = there.rename(tmp_path / f"{program}.real"), quote(str(marker))
+        do = f'{quote(str(real))} "$@"; ' if carried_out else ""
+        there.write_text(
+            f'#!/bin/sh\ncase "$*" in {quote(start)}*) '
+            f"[ -e {told} ] || {{ : >{told}; {do}echo {quote(says)} >&2; exit 1; }} ;; esac\n"
+            f'exec {quote(str(real))} "$@"\n'
+        )
+        there.chmod(0o755)
+
+    return make
+
+
+WITHOUT_A_FAULT = ["scontrol requeue 17", "sbatch", "scontrol update JobId=21 Dependency=afterok:16:17"]
+
+
+@pytest.mark.parametrize(
+    ("program", "start", "says"),
+    [
+        ("scontrol", "requeue", DOWN),
+        ("scontrol", "requeue", BUSY),
+        ("scontrol", "update", DOWN),
+        ("sbatch", "", DOWN),
+        ("squeue", "--noheader --me", DOWN),
+    ],
+)
+def test_what_gets_no_answer_is_asked_again_and_nothing_else(
+    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], program: str, start: str, says: str
+) -> None:
+    called = slurm(FAILED)
+    stumbles(program, start, says=says)
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+    assert [line if "sbatch" not in line else "sbatch" for line in called()] == WITHOUT_A_FAULT
+    assert companions(job) == {"failure": "30"}
+    assert events(job).count(companion.COMPANION) == 2
+
+
+@pytest.mark.parametrize("says", [DOWN, BUSY])
+@pytest.mark.parametrize("after", [("PENDING", "BeginTime"), ("RUNNING", "None"), ("FAILED", "NonZeroExitCode")])
+def test_a_request_whose_answer_was_lost_is_not_made_twice(
+    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], tmp_path: Path, after: tuple[str, str], says: str
+) -> None:
+    """Slurm would refuse it, of a job that waits, or start one anew that has failed again."""
+    called = slurm(FAILED)
+    stumbles("scontrol", "requeue", says=says, carried_out=True)
+    squeue = tmp_path / "bin/squeue"
+    real, row = squeue.rename(tmp_path / "squeue.real"), quote(row_of(*after, restarts=1))
+    squeue.write_text(
+        f'#!/bin/sh\ncase "$*" in *--jobs=17*) [ ! -e {quote(str(tmp_path / "scontrol-stumbled"))} ] || '
+        f'{{ printf %s {row}; exit 0; }} ;; esac\nexec {quote(str(real))} "$@"\n'
+    )
+    squeue.chmod(0o755)
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+    assert [line if "sbatch" not in line else "sbatch" for line in called()] == WITHOUT_A_FAULT
+
+
+def test_a_job_that_cannot_be_told_does_not_keep_the_others_from_being_told(job: JobDirectory, slurm: Slurm) -> None:
+    waiting = "".join(f"{number:20}{'DependencyNeverSatisfied':40}afterok:17(failed)\n" for number in ("21", "23"))
+    row = row_of(*FAILED)
+    called = slurm(
+        FAILED,
+        scontrol={"update JobId=21": (1, "", "Access/permission denied\n"), "": (0, "", "")},
+        squeue={"--noheader --me": (0, waiting, ""), "": (0, row, "")},
+    )
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+    assert called()[-1] == "scontrol update JobId=23 Dependency=afterok:17"
+    assert events(job)[-2:] == [companion.COMPANION, "waits in vain"]
+    assert "21 waits for 17 in vain" in job.read_events()[-1]["detail"]
+
+
+def test_a_next_companion_that_is_refused_is_noted(job: JobDirectory, slurm: Slurm) -> None:
+    """And what waited for the job is told all the same."""
+    called = slurm(FAILED, sbatch={"": (1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\n")})
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+    assert called()[-1] == "scontrol update JobId=21 Dependency=afterok:16:17"
+    assert events(job)[-1] == "companion refused"
+
+
+def test_a_controller_that_stays_down_is_an_error(job: JobDirectory, slurm: Slurm) -> None:
+    slurm(FAILED, scontrol={"requeue": (1, "", f"{DOWN}\n")})
+    with pytest.raises(LaunchError, match="Unable to contact"):
+        attend(accompanied(job), "17", "failure", "30")
+
+
+def test_a_controller_that_is_down_when_it_looks_is_waited_for(
+    job: JobDirectory, slurm: Slurm, stumbles: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(companion, "_LOOK_S", 1e9)
+    slurm(FAILED)
+    stumbles("squeue", "--noheader --array")
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+
+
+def test_a_job_that_slurm_has_forgotten_is_not_waited_for(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(companion, "_LOOK_S", 1.0)
+    slurm(squeue={"": (1, "", "slurm_load_jobs error: Invalid job id specified\n")}, sacct={"": (0, "", "")})
+    assert attend(accompanied(job), "17", "failure", "30").do is Mend.NOTHING
+    asked = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("squeue")]
+    assert len(asked) == 1
+
+
+def test_its_patience_fits_into_its_time_limit() -> None:
+    """Behind it at most a last request of Slurm, a look, a submission, and two requests more."""
+    last_s = 30 + 2 * 30 + slurm_small._SUBMIT_LIMIT_S + 2 * 30
+    assert companion._LOOK_S < companion._PATIENCE_S
+    assert companion._PATIENCE_S + last_s < slurm_small.MINUTES * 60
 
 
 def test_slurms_hold_is_released(job: JobDirectory, slurm: Slurm) -> None:
@@ -135,13 +294,15 @@ def test_slurms_hold_is_released(job: JobDirectory, slurm: Slurm) -> None:
     assert events(job)[-2:] == ["hold released", companion.COMPANION]
 
 
-@pytest.mark.parametrize("end", ["cancelled", "by its code", "well"])
+@pytest.mark.parametrize("end", ["cancelled", "by its code", "its Python does not start", "well"])
 def test_it_vanishes_when_the_job_has_earned_its_end(job: JobDirectory, slurm: Slurm, end: str) -> None:
     called = slurm(COMPLETED if end == "well" else FAILED)
     if end == "cancelled":
         job.event("cancelled", submission="17")
     elif end == "by its code":
         made_attempt(job, ended=20)
+    elif end == "its Python does not start":
+        (job.root / ".script-ran-17-0").touch()
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.NOTHING
     assert called() == []
 

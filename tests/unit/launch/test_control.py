@@ -8,11 +8,12 @@ from glmforge.errors import LaunchError
 from glmforge.launch import control, hand_over
 from glmforge.launch.cancel import is_cancelled, note_cancelled
 from glmforge.launch.find import Job, find_jobs
-from glmforge.launch.job import Cause, Submission
+from glmforge.launch.job import Cause, JobDirectory, Submission
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state import SUPERVISOR_LEASE
 from glmforge.launch.supervisor import supervise
 from glmforge.launch.words import next_command
+from glmforge.observe.record_files import RunFileError
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 
 
@@ -20,6 +21,7 @@ from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> MadeScheduler:
     scheduler = MadeScheduler()
     monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
+    monkeypatch.setenv("PATH", "/no/programs")  # a Slurm of this machine is not asked
     return scheduler
 
 
@@ -88,8 +90,10 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     job.script.write_text("exit\n")
     made_attempt(job, cause=Cause.CODE)
     scheduler.know("17", State.FAILED)
-    submission = control.resubmit(found(tmp_path, scheduler), scheduler.of)
+    done = control.resubmit(found(tmp_path, scheduler), scheduler.of)
+    submission = done.submission
     assert (submission.id, submission.again) == ("1001", True)
+    assert [warning.partition(";")[0] for warning in done.warnings] == ["no companion: sbatch: is not on this machine"]
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
 
@@ -105,9 +109,47 @@ def test_a_job_whose_start_was_refused_keeps_its_number(
     assert refused.state == ("failed" if state is State.FAILED else "held")
     assert "Slurm" in refused.why
     assert next_command(refused) == "glmforge jobs resubmit air"
-    assert control.resubmit(refused, scheduler.of).id == "17"
+    done = control.resubmit(refused, scheduler.of)
+    assert done.submission.id == "17"
     assert (scheduler.again_, scheduler.submitted) == (["17"], [])
     assert "submitted again" in [event["event"] for event in job.read_events()]
+    told = [event["detail"] for event in job.read_events() if event["event"] in ("companion refused", "waits in vain")]
+    assert done.warnings == told
+    assert done.warnings[0].startswith("no companion: sbatch: is not on this machine")
+
+
+@pytest.mark.parametrize("reason", ["", "launch failed requeued held"])
+def test_a_cancelled_job_that_is_brought_back_is_cancelled_no_more(
+    tmp_path: Path, scheduler: MadeScheduler, reason: str
+) -> None:
+    """Else its supervisor would stop at once; until it is back, it stays cancelled."""
+    job = made_job(tmp_path)
+    note_cancelled(job, job.read_submissions()[0])
+    scheduler.know("17", State.HELD if reason else State.FAILED, reason=reason)
+    refused = found(tmp_path, scheduler)
+    scheduler.broken = "scontrol: Access/permission denied"
+    with pytest.raises(LaunchError, match="permission denied"):
+        control.resubmit(refused, scheduler.of)
+    assert is_cancelled(job)
+    scheduler.broken = None
+    control.resubmit(refused, scheduler.of)
+    assert not is_cancelled(job)
+    note_cancelled(job, job.read_submissions()[0])
+    assert is_cancelled(job)
+
+
+def test_a_job_that_is_back_but_cannot_be_noted(
+    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+    made_job(tmp_path)
+    scheduler.know("17", State.FAILED)
+    refused = found(tmp_path, scheduler)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    with pytest.raises(LaunchError, match=r"17 is in the queue again, but that could not be noted: .*No space left"):
+        control.resubmit(refused, scheduler.of)
 
 
 def test_a_refused_job_that_its_scheduler_has_forgotten_is_submitted_anew(
@@ -116,7 +158,7 @@ def test_a_refused_job_that_its_scheduler_has_forgotten_is_submitted_anew(
     made_job(tmp_path).script.write_text("exit\n")
     scheduler.know("17", State.FAILED)
     scheduler.remembers = False
-    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).id == "1001"
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).submission.id == "1001"
 
 
 def test_a_start_that_was_not_refused(tmp_path: Path, scheduler: MadeScheduler) -> None:
@@ -125,14 +167,14 @@ def test_a_start_that_was_not_refused(tmp_path: Path, scheduler: MadeScheduler) 
     job.script.write_text("exit\n")
     job.event("supervisor started", submission="17", restart=0)
     scheduler.know("17", State.FAILED)
-    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).id == "1001"
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of).submission.id == "1001"
 
 
 def test_who_cannot_tell_is_asked_to_say_so(tmp_path: Path, scheduler: MadeScheduler) -> None:
     made_job(tmp_path).script.write_text("exit\n")
     with pytest.raises(LaunchError, match="give --force"):
         control.resubmit(found(tmp_path, scheduler), scheduler.of)
-    assert control.resubmit(found(tmp_path, scheduler), scheduler.of, force=True).id == "1001"
+    assert control.resubmit(found(tmp_path, scheduler), scheduler.of, force=True).submission.id == "1001"
 
 
 def test_a_job_without_its_script(tmp_path: Path, scheduler: MadeScheduler) -> None:

@@ -80,6 +80,8 @@ def ask_slurm(*command: str) -> str:
         raise HostError(
             f"there is no '{command[0]}' on this machine; name the nodes, or run this where Slurm is"
         ) from None
+    except OSError as error:  # no memory for another process, or no permission
+        raise HostError(f"'{command[0]}' cannot be started: {error.strerror}; look at this machine") from None
     except subprocess.TimeoutExpired:
         raise HostError(f"'{command[0]}' gave no answer within {_SLURM_LIMIT_S} s; is slurmctld up?") from None
     if done.returncode != 0:

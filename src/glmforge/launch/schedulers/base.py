@@ -47,6 +47,8 @@ class Seen:
     submitted: datetime | None = None
     began: datetime | None = None
     ended: datetime | None = None
+    is_forgotten: bool = False
+    """Of one that is UNKNOWN: the scheduler was asked, and does not know it any more."""
 
 
 class Scheduler(Protocol):

@@ -11,6 +11,8 @@ from glmforge.files import escaped
 
 _LIMIT_S = 30.0
 _LONGEST_REASON = 300
+_SLURM_IS_DOWN = ("Unable to contact", "Socket timed out", "Zero Bytes were transmitted")
+"""What Slurm's commands say when its controller is away, or too busy to answer: it may have done what was asked."""
 
 
 class NoAnswerError(LaunchError):
@@ -68,3 +70,9 @@ def ask(
             f"{command[0]}: no answer within {limit_s:g} s{why}; try again, or ask who runs it"
         ) from None
     return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def slurms_error(answer: Answer, command: str) -> LaunchError:
+    """What to raise for a command of Slurm's that failed: `NoAnswerError` if its controller is down."""
+    kind = NoAnswerError if any(words in answer.stderr for words in _SLURM_IS_DOWN) else LaunchError
+    return kind(f"{command}: {answer.reason}")

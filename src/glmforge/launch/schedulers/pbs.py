@@ -15,6 +15,7 @@ from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.limits import megabytes, seconds
+from glmforge.launch.node_counts import least_nodes
 from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import Answer, NoAnswerError, ask
@@ -177,7 +178,7 @@ def _check_nodes(launch: LaunchConfig) -> None:
     if answer.status:
         raise LaunchError(f"pbsnodes: {_complaint(answer)}")
     nodes = [dict(_attributes(part)) for part in re.split(r"\n\s*\n", answer.stdout) if " = " in part]
-    wanted = launch.nodes + launch.supervisor.spare_nodes
+    wanted = least_nodes(launch)
     if wanted > len(nodes):
         raise LaunchError(f"nodes: {wanted} is more than PBS has: {len(nodes)}")
     for field, asked, names in (

@@ -15,6 +15,7 @@ from glmforge.config.explain import suggest
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.limits import megabytes, seconds
+from glmforge.launch.node_counts import least_nodes
 from glmforge.launch.render import slurm_directives
 from glmforge.launch.schedulers.commands import ask
 
@@ -89,10 +90,12 @@ def _check_excluded(launch: LaunchConfig, nodes: Sequence[_Node]) -> None:
 def _check_nodes(launch: LaunchConfig, nodes: Sequence[_Node], partition: str) -> None:
     """Narrow down to the nodes that will do, naming what is wanting first."""
     where = f"partition {partition}"
-    wanted = launch.nodes + launch.supervisor.spare_nodes
-    words = (
-        f"{wanted}, {launch.supervisor.spare_nodes} of them spare," if launch.supervisor.spare_nodes else f"{wanted}"
-    )
+    wanted = least_nodes(launch)
+    words = f"{wanted}"
+    if wanted > launch.nodes:
+        words += f", {wanted - launch.nodes} of them spare,"
+    elif wanted < launch.nodes:
+        words += " (min_nodes)"
     if wanted > len(nodes):
         _refuse("nodes", f"{words} is more than {where} has: {len(nodes)}")
     left = [node for node in nodes if node.name not in launch.exclude]

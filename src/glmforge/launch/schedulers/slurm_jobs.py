@@ -114,7 +114,7 @@ def _look(ids: Sequence[str]) -> dict[str, Seen]:
     if forgotten:
         rows, why = _of_accounting(forgotten)
         known |= _known(forgotten, rows)
-        known |= {id_: Seen(id_, State.UNKNOWN, why) for id_ in forgotten if id_ not in known}
+        known |= {id_: Seen(id_, State.UNKNOWN, why, is_forgotten=True) for id_ in forgotten if id_ not in known}
     return known
 
 
@@ -149,7 +149,7 @@ def _as_one(id_: str, tasks: Sequence[Seen]) -> Seen:
 
 
 def _of_controller(ids: Sequence[str]) -> list[Seen]:
-    environment = _asking("SQUEUE_")
+    environment = asking("SQUEUE_")
     # An array that is asked for by task only is asked for as a whole: a task that still waits has no number of its own.
     arrays = sorted({id_.partition("_")[0] for id_ in ids}, key=int)
     answer = ask(
@@ -204,7 +204,7 @@ def ask_accounting(ids: Sequence[str], fields: str) -> Answer:
         "--duplicates",  # a job that was requeued stands there once for each start
         f"--jobs={','.join(ids)}",
         f"--format={fields}",
-        environment=_asking("SACCT_"),
+        environment=asking("SACCT_"),
     )
 
 
@@ -230,7 +230,7 @@ def _of_accounting(ids: Sequence[str]) -> tuple[list[Seen], str]:
     return rows, "Slurm knows no such job, or has forgotten it"
 
 
-def _asking(prefix: str) -> dict[str, str]:
+def asking(prefix: str) -> dict[str, str]:
     """This process's environment, in which nobody's preferences change what is printed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
     return kept | {"SLURM_TIME_FORMAT": "%s"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from glmforge.errors import LaunchError
 from glmforge.launch.job import AttemptDirectory
 
 
@@ -75,5 +76,13 @@ class Starter(Protocol):
     def ask(self, node: str, words: Sequence[str]) -> str:
         """What a program prints on a node, reached in the way in which ranks are.
 
-        Raises `LaunchError` if the program fails, or the node does not answer.
+        Raises `LaunchError` if the program fails, `NoAnswerError` if the node does not answer.
         """
+
+
+class NoAnswerError(LaunchError):
+    """A node that was asked is not reached, or does not answer: the node's fault, as far as can be seen from here."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(f"{node}: {why}")
+        self.node = node

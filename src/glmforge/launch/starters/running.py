@@ -18,13 +18,19 @@ from glmforge.files import read_json
 from glmforge.launch.container import in_apptainer
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
-from glmforge.launch.starters.base import Ranks
+from glmforge.launch.starters.base import NoAnswerError, Ranks
 
 KILL_LIMIT_S = 10.0
 """That ending every process may take; a node that does not answer in it is left to its own watch."""
 
-_OF_SRUN = re.compile(r"srun: error: .*: Exited with exit code \d+$")
+OF_SRUN = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
 """Said after what the program itself has."""
+
+_WAITS = re.compile(r"^srun: .{0,100}(step creation \w+ disabled|controller not responding).{0,100}", re.MULTILINE)
+"""Of srun that waits for Slurm: it has not come to the node yet."""
+
+_NOT_REACHED = re.compile(r"^srun: error: Task launch for .{1,100} failed on node")
+"""Of srun that has come to the node, and was not let in."""
 
 ASK_LIMIT_S = 30.0
 """That a node may take to answer."""
@@ -101,34 +107,53 @@ def spawn(
                 start_new_session=True,
                 preexec_fn=_end_with_the_supervisor if ends_with_us else None,
             )
-        except FileNotFoundError:
-            raise LaunchError(
-                f"there is no '{command[0]}' on this machine; install it, or choose another --starter"
-            ) from None
         except OSError as error:
-            raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
+            raise _not_started(command[0], error) from None
 
 
-def ask(node: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints that runs a program on `node`. Raises `LaunchError`."""
+def ask(
+    node: str, command: Sequence[str], environment: Mapping[str, str] | None = None, *, by_ssh: bool = False
+) -> str:
+    """What a command prints that runs a program on `node`; `by_ssh`: it is ssh, and its status 255 is ssh's own.
+
+    Raises `LaunchError`; that is a `NoAnswerError` if the node does not answer, or is not reached.
+    """
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=ASK_LIMIT_S, check=False
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,  # a terminal there may be is the user's
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ASK_LIMIT_S,
+            check=False,
         )
-    except FileNotFoundError:
-        raise LaunchError(f"there is no '{command[0]}' on this machine; choose another --starter") from None
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"{node}: has not answered within {ASK_LIMIT_S:g} s; look at it, or exclude it") from None
+    except OSError as error:
+        raise _not_started(command[0], error) from None
+    except subprocess.TimeoutExpired as error:
+        silent = f"has not answered within {ASK_LIMIT_S:g} s"
+        waits = _WAITS.search((error.stderr or b"").decode(errors="replace"))
+        if waits is not None:
+            raise LaunchError(f"{node}: {silent}: {last_line(waits[0])}") from None
+        raise NoAnswerError(node, f"{silent}; look at it, or exclude it") from None
+    if done.returncode == UNREACHABLE and by_ssh:
+        raise NoAnswerError(node, "; ".join(explain_unreachable(done.stderr)))
     if done.returncode:
-        raise LaunchError(f"{node}: {_why(done)}")
+        lines = done.stderr.splitlines()
+        refused = next(filter(_NOT_REACHED.match, lines), None)
+        if refused is not None:
+            raise NoAnswerError(node, last_line(refused))
+        said = last_line("\n".join(line for line in lines if not OF_SRUN.match(line))) or last_line(done.stderr)
+        why = said or f"'{command[0]}' ended with status {done.returncode}"
+        raise LaunchError(f"{node}: {why}")
     return done.stdout
 
 
-def _why(done: "subprocess.CompletedProcess[str]") -> str:
-    if done.returncode == UNREACHABLE:
-        return "; ".join(explain_unreachable(done.stderr))
-    said = "\n".join(line for line in done.stderr.splitlines() if not _OF_SRUN.match(line))
-    return last_line(said) or last_line(done.stderr) or f"'{done.args[0]}' ended with status {done.returncode}"
+def _not_started(program: str, error: OSError) -> LaunchError:
+    if isinstance(error, FileNotFoundError):
+        return LaunchError(f"there is no '{program}' on this machine; install it, or choose another --starter")
+    return LaunchError(f"'{program}' cannot be started: {error.strerror}")
 
 
 def _end_with_the_supervisor() -> None:

@@ -176,9 +176,16 @@ def _has_containers() -> bool:
 def _ask(*command: str) -> str:
     """What it prints; nothing if it fails or hangs: a controller that is down is not the ranks' end."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
+        )
     except FileNotFoundError:
         raise LaunchError(f"there is no '{command[0]}' on this machine; choose another --starter") from None
-    except subprocess.TimeoutExpired:
+    except (OSError, subprocess.TimeoutExpired):  # or this machine has no memory for another process now
         return ""
     return done.stdout

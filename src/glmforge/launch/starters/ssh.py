@@ -51,7 +51,7 @@ class SshStarter:
 
     def ask(self, node: str, words: Sequence[str]) -> str:
         is_here = node in LOCAL or node == socket.gethostname()
-        return ask(node, words if is_here else self.ssh.to(node, *words))
+        return ask(node, words) if is_here else ask(node, self.ssh.to(node, *words), by_ssh=True)
 
 
 def said_by(ranks: Ranks, node: str) -> Path:

@@ -98,6 +98,7 @@ class Watch:
     """Watches ranks that run.
 
     Args:
+        on_look: called every second.
         on_training: called once, when the first training step is done, with the number of steps before it.
         wants_more: how the attempt should give way to one on more nodes (`GROW`, `GROW_BEYOND`), or empty if it should
             not; asked now and then while it trains.
@@ -113,13 +114,13 @@ class Watch:
         say: Say,
         bell: Bell,
         *,
+        on_look: Callable[[], None] = lambda: None,
         on_training: Callable[[int], None] = lambda _: None,
         wants_more: Callable[[], str] = str,
-        heed_events: bool = True,
     ) -> None:
         self.running, self.progress, self.allocation, self.nodes = running, progress, allocation, nodes
         self.limits, self.say, self.bell = limits, say, bell
-        self.on_training, self.wants_more = on_training, wants_more
+        self.on_look, self.on_training, self.wants_more = on_look, on_training, wants_more
         self.seen = Watched()
         self._deadline: float | None = None
         self._why = ""
@@ -154,6 +155,7 @@ class Watch:
             self.running.signal(_PASSED[number])
 
     def _look(self) -> None:
+        self.on_look()
         self._look_for_steps()
         self._look_at_ranks()
         self._look_at_events()

@@ -13,6 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from glmforge.launch.starters.running import OF_SRUN
+
 MAX_CHARACTERS = 600
 
 
@@ -79,7 +81,6 @@ _STARTS_LATER = re.compile(
 option that it does not know, a program that is not there, a host key, root. A controller of Slurm that has just started
 refuses a step once for its memory: it takes that of the last one for in use until the nodes have reported."""
 _REFUSES = re.compile(r"unrecogni[sz]ed|invalid|illegal|unknown|refuse|no such|no route|timed out", re.IGNORECASE)
-_EXITED = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
 
 _LOST = re.compile(r"rank (\d+) on (\S+) \(process (\d+)[^)]{0,100}\) (was lost|failed first)")
 _NO_ANSWER = re.compile(r"rank (\d+) on (\S+) \(process \d+[^)]{0,100}\).{0,400}gave no answer")
@@ -142,7 +143,7 @@ def read_words(lines: Sequence[str]) -> Words:
 
 def read_starter(lines: Sequence[str]) -> str:
     """The line in which a starter says why it has started nothing; empty if there is none."""
-    said = [_NORMAL[0][0].sub("", line).strip() for line in lines if not _EXITED.match(line)]
+    said = [_NORMAL[0][0].sub("", line).strip() for line in lines if not OF_SRUN.match(line)]
     return next((line for line in reversed(said) if _CRASH.search(line) or _REFUSES.search(line)), "")
 
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from glmforge.errors import GlmforgeError
-from glmforge.files import escaped
+from glmforge.errors import GlmforgeError, LaunchError
+from glmforge.files import escaped, read_end
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
 from glmforge.launch.supervisor.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
@@ -145,10 +145,8 @@ def said_by_starter(root: Path) -> tuple[str, ...]:
     lines: list[str] = []
     for path in sorted(root.glob("starter*.log"))[:_MOST_LOGS]:
         try:
-            with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - _TAIL))
-                said = file.read(_TAIL).decode(errors="replace").split("\n")
-        except OSError:
+            said = read_end(path, error=LaunchError, max_bytes=_TAIL).decode(errors="replace").split("\n")
+        except LaunchError:
             continue
         lines += [escaped(line.strip())[:_LINE] for line in said if line.strip()][-_MOST_LINES:]
     return tuple(lines)

@@ -20,6 +20,9 @@ from glmforge.config.launch import SupervisorConfig
 GROWS = "grows"
 """The event of a decision to go on with more nodes; `beyond`: not of the allocation, and `have`: so many until then."""
 
+ATTEMPT_STARTED = "attempt started"
+"""The supervisor's event of an attempt that begins on `nodes`."""
+
 
 class Growth:
     """Looks at the nodes that are idle, again and again, during one attempt on `have` nodes.
@@ -62,11 +65,14 @@ class Growth:
         return next((count for count in range(most, self.have, -1) if self.bears(count)), None)
 
 
-def futile_times(events: Iterable[Mapping[str, Any]], have: int) -> int:
-    """How often in a row the job was queued again for more nodes than it had, and has no more than that now."""
-    count = 0
+def futile_times(events: Iterable[Mapping[str, Any]]) -> int:
+    """How often in a row the job was queued again for more nodes, and its next attempt had no more than before."""
+    count, before = 0, None
     for event in events:
         if event.get("event") == GROWS and event.get("beyond"):
             before = event.get("have")
-            count = count + 1 if isinstance(before, int) and before >= have else 0
+        elif event.get("event") == ATTEMPT_STARTED and isinstance(before, int):
+            nodes = event.get("nodes")
+            count = 0 if isinstance(nodes, list) and len(nodes) > before else count + 1
+            before = None
     return count

@@ -7,10 +7,12 @@ from glmforge.launch.job import AttemptRecord, JobDescription, utc_now
 from glmforge.launch.supervisor.books import Books
 from glmforge.launch.supervisor.evidence import GROW, GROW_BEYOND
 from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.policy import Situation, choose_nodes
 from glmforge.launch.supervisor.progress import Progress
 
-_EVERY_S = 30.0
+_EVERY_S, _UNANSWERED_EVERY_S = 30.0, 300.0
+"""Nobody watches the ranks while a scheduler is asked that does not answer."""
 
 
 class MoreNodes:
@@ -33,20 +35,24 @@ class MoreNodes:
         self.attempt, self.progress, self.say = attempt, progress, say
         self.config = self.launch.supervisor
         self.have = len(attempt.nodes)
-        self.growth = Growth(self.config, self.have, bears, futile_times(books.job.read_events(), self.have))
+        self.growth = Growth(self.config, self.have, bears, futile_times(books.job.read_events()))
         self._never = description.kind != "train" or self.have >= (self.config.max_nodes or self.launch.nodes)
-        self._every_s = min(_EVERY_S, self.config.grow_after_s or _EVERY_S)
+        self._every_s = self._next_s = min(_EVERY_S, self.config.grow_after_s or _EVERY_S)
         self._looked = time.monotonic()
 
     def wanted(self) -> str:
         """How to come to an attempt on more nodes, if there are any now that make it worth it; else empty."""
-        if self._never or time.monotonic() - self._looked < self._every_s:
+        if self._never or time.monotonic() - self._looked < self._next_s:
             return ""
+        how, present = "", self.books.present()
+        if self.books.known:
+            ledger = self.books.ledger()
+            how = self._of_the_allocation(present, ledger) or self._beyond(ledger)
         self._looked = time.monotonic()
-        return self._of_the_allocation() or self._beyond()
+        self._next_s = self._every_s if self.books.known else max(self._every_s, _UNANSWERED_EVERY_S)
+        return how
 
-    def _of_the_allocation(self) -> str:
-        present, ledger = self.books.present(), self.books.ledger()
+    def _of_the_allocation(self, present: tuple[str, ...], ledger: Ledger) -> str:
         chosen = choose_nodes(utc_now(), Situation(self.config, self.launch.nodes, present, self.bears, ledger=ledger))
         if chosen is None or len(chosen[0]) <= self.have:
             return ""
@@ -54,11 +60,11 @@ class MoreNodes:
         self.say(GROWS, f"{', '.join(more)} can be used: the run saves, and goes on with {len(chosen[0])}", nodes=more)
         return GROW
 
-    def _beyond(self) -> str:
+    def _beyond(self, ledger: Ledger) -> str:
         allocation, attempt = self.books.allocation, self.attempt
         if not (self.growth.is_wanted and allocation.can_requeue and self.launch.requeue):
             return ""
-        out = {*self.books.ledger().out(), *self.launch.exclude, *attempt.nodes, *attempt.spares}
+        out = {*ledger.out(), *self.launch.exclude, *attempt.nodes, *attempt.spares}
         idle = [node for node in allocation.idle() if node not in out]
         done_before = [each.last_step or 0 for each in self.books.job.read_attempts() if each.number < attempt.number]
         recomputes = (self.progress.step() or 0) <= max(done_before, default=0)

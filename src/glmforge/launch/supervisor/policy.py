@@ -64,7 +64,7 @@ class Situation:
     Attributes:
         wanted: nodes that the job asks for (`launch.nodes`).
         present: nodes of the allocation that answer, in its order.
-        known: whether that could be asked: a scheduler that is down tells nothing, and starts nothing.
+        known: whether that could be found out; where it could not, no start is tried.
         bears: whether the job can run on so many nodes.
         can_requeue: whether the scheduler would take the job again under its number.
         may_stay: the allocation remains the job's; False once it is to be given back.
@@ -213,7 +213,7 @@ def _too_often(verdict: Verdict, history: Sequence[AttemptRecord], at: Situation
 
 def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
     if not at.known and at.waited_s < _LONGEST_WAIT_S:
-        return Decision(Do.WAIT, f"{why}; the scheduler does not answer: waits for it", after_s=_wait(at))
+        return Decision(Do.WAIT, f"{why}; which of its nodes answer cannot be found out now: waits", after_s=_wait(at))
     chosen = choose_nodes(now, at)
     if chosen is not None:
         nodes, spares = chosen

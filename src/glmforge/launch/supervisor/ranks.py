@@ -27,7 +27,7 @@ def ranks_of(
     variables = {
         NAME_VARIABLE: job.name,
         ATTEMPT_VARIABLE: str(number),
-        DIRECTORY_VARIABLE: str(directory.root.parent.parent.absolute()),
+        DIRECTORY_VARIABLE: str(directory.job.absolute()),
     }
     return Ranks(
         directory=directory,

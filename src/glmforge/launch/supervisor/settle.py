@@ -3,7 +3,9 @@
 from dataclasses import replace
 from datetime import timedelta
 
+from glmforge.errors import GlmforgeError
 from glmforge.launch.job import AttemptRecord, Cause, JobDescription, Verdict, utc_now
+from glmforge.launch.starters.base import NoAnswerError
 from glmforge.launch.supervisor.attempt import Watched
 from glmforge.launch.supervisor.books import Books
 from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, told_step
@@ -20,7 +22,7 @@ def settle(
     watched: Watched,
     *,
     orphaned: bool = False,
-    failed_to_start: str = "",
+    failed_to_start: GlmforgeError | None = None,
 ) -> Verdict:
     """Judge an attempt that has ended, and write down how it did.
 
@@ -34,14 +36,19 @@ def settle(
     attempt = attempt.model_copy(update=_steps(books, evidence))
     evidence = replace(evidence, attempt=attempt)
     history = books.history()
-    if failed_to_start:
-        verdict = judge_start(failed_to_start, evidence, history, same_error)
-    else:
-        verdict = judge(evidence, history, same_error)
+
+    def judged(evidence: Evidence) -> Verdict:
+        if failed_to_start is None:
+            return judge(evidence, history, same_error)
+        # Where the scheduler does not answer, no node is to blame for its silence.
+        silent = failed_to_start.node if isinstance(failed_to_start, NoAnswerError) and books.known else None
+        return judge_start(str(failed_to_start), evidence, history, same_error, silent=silent)
+
+    verdict = judged(evidence)
     of_machine = verdict.cause in (Cause.MACHINE, Cause.HANG)
     if verdict.node is not None and of_machine and books.config.bad_node != "ignore":
         evidence = replace(evidence, faults=books.faults([verdict.node]))
-        verdict = judge(evidence, history, same_error)
+        verdict = judged(evidence)
     attempt = attempt.model_copy(update={"verdict": verdict})
     books.write_record(attempt)
     books.say_how_it_ended(attempt, verdict, evidence)

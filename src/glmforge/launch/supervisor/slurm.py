@@ -22,8 +22,8 @@ _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED
 _WIDTH = 20
 _ENDED_WITHIN_S = 600.0
 _ASK_EVERY_S = 5.0
-_REQUEUES = 720
-"""An hour: what else could be done while Slurm's controller is down?"""
+_REQUEUE_WITHIN_S = 3600.0
+"""What else could be done while Slurm's controller is down?"""
 _TRIES, _TRY_EVERY_S = 20, 0.5
 
 
@@ -73,11 +73,13 @@ class SlurmAllocation:
         return state not in _OVER or restarts > self.restart
 
     def _state(self) -> tuple[str, int]:
-        """And how often Slurm has started the job again, or is about to. Unchanged if Slurm does not answer."""
+        """And how often Slurm has started the job again, or is about to; no state if Slurm does not answer."""
         with suppress(HostError, ValueError):
             form = f"--Format=State:{_WIDTH},RestartCnt:{_WIDTH}"
             line = ask_slurm("squeue", "--noheader", "--jobs", self.submission, form)
-            return line[:_WIDTH].strip(), int(line[_WIDTH:].split()[0])
+            if not line.strip():  # it lists no job that has ended
+                return "COMPLETED", self.restart
+            return line[:_WIDTH].strip(), int(line[_WIDTH : 2 * _WIDTH])
         return "", self.restart
 
     def ends(self) -> datetime | None:
@@ -90,21 +92,25 @@ class SlurmAllocation:
         """Comes back only if the requeue did not end this process in ten minutes.
 
         A status that the supervisor gave by itself could arrive late and be taken for that of the next start, which
-        would then count as failed. So it waits to be ended.
+        would then count as failed. So it waits to be ended, whoever has requeued the job.
+
+        A second request would end the next start. So Slurm is asked before each whether the job is queued again: the
+        answer to the last one may have been lost, and this node cut off for a while.
         """
-        if self._state()[1] > self.restart:  # by somebody else already, who has told this process to end
-            self._leave_out(without)
-            return
-        for _ in range(_REQUEUES):
-            if self._try("scontrol", "requeue", self.submission):
-                self._leave_out(without)
-                time.sleep(_ENDED_WITHIN_S)
+        give_up = time.monotonic() + _REQUEUE_WITHIN_S
+        while True:
+            state, restarts = self._state()
+            if restarts > self.restart or (state and self._try("scontrol", "requeue", self.submission)):
                 break
-            if not self.still_ours():  # Slurm has queued it again by itself, or ends it
-                break
+            if state in _OVER:  # Slurm ends it
+                return
+            if time.monotonic() >= give_up:
+                raise LaunchError(
+                    f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand"
+                )
             time.sleep(_ASK_EVERY_S)
-        else:
-            raise LaunchError(f"job {self.submission}: 'scontrol requeue' fails; is slurmctld up? Requeue it by hand")
+        self._leave_out(without)
+        time.sleep(_ENDED_WITHIN_S)
 
     def idle(self) -> tuple[str, ...]:
         """Of the job's partition. Whether they have the features that the job asks for is Slurm's to say."""
@@ -114,8 +120,8 @@ class SlurmAllocation:
                 "squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format", "%r"
             )
             if not {"Resources", "Priority"} & set(waiting.split()):
-                names = ask_slurm("sinfo", "--noheader", "--states=idle", f"--partition={partition}", "--format", "%n")
-                return tuple(dict.fromkeys(names.split()))
+                idle = ["--Node", "--responding", "--states=idle", f"--partition={partition}"]
+                return tuple(dict.fromkeys(ask_slurm("sinfo", "--noheader", *idle, "--format=%N").split()))
         return ()
 
     def _leave_out(self, nodes: Iterable[str]) -> None:

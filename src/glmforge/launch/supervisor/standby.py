@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from glmforge.cluster.hosts.machines import ask_slurm
+from glmforge.cluster.lease import LastChange, Lease
 from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor.lost_nodes import lost_nodes
@@ -44,8 +45,8 @@ class Standby:
 
     def __init__(self, job: JobDirectory, lost: Callable[[str], bool], silent_s: float = SILENT_S) -> None:
         self.job, self.lost, self.silent_s = job, lost, silent_s
-        self._seen: bytes | None = None
-        self._since = time.monotonic()
+        self._lease, self._change = Lease(job.root, "standby", name=LEASE), LastChange()
+        self._claim = b""
 
     def look(self, batch_node: str) -> bool:
         """Whether the supervisor has gone with its node."""
@@ -53,16 +54,9 @@ class Standby:
 
     def is_silent(self) -> bool:
         """Whether its last heartbeat is too long ago."""
-        now = self._newest_claim()
-        if now != self._seen:
-            self._seen, self._since = now, time.monotonic()
-        return time.monotonic() - self._since >= self.silent_s
-
-    def _newest_claim(self) -> bytes:
-        with suppress(OSError, ValueError):
-            claims = [path for path in (self.job.root / LEASE).iterdir() if path.name.isdecimal()]
-            return max(claims, key=lambda path: int(path.name)).read_bytes()
-        return b""
+        with suppress(OSError):  # what cannot be read has not changed
+            self._claim = self._lease.newest().content
+        return self._change.seconds_since(self._claim) >= self.silent_s
 
 
 class StandbyStep:

@@ -17,13 +17,13 @@ from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
 from glmforge.launch.companion import dismiss, look_soon
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
+from glmforge.launch.refused_starts import STARTED
 from glmforge.launch.starters.base import Running, Starter
-from glmforge.launch.starts import STARTED
 from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import GROW, run_directory
+from glmforge.launch.supervisor.evidence import GROW, read_ranks, run_directory
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
 from glmforge.launch.supervisor.more_nodes import MoreNodes
 from glmforge.launch.supervisor.nodes import Ledger
@@ -31,6 +31,7 @@ from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, decide
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
+from glmforge.launch.supervisor.run_lock import run_locks
 from glmforge.launch.supervisor.settle import settle
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.worlds import bearable
@@ -62,6 +63,7 @@ class Supervisor:
         self.config = self.launch.supervisor
         self.books = Books(self.job, self.config, self.allocation, self.checker)
         self.bears = bearable(self.job, self.description)
+        self.locks = run_locks(self.job, self.description, self.books.say)
         self.told: list[str] = []
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
@@ -104,8 +106,10 @@ class Supervisor:
         if not history:
             return None
         last = history[-1]
+        self._look_at_locks()
         if last.verdict is None:
             return self._finish_record(last)
+        self._ranks_have_ended(last)
         decided = [event for event in self.job.read_events() if event.get("event") == "decided"]
         if decided and decided[-1].get("attempt") == last.number and decided[-1].get("do") == Do.REQUEUE:
             return None
@@ -191,13 +195,13 @@ class Supervisor:
         facts = attempt.model_dump(mode="json", include=shown)
         where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
         self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, **facts)
-        if no_place:
+        if no_place is not None:
             return self._settle(attempt, Watched(), failed_to_start=no_place)
         ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)
         try:
             running = self.starter.start(ranks)
         except GlmforgeError as error:
-            return self._settle(attempt, Watched(), failed_to_start=str(error))
+            return self._settle(attempt, Watched(), failed_to_start=error)
         try:
             watched = self._watch(running, attempt)
         except BaseException:  # whatever ends the supervisor ends its ranks
@@ -205,12 +209,12 @@ class Supervisor:
             raise
         return self._settle(attempt, watched)
 
-    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, str]:
+    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, GlmforgeError | None]:
         """Address and port; or none, and why."""
         try:
-            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), ""
+            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), None
         except GlmforgeError as error:
-            return "", 0, str(error)
+            return "", 0, error
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
         directory = self.job.attempt(attempt.number)
@@ -233,6 +237,7 @@ class Supervisor:
             limits,
             say,
             self.bell,
+            on_look=self._look_at_locks,
             on_training=on_training,
             wants_more=MoreNodes(self.books, self.description, self.bears, attempt, progress, say).wanted,
         ).until_ended()
@@ -243,9 +248,19 @@ class Supervisor:
 
     def _settle(self, attempt: AttemptRecord, watched: Watched, **known: Any) -> Verdict:
         verdict = settle(self.books, self.description, attempt, watched, **known)
+        self._ranks_have_ended(attempt)
         self.told += [name for name in watched.signals if name != GROW]
         self._leaves_allocation(verdict, watched)
         return verdict
+
+    def _ranks_have_ended(self, attempt: AttemptRecord) -> None:
+        ranks, _ = read_ranks(self.job.attempt(attempt.number).root)
+        for lock in self.locks:
+            lock.ended(ranks)
+
+    def _look_at_locks(self) -> None:
+        for lock in self.locks:
+            lock.look()
 
     def _leaves_allocation(self, verdict: Verdict, watched: Watched) -> None:
         """Ranks that gave way without our asking were told by the scheduler, which will take the nodes."""
@@ -257,6 +272,7 @@ class Supervisor:
         """Whether the time passed without a signal."""
         until = time.monotonic() + min(seconds, self.wait_s)
         while True:
+            self._look_at_locks()
             self.told += [number.name.removeprefix("SIG") for number in self.bell.take()]
             if self.told:
                 return False

@@ -212,8 +212,25 @@ def _without_rank(evidence: Evidence) -> Verdict:
     return Verdict(cause=Cause.UNKNOWN, why=f"the starter ended with status {status}, and no rank failed{more}")
 
 
-def judge_start(why: str, evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error: int = 2) -> Verdict:
-    """Why an attempt began with no rank at all: what kept it from being started is `why`."""
+def judge_start(
+    why: str,
+    evidence: Evidence,
+    history: Sequence[AttemptRecord] = (),
+    same_error: int = 2,
+    *,
+    silent: str | None = None,
+) -> Verdict:
+    """Why an attempt began with no rank at all: what kept it from being started is `why`.
+
+    Args:
+        silent: the node that was asked something and has not answered. It is blamed, unless `why` is something that a
+            person has to mend (a host key, a name that is not known): that is no other the next time.
+    """
+    if silent is not None and may_start_later(why):
+        if silent in evidence.lost:
+            why = f"node {silent} was lost: {evidence.lost[silent]}; {why}"
+            return Verdict(cause=Cause.NODE_LOST, node=silent, why=why[:2000])
+        return _with_fault(Verdict(cause=Cause.MACHINE, node=silent, why=why[:2000]), evidence)
     verdict = Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(why, evidence))
     return _blame_code(verdict, evidence, history, same_error)
 

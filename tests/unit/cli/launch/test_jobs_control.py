@@ -21,6 +21,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeScheduler]:
     scheduler = MadeScheduler()
     monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
     monkeypatch.setattr(goodput, "slurm_accounting", lambda *_: None)
+    monkeypatch.setenv("PATH", "/no/programs")  # a Slurm of this machine is not asked
     return scheduler
 
 
@@ -47,6 +48,7 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
     done = run(tmp_path, "resubmit", "a", "b")
     assert done.exit_code == 1
     assert done.stdout == "a: submitted again (slurm 1)\n"  # whose start was refused: under its number
+    assert "warning: a: no companion: sbatch: is not on this machine" in done.stderr
     assert "b: is starting (2); wait until it ends, or 'glmforge jobs cancel b' first" in done.stderr
 
 

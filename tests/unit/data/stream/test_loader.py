@@ -1,5 +1,3 @@
-import multiprocessing
-
 import pytest
 import torch
 
@@ -7,6 +5,7 @@ from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.stream.loader import Loader
 from glmforge.data.stream.plan import BatchRange, planned_batches
 from glmforge.errors import DataError
+from helpers.children import children_from_now_on
 from helpers.stream_runs import stream_config
 
 PHASES = [{"steps": 7, "batch_size": 4, "batch_ramp": {"start": 2, "increment": 2, "tokens": 32}}]
@@ -35,6 +34,7 @@ def same(first, second):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
 def test_batches_of_a_phase(stream, phase, num_workers, rank, world):
+    started = children_from_now_on()
     planned = list(planned_batches(phase, 0))
     loader = Loader(stream, planned_batches(phase, 0), rank=rank, world=world, num_workers=num_workers)
     batches = list(loader)
@@ -42,7 +42,7 @@ def test_batches_of_a_phase(stream, phase, num_workers, rank, world):
     for batch, (first, size) in zip(batches, planned, strict=True):
         assert same(batch, stream.batch(first, size, rank, world))
         assert batch.ids_BS.dtype == batch.labels_BS.dtype == torch.int64
-    assert multiprocessing.active_children() == []
+    assert started() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -68,15 +68,17 @@ def test_batches_are_planned_no_further_than_they_are_read_ahead(stream, num_wor
 
 
 def test_closing_early_ends_the_reading_processes(stream, phase):
+    started = children_from_now_on()
     batches = iter(Loader(stream, planned_batches(phase, 0), num_workers=2))
     next(batches)
-    assert len(multiprocessing.active_children()) == 2
+    assert len(started()) == 2
     batches.close()
-    assert multiprocessing.active_children() == []
+    assert started() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_a_reading_process_refuses_is_one_line(make_shard, num_workers):
+    started = children_from_now_on()
     shard = make_shard([range(20), [5] * 20 + [1500]], vocab_size=2000)
     config = stream_config({"web": shard}, [{"steps": 2}])
     stream = Curriculum(config, {"web": shard}).stream(0, {})
@@ -84,7 +86,7 @@ def test_what_a_reading_process_refuses_is_one_line(make_shard, num_workers):
         list(Loader(stream, planned_batches(config.phases[0], 0), num_workers=num_workers))
     assert str(caught.value).startswith(f"{shard.prefix}: token 40 is id 1,500, outside the vocabulary of 1,024")
     assert "\n" not in str(caught.value)
-    assert multiprocessing.active_children() == []
+    assert started() == []
 
 
 def test_no_batches(stream, phase):

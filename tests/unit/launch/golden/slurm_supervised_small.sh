@@ -16,5 +16,9 @@
 #SBATCH --output=scheduler-%j.log
 
 set -eu
+# From here on Slurm has not refused this start, and whatever fails would fail again: the job's companion looks for this
+# file. It is empty, so a full disk hardly hinders it; where it cannot be left all the same, the job goes on without.
+rm -f -- /shared/jobs/air/.script-ran-* || true
+touch -- /shared/jobs/air/.script-ran-"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" || true
 cd -- '/shared/my work'
 exec /opt/python -m glmforge supervise /shared/jobs/air

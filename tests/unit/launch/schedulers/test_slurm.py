@@ -97,6 +97,7 @@ def test_what_the_controller_has_forgotten_is_asked_of_accounting(answers: Answe
     assert (seen["5"].submitted, seen["5"].began, seen["5"].ended) == (at(10), at(40), at(50))
     assert (seen["6"].state, seen["6"].began, seen["6"].nodes) == (State.CANCELLED, None, ())
     assert (seen["7"].state, seen["7"].reason) == (State.UNKNOWN, "Slurm knows no such job, or has forgotten it")
+    assert [seen[number].is_forgotten for number in "567"] == [False, False, True]
 
 
 def test_a_controller_that_does_not_answer_ends_no_job(answers: Answers) -> None:
@@ -104,6 +105,7 @@ def test_a_controller_that_does_not_answer_ends_no_job(answers: Answers) -> None
     answers(squeue={"": (1, "", trouble)}, scancel={"": (1, "", trouble)})
     seen = Slurm().look(["5"])["5"]
     assert not seen.state.is_over
+    assert not seen.is_forgotten
     assert seen.reason == "squeue: Unable to contact slurm controller (connect failure)"
     with pytest.raises(LaunchError, match=r"scancel 5: .*Unable to contact"):
         Slurm().cancel("5")
@@ -186,8 +188,12 @@ def test_variables_do_not_win_over_the_script() -> None:
         ({"nodes": 4}, "nodes: 4 is more than partition main has: 3"),
         ({"nodes": 3, "partition": "short"}, "nodes: 3 is more than partition short has: 2"),
         (
-            {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1)},
+            {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1), "supervise": False},
             "nodes: 4, 1 of them spare, is more than partition main has: 3",
+        ),
+        (
+            {"nodes": 5, "supervisor": SupervisorConfig(min_nodes=4, spare_nodes=1)},
+            "nodes: 4 (min_nodes) is more than partition main has: 3",
         ),
         ({"nodes": 3, "exclude": ["node1"]}, "exclude: leaves 2 of the 3 nodes of partition main, and nodes is 3"),
         ({"exclude": ["nod1"]}, "exclude: Slurm has no node 'nod1'; did you mean 'node1'?"),
@@ -251,6 +257,8 @@ def known(answers: Answers, test_only: tuple[int, str, str] = (0, "", "sbatch: J
         {"constraint": "h200&nvme"},  # an expression is Slurm's to judge
         {"dependency": "afterok:10:11,afterany:11"},
         {"exclude": ["node1"], "nodes": 2},
+        {"nodes": 3, "supervisor": SupervisorConfig(spare_nodes=1)},  # a spare one if there is one
+        {"nodes": 4, "supervisor": SupervisorConfig(min_nodes=3, max_nodes=8)},
     ],
 )
 def test_what_can_be_passes(answers: Answers, changes: dict[str, object]) -> None:

@@ -3,7 +3,9 @@
 import os
 import socket
 import stat
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,13 @@ import pytest
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.errors import LaunchError
 from glmforge.launch.starters import running
-from glmforge.launch.starters.base import Starter
+from glmforge.launch.starters.base import NoAnswerError, Starter
 from glmforge.launch.starters.local import LocalStarter
 from glmforge.launch.starters.mpirun import MpirunStarter
 from glmforge.launch.starters.srun import SrunStarter
 from glmforge.launch.starters.ssh import SshStarter
 from glmforge.launch.starters.torchrun import TorchrunStarter
+from glmforge.launch.supervisor.errors import may_start_later
 
 WORDS = ["echo", "10.0.0.1", "20007"]
 
@@ -73,9 +76,63 @@ def test_a_node_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ask("a", ["sh", "-c", srun_says])
     with pytest.raises(LaunchError, match=r"^a: 'false' ended with status 1$"):
         ask("a", ["false"])
+    with pytest.raises(LaunchError, match=rf"^'{tmp_path}' cannot be started: "):
+        ask("a", [str(tmp_path)])
     monkeypatch.setattr(running, "ASK_LIMIT_S", 0.0)
-    with pytest.raises(LaunchError, match="a: has not answered"):
+    with pytest.raises(NoAnswerError, match="a: has not answered") as silent:
         ask("a", [sys.executable, "-c", "import signal; signal.pause()"])
+    assert silent.value.node == "a"
+
+
+def test_a_node_that_srun_does_not_reach(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    said = "srun: error: Task launch for StepId=17.0 failed on node node2: Communication connection failure"
+    (programs / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; echo 'srun: Job step aborted' >&2; exit 1\n")
+    with pytest.raises(NoAnswerError, match=r"node2: srun: error: Task launch .* connection failure") as silent:
+        SrunStarter().ask("node2", WORDS)
+    assert silent.value.node == "node2"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_silent"),
+    [
+        (b"srun: Job 17 step creation temporarily disabled, retrying (Requested nodes are busy)\n", False),
+        (b"srun: error: Slurm controller not responding, sleeping and retrying.\n", False),
+        (b"Python waits for a file\n", True),
+        (None, True),
+    ],
+)
+def test_a_node_is_not_silent_while_srun_waits_for_slurm(
+    said: bytes | None, is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(command: Sequence[str], **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, 30, stderr=said)
+
+    monkeypatch.setattr("glmforge.launch.starters.running.subprocess.run", hangs)
+    with pytest.raises(LaunchError, match="node2: has not answered within 30 s") as failed:
+        SrunStarter().ask("node2", WORDS)
+    assert isinstance(failed.value, NoAnswerError) is is_silent
+    assert may_start_later(str(failed.value))
+
+
+def test_what_is_asked_reads_nothing_of_the_supervisors(tmp_path: Path) -> None:
+    """Its input may be a user's terminal."""
+    (tmp_path / "input").write_text("of the user\n")
+    with (tmp_path / "input").open() as file:
+        own = os.dup(0)
+        os.dup2(file.fileno(), 0)
+        try:
+            assert LocalStarter().ask("a", ["cat"]) == ""
+        finally:
+            os.dup2(own, 0)
+            os.close(own)
+
+
+@pytest.mark.parametrize("status", [1, 255])
+def test_a_status_is_sshs_only_where_ssh_was_called(status: int) -> None:
+    with pytest.raises(LaunchError, match=r"^a: ValueError: Connection refused by the table$") as failed:
+        LocalStarter().ask("a", ["sh", "-c", f"echo 'ValueError: Connection refused by the table' >&2; exit {status}"])
+    assert not isinstance(failed.value, NoAnswerError)
 
 
 def test_ssh_that_does_not_get_through(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What files tell of an attempt: the right one of several, and never more than is there."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def test_steps_that_a_supervisor_has_told_of_this_attempt(tmp_path: Path) -> Non
 def test_where_training_began(name: str) -> None:
     events = [RunEvent("note", 3, "", BEGAN), RunEvent(name, 40, "", BEGAN), RunEvent("resumed", 50, "", BEGAN)]
     assert first_step(events) == 40
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    job = made_job(tmp_path)
+    attempt = made_attempt(job)
+    os.mkfifo(job.attempt(1).root / "starter.log")
+    assert gather(job, job.read(), attempt).starter == ()
 
 
 @pytest.mark.parametrize(

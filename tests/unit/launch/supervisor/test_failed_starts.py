@@ -1,13 +1,15 @@
 """Attempts of which no rank was started: what no other start mends stops the job, the rest is tried again."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge.launch.job import JobDirectory
-from glmforge.launch.starters.base import Ranks
+from glmforge.launch.job import Cause, JobDirectory, utc_now
+from glmforge.launch.starters.base import NoAnswerError, Ranks
 from glmforge.launch.supervisor.errors import may_start_later, read_starter
+from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import FakeAllocation, FakeRunning, FakeStarter, a_job
 
@@ -76,6 +78,91 @@ def test_what_may_be_over_in_a_moment_is_tried_again(tmp_path: Path, said: list[
     assert Supervisor(job, starter, FakeAllocation(("node1", "node2")), wait_s=0.0).run() == 1
     assert len(starter.started) == 4
     assert "attempts in a row made no step" in last_decision(job)
+
+
+class Asked(FakeStarter):
+    """Some nodes fail to tell where ranks meet."""
+
+    def __init__(self, failures: Mapping[str, LaunchError]) -> None:
+        super().__init__(lambda ranks, number: {})
+        self.failures, self.asked = failures, list[str]()
+
+    def ask(self, node: str, words: Sequence[str]) -> str:
+        self.asked.append(node)
+        if node in self.failures:
+            raise self.failures[node]
+        return super().ask(node, words)
+
+
+NODES = ("node1", "node2", "node3")
+SILENT = NoAnswerError("node1", "has not answered within 30 s; look at it, or exclude it")
+
+
+@pytest.mark.parametrize(("gone", "cause"), [({}, Cause.MACHINE), ({"node1": "Slurm says DOWN*"}, Cause.NODE_LOST)])
+def test_a_spare_takes_the_place_of_a_first_node_that_does_not_answer(
+    tmp_path: Path, gone: dict[str, str], cause: Cause
+) -> None:
+    """`gone` only once it was asked."""
+    place = FakeAllocation(NODES)
+
+    class Noticed(Asked):
+        def ask(self, node: str, words: Sequence[str]) -> str:
+            place.gone = gone
+            return super().ask(node, words)
+
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1}), Noticed({"node1": SILENT})
+    assert Supervisor(job, starter, place, wait_s=0.0).run() == 0
+    assert [ranks.nodes for ranks in starter.started] == [("node2", "node3")]
+    verdict = job.read_attempts()[0].verdict
+    assert verdict is not None
+    assert (verdict.cause, verdict.node) == (cause, "node1")
+    assert Ledger.read(job).failures("node1", utc_now()) == 1
+
+
+def test_a_first_node_that_does_not_answer_is_checked_and_after_three_times_out(tmp_path: Path) -> None:
+    checked: list[str] = []
+
+    def check(nodes: Sequence[str]) -> Mapping[str, str]:
+        checked.extend(nodes)
+        return {}
+
+    job = a_job(tmp_path, nodes=2, supervisor={"min_nodes": 1, "max_restarts": 9})
+    starter = Asked({"node1": SILENT})
+    assert Supervisor(job, starter, FakeAllocation(NODES[:2]), checker=check, wait_s=0.0).run() == 0
+    assert starter.asked[:4] == ["node1"] * 3 + ["node2"]
+    assert checked == ["node1"] * 3
+    assert "3 failures" in Ledger.read(job).out()["node1"].reason
+
+
+def test_a_node_that_does_not_answer_and_fails_its_check_is_out_at_once(tmp_path: Path) -> None:
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1}), Asked({"node1": SILENT})
+    check = {"node1": "Xid 79"}
+    assert Supervisor(job, starter, FakeAllocation(NODES), checker=lambda _: check, wait_s=0.0).run() == 0
+    assert "Xid 79" in Ledger.read(job).out()["node1"].reason
+
+
+def test_no_node_is_blamed_while_the_scheduler_does_not_answer(tmp_path: Path) -> None:
+    """What starts ranks waits for it as well."""
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0}), Asked({"node1": SILENT})
+    place = FakeAllocation(NODES, down=range(2, 3))  # after the attempt
+    assert Supervisor(job, starter, place, wait_s=0.0).run() == 1
+    assert place.asked >= 2
+    assert not Ledger.read(job).nodes
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        LaunchError("node1: python: error: unknown option --frobnicate"),
+        NoAnswerError("node1", "its host key is not known; compare it and add it to known_hosts"),
+    ],
+)
+def test_what_asking_another_time_does_not_mend_stops_at_the_second(tmp_path: Path, failure: LaunchError) -> None:
+    job, starter = a_job(tmp_path, nodes=2), Asked({"node1": failure})
+    assert Supervisor(job, starter, FakeAllocation(NODES), wait_s=0.0).run() == 1
+    assert starter.asked == ["node1", "node1"]
+    for part in (str(failure).partition(": ")[2], "the same error before any step as in attempt 1"):
+        assert part in last_decision(job)
 
 
 def test_the_telling_line_of_a_starter() -> None:

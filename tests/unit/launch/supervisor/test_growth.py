@@ -1,17 +1,22 @@
 """When a job leaves its allocation for a larger one, and when not."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from glmforge.config.launch import SupervisorConfig
-from glmforge.launch.supervisor.books import Books
+from glmforge.errors import HostError
+from glmforge.launch.job import utc_now
+from glmforge.launch.supervisor.books import Books, Checker
 from glmforge.launch.supervisor.evidence import GROW_BEYOND
-from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.growth import ATTEMPT_STARTED, GROWS, Growth, futile_times
 from glmforge.launch.supervisor.more_nodes import MoreNodes
+from glmforge.launch.supervisor.nodes import Ledger, Node, Out
 from glmforge.launch.supervisor.slurm import SlurmAllocation
 from helpers.fake_starter import FakeAllocation, a_job
 from helpers.made_jobs import made_attempt
@@ -83,11 +88,25 @@ def grew(have: int, *, beyond: bool = True) -> dict[str, Any]:
     return {"event": GROWS, "have": have, "beyond": beyond}
 
 
-def test_times_in_vain_are_counted_until_one_was_not() -> None:
-    assert futile_times([], 1) == 0
-    assert futile_times([grew(1), grew(1), grew(1, beyond=False), {"event": "decided"}], 1) == 2
-    assert futile_times([grew(1), grew(1)], 2) == 0
-    assert futile_times([grew(2), grew(1), grew(2)], 2) == 1
+def started(nodes: int) -> dict[str, Any]:
+    return {"event": ATTEMPT_STARTED, "nodes": ["n"] * nodes}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], 0),
+        ([started(1), grew(1), started(1)], 1),
+        ([started(1), grew(1), started(1), grew(1), started(1)], 2),
+        ([grew(1), {"event": "decided"}, started(1), started(3)], 1),
+        ([grew(1), started(2), started(1)], 0),  # it was worth it, and a node was lost since
+        ([grew(1), started(1), grew(1), started(2), started(1), grew(1), started(1)], 1),
+        ([grew(1), started(1), grew(1, beyond=False), started(1)], 1),
+        ([grew(1)], 0),  # nobody knows yet
+    ],
+)
+def test_times_in_vain_are_counted_until_one_was_not(events: list[dict[str, Any]], expected: int) -> None:
+    assert futile_times(events) == expected
 
 
 class Reached:
@@ -100,19 +119,31 @@ class Reached:
         return self._step
 
 
-def wishes(tmp_path: Path, others: tuple[str, ...], step: int, *, can_requeue: bool = True, **supervisor: Any) -> Said:
+def looks_of(
+    tmp_path: Path,
+    place: FakeAllocation,
+    step: int,
+    *,
+    checker: Checker | None = None,
+    **supervisor: Any,
+) -> tuple[MoreNodes, list[dict[str, Any]]]:
     """Of the second attempt, on one node of the two that the job might have; the first did five steps."""
     options = {"min_nodes": 1, "max_nodes": 2, "grow_after_s": 1e-9, **supervisor}
     job = a_job(tmp_path, kind="train", run=tmp_path / "run", nodes=2, supervisor=options)
     made_attempt(job, 1, nodes=["a"], last_step=5)
     attempt, description = made_attempt(job, 2, nodes=["a"]), job.read()
-    place = FakeAllocation(("a",), can_requeue=can_requeue, is_given=True, others=others)
-    books, said = Books(job, description.launch.supervisor, place), list[dict[str, Any]]()
+    books, said = Books(job, description.launch.supervisor, place, checker), list[dict[str, Any]]()
 
     def say(event: str, detail: str, **facts: Any) -> None:
         said.append({"event": event} | json.loads(json.dumps(facts)))
 
     looks = MoreNodes(books, description, lambda count: count in (1, 2), attempt, Reached(step), say)  # type: ignore[arg-type]
+    return looks, said
+
+
+def wishes(tmp_path: Path, others: tuple[str, ...], step: int, *, can_requeue: bool = True, **supervisor: Any) -> Said:
+    place = FakeAllocation(("a",), can_requeue=can_requeue, is_given=True, others=others)
+    looks, said = looks_of(tmp_path, place, step, **supervisor)
     return looks.wanted() or looks.wanted(), said
 
 
@@ -136,12 +167,55 @@ def test_a_run_stays(tmp_path: Path, others: tuple[str, ...], step: int, options
     assert wishes(tmp_path, others, step, **options) == ("", [])
 
 
+def test_a_look_checks_nodes_that_are_out_once(tmp_path: Path) -> None:
+    """A check takes many seconds, in which nobody watches the ranks."""
+    checked: list[str] = []
+
+    def checker(nodes: Sequence[str]) -> Mapping[str, str]:
+        checked.extend(nodes)
+        return {"z": "Xid 79"}
+
+    place = FakeAllocation(("a",), can_requeue=True, is_given=True, others=("b",))
+    looks, _ = looks_of(tmp_path, place, 6, checker=checker, node_back_after_s=1e-9)
+    out = Out(since=utc_now(), reason="broken")
+    Ledger(nodes={"z": Node(out=out)}).write(looks.books.job.nodes)
+    looks.wanted()
+    assert checked == ["z"]
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_no_more_and_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = Clock(), list[float]()
+    monkeypatch.setattr("glmforge.launch.supervisor.more_nodes.time", SimpleNamespace(monotonic=clock))
+
+    class Down(FakeAllocation):
+        def lost(self, nodes: Sequence[str]) -> Mapping[str, str]:
+            asked.append(clock.now)
+            raise HostError("'scontrol' gave no answer within 30 s")
+
+        def idle(self) -> tuple[str, ...]:
+            raise AssertionError("it is asked on")
+
+    looks, _ = looks_of(tmp_path, Down(("a",), can_requeue=True, is_given=True), 6)
+    for clock.now in (1.0, 60.0, 299.0, 302.0):
+        assert looks.wanted() == ""
+    assert asked == [1.0, 302.0]
+
+
 def test_slurm_has_idle_nodes_only_while_nobody_waits_for_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name in ("squeue", "sinfo"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "sinfo").write_text("#!/bin/sh\nprintf 'n2\\nn3\\n'\n")
+    # Names of nodes, which need not be those of their hosts (%n), and only of those that answer.
+    (tmp_path / "sinfo").write_text(
+        """#!/bin/sh
+        case "$*" in *--Node*) ;; *) exit 1;; esac
+        case "$*" in *--responding*) ;; *) echo n9;; esac
+        case "$*" in *%N*) printf 'n2\\nn3\\n';; *) printf 'host2\\nhost3\\n';; esac
+        """
+    )
     (tmp_path / "squeue").write_text("#!/bin/sh\nprintf 'Dependency\\nBeginTime\\n'\n")
     allocation = SlurmAllocation("7", 0, ("n1",))
     assert allocation.idle() == ("n2", "n3")

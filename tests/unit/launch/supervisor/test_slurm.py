@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.errors import HostError, LaunchError
 from glmforge.launch.supervisor.slurm import SlurmAllocation, lost_nodes
 
 
@@ -14,6 +15,11 @@ def answers(monkeypatch: pytest.MonkeyPatch, root: Path, **programs: str) -> Non
         path.write_text(f"#!/bin/sh\n{lines}\n")
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{root}:/usr/bin:/bin")
+
+
+def job_is(state: str, restarts: int) -> str:
+    """What `squeue` does for a job in this state."""
+    return f"printf '%-20s%-20s\\n' {state} {restarts}"
 
 
 NODES = """cat <<END
@@ -48,6 +54,13 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert allocation.ends() is None
 
 
+def test_nor_do_commands_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue="")
+    (tmp_path / "squeue").chmod(0o600)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert SlurmAllocation("7", 0, ("n1", "n2")).nodes() == ("n1", "n2")
+
+
 @pytest.mark.parametrize(
     ("state", "restarts", "ours"),
     [("RUNNING", 2, True), ("COMPLETING", 2, False), ("CANCELLED", 2, False), ("COMPLETING", 3, True)],
@@ -56,20 +69,33 @@ def test_whether_the_job_may_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, restarts: int, ours: bool
 ) -> None:
     """One that somebody has requeued is on its way out as well, and comes back."""
-    answers(monkeypatch, tmp_path, squeue=f"printf '%-20s%-20s\\n' {state} {restarts}")
+    answers(monkeypatch, tmp_path, squeue=job_is(state, restarts))
     assert SlurmAllocation("7", 2, ("n1",)).still_ours() is ours
 
 
-def test_a_job_that_is_queued_again_already_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers(
-        monkeypatch, tmp_path, squeue="printf '%-20s%-20s\\n' COMPLETING 1", scontrol=f'echo "$1" >>{tmp_path}/asked'
-    )
-    SlurmAllocation("7", 0, ("n1",)).requeue([])
-    assert (tmp_path / "asked").read_text().split() == ["update"]
+def test_a_job_that_slurm_lists_no_longer_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue="")
+    assert not SlurmAllocation("7", 0, ("n1",)).still_ours()
 
 
 class Ended(Exception):
     """In place of the end of the process."""
+
+
+class Clock:
+    """Goes on by what is slept; the process ends in a wait of minutes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("glmforge.launch.supervisor.slurm.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        if seconds > 60:
+            raise Ended
+        self.now += seconds
 
 
 @pytest.mark.parametrize(("nodes", "told"), [(["n2", "n1"], "n1,n2"), ([], "")])
@@ -81,17 +107,62 @@ def test_a_requeued_job_leaves_out_these_nodes_and_no_others(
     answers(
         monkeypatch,
         tmp_path,
+        squeue=job_is("RUNNING", 0),
         scontrol=f"""echo "$*" >> {log}
         [ "$1" = requeue ] && exit 0
         [ -e {waits} ] || {{ touch {waits}; echo 'Job is no longer pending execution' >&2; exit 1; }}""",
     )
-
-    def sleep(seconds: float) -> None:
-        if seconds > 60:
-            raise Ended
-
-    monkeypatch.setattr("time.sleep", sleep)
+    clock = Clock(monkeypatch)
     with pytest.raises(Ended):
         SlurmAllocation("7", 0, ("n1", "n2")).requeue(nodes)
+    assert clock.now < 60
     asked = log.read_text().splitlines()
     assert asked == ["requeue 7", *[f"update JobId=7 ExcNodeList={told}"] * 2]
+
+
+def test_a_job_that_somebody_else_has_requeued_is_not_requeued_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That would end the next start. It waits to be ended as after a requeue of its own."""
+    log = tmp_path / "log"
+    answers(monkeypatch, tmp_path, squeue=job_is("COMPLETING", 1), scontrol=f'echo "$*" >> {log}')
+    Clock(monkeypatch)
+    with pytest.raises(Ended):
+        SlurmAllocation("7", 0, ("n1",)).requeue(["n1"])
+    assert log.read_text().splitlines() == ["update JobId=7 ExcNodeList=n1"]
+
+
+def test_a_requeue_whose_answer_was_lost_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor while Slurm does not say whether it has been done."""
+    log, asked, silent = tmp_path / "log", tmp_path / "asked", tmp_path / "silent"
+    answers(
+        monkeypatch,
+        tmp_path,
+        squeue=f"""if [ -e {silent} ]; then rm {silent}; exit 1; fi
+        if [ -e {asked} ]; then {job_is("PENDING", 1)}; else {job_is("RUNNING", 0)}; fi""",
+        scontrol=f"""echo "$*" >> {log}
+        [ "$1" = update ] || {{ touch {asked} {silent}; echo 'Connection timed out' >&2; exit 1; }}""",
+    )
+    Clock(monkeypatch)
+    with pytest.raises(Ended):
+        SlurmAllocation("7", 0, ("n1",)).requeue([])
+    assert log.read_text().splitlines() == ["requeue 7", "update JobId=7 ExcNodeList="]
+
+
+def test_a_job_that_slurm_ends_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers(monkeypatch, tmp_path, squeue=job_is("COMPLETING", 0), scontrol="exit 1")
+    Clock(monkeypatch)
+    SlurmAllocation("7", 0, ("n1",)).requeue([])
+
+
+def test_a_controller_that_hangs_is_given_up_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    def hangs(*_: str) -> str:
+        clock.now += 30
+        raise HostError("no answer within 30 s")
+
+    monkeypatch.setattr("glmforge.launch.supervisor.slurm.ask_slurm", hangs)
+    with pytest.raises(LaunchError, match="scontrol requeue"):
+        SlurmAllocation("7", 0, ("n1",)).requeue([])
+    assert 3600 <= clock.now < 3700

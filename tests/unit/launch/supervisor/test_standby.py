@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.cluster import lease as lease_module
 from glmforge.cluster.lease import Lease
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor import standby as standby_module
@@ -30,30 +31,47 @@ def test_one_that_gives_signs_of_life(tmp_path: Path) -> None:
         assert not watching.look("node1")
 
 
-def test_a_heartbeat_begins_the_time_anew(tmp_path: Path) -> None:
-    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=3600)
+def test_a_heartbeat_begins_the_time_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(lease_module.time, "monotonic", lambda: float(next(clock)))
+    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=30)
+    silent = []
     for number in (1, 2):
-        with Lease(tmp_path, f"test {number}", name=LEASE, lease_s=3600):
-            before = watching._since
-            assert not watching.look("node1")
-            assert watching._since > before
+        write_claim(tmp_path, "1", f"{number}")
+        silent += [watching.is_silent() for _ in range(3)]
+    assert silent == [False, False, True] * 2
 
 
-def test_a_heartbeat_is_that_of_the_newest_supervisor(tmp_path: Path) -> None:
+def test_a_heartbeat_is_that_of_the_newest_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tenth, and not the ninth, though that is the last in the order of letters."""
-    claims = tmp_path / LEASE
-    claims.mkdir()
-    for number in ("9", "10", "x"):
-        (claims / number).write_text("one")
-    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=3600)
-    watching.is_silent()
-    before = watching._since
-    (claims / "9").write_text("two")
-    watching.is_silent()
-    assert watching._since == before
-    (claims / "10").write_text("two")
-    watching.is_silent()
-    assert watching._since > before
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(lease_module.time, "monotonic", lambda: float(next(clock)))
+    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=30)
+    (tmp_path / LEASE).mkdir()
+    (tmp_path / LEASE / "x").touch()
+    write_claim(tmp_path, "10", "one")
+    silent = []
+    for number, content in (("9", "one"), ("9", "two"), ("9", "three"), ("10", "two")):
+        write_claim(tmp_path, number, content)
+        silent.append(watching.is_silent())
+    assert silent == [False, False, True, False]
+
+
+def test_claims_that_cannot_be_read_have_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(lease_module.time, "monotonic", lambda: float(next(clock)))
+    watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=30)
+    write_claim(tmp_path, "1", "one")
+    assert not watching.is_silent()
+    (tmp_path / LEASE).rename(tmp_path / "away")
+    (tmp_path / LEASE).touch()  # no directory
+    assert not watching.is_silent()
+    assert watching.is_silent()
+
+
+def write_claim(root: Path, number: str, content: str) -> None:
+    (root / LEASE).mkdir(exist_ok=True)
+    (root / LEASE / number.zfill(8)).write_text(content)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import pytest
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import LaunchError
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory
+from glmforge.launch.supervisor.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.nodes import Ledger, allow
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.supervise import Supervisor
@@ -41,6 +42,7 @@ def test_a_job_that_finishes(tmp_path: Path) -> None:
     assert attempt.verdict is not None
     assert attempt.verdict.cause is Cause.FINISHED
     assert [event["do"] for event in events(job, "decided")] == ["restart", "done"]
+    assert [event["nodes"] for event in events(job, ATTEMPT_STARTED)] == [["a", "b"]]
 
 
 def test_an_error_of_the_code_stops_it_at_the_second_attempt(tmp_path: Path) -> None:

@@ -57,12 +57,14 @@ def resubmit(
     failed = False
     for job in find(jobs_dir, names):
         try:
-            submission = resubmit_job(job, scheduler_of, force=force)
+            done = resubmit_job(job, scheduler_of, force=force)
         except GlmforgeError as error:  # the others are still to be submitted
             typer.echo(f"glmforge: {escaped(str(error))}", err=True)
             failed = True
         else:
-            typer.echo(escaped(f"{job.name}: submitted again ({submission.launcher} {submission.id})"))
+            for warning in done.warnings:
+                typer.echo(escaped(f"warning: {job.name}: {warning}"), err=True)
+            typer.echo(escaped(f"{job.name}: submitted again ({done.submission.launcher} {done.submission.id})"))
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,0 +1,102 @@
+"""The lock of a run whose ranks have ended: taken away as soon as that is certain, so that the next need not wait.
+
+Rank 0 of an attempt holds the run's directory, and that of its checkpoints where that is another
+(`glmforge.cluster.lease`). If it was killed it has given nothing back; and the next rank 0, where it starts on another
+machine, would watch the claim for `fault_tolerance.lock_lease_s` before it believes that. The supervisor knows more:
+
+* the rank's record says that the process ended, as the program that started it has waited for it;
+* or, where a node was lost with its ranks, the claim has not changed since the supervisor began to look at it, which
+  was before the attempt ended. That takes as long, but begins earlier.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from glmforge.cluster.lease import Claim, LastChange, Lease
+from glmforge.config import load_config
+from glmforge.errors import GlmforgeError
+from glmforge.files import escaped
+from glmforge.launch.job import JobDescription, JobDirectory, RankRecord
+
+_LOOKS_PER_LEASE = 20
+_ROUNDING = timedelta(seconds=1)  # a claim has whole seconds
+
+Say = Callable[[str, str], None]
+
+
+class RunLock:
+    """Of a directory. `look` is called now and then, `ended` with the ranks of an attempt once it has ended."""
+
+    def __init__(self, directory: Path, what: str, lease_s: float, say: Say) -> None:
+        self.directory, self.lease_s = directory, lease_s
+        self._lease, self._say = Lease(directory, what, lease_s=lease_s), say
+        self._change = LastChange()
+        self._looked_at = -float("inf")
+        self._left: int | None = None
+        self._ranks: tuple[RankRecord, ...] = ()
+
+    def look(self) -> None:
+        """Note whether the claim has changed; take it away if it was left by ranks that are certain to be no more."""
+        now = time.monotonic()
+        if now - self._looked_at >= self.lease_s / _LOOKS_PER_LEASE:
+            self._looked_at = now
+            self._look()
+
+    def ended(self, ranks: Iterable[RankRecord]) -> None:
+        """The claim that stands now is nobody's but these ranks', and none of theirs will do anything more.
+
+        A rank whose record tells of no end may still do so: it was on a node that does not answer.
+        """
+        self._left, self._ranks = None, tuple(ranks)
+        with suppress(OSError):
+            self._left = self._lease.newest().number
+        self._look()
+
+    def _look(self) -> None:
+        try:
+            found = self._lease.newest()
+            unchanged_s = self._change.seconds_since(b"%d " % found.number + found.content)
+            if found.number != self._left or found.claim is None or found.claim.released:
+                return
+            if _has_ended(found.claim, self._ranks):
+                why = "it has ended"
+            elif unchanged_s >= self.lease_s:
+                why = f"it gave no sign of life for {unchanged_s:.0f} s"
+            else:
+                return
+            if self._lease.void(found.number):
+                self._say("run unlocked", f"{self.directory} was in use by {escaped(str(found.claim))}: {why}")
+        except OSError:  # then ranks will say that they cannot write there
+            return
+
+
+def _has_ended(claim: Claim, ranks: Iterable[RankRecord]) -> bool:
+    """Whether the holder is one of these processes. The times are of its machine's clock alone.
+
+    In a container it has another number than its record says, and is waited for.
+    """
+    try:
+        since = datetime.fromisoformat(claim.since)
+    except ValueError:
+        return False
+    who = claim.holder.host, claim.holder.pid
+    return since.tzinfo is not None and any(
+        rank.ended is not None and who == (rank.host, rank.pid) and rank.began - _ROUNDING <= since <= rank.ended
+        for rank in ranks
+    )
+
+
+def run_locks(job: JobDirectory, description: JobDescription, say: Say) -> list[RunLock]:
+    """Of the directories that the job's run writes to; none if it is no run, or its configuration is damaged."""
+    if description.run is None:
+        return []
+    try:
+        config = load_config(job.run_config)
+    except GlmforgeError:
+        return []  # the ranks tell of it
+    places = [description.run, *([] if config.checkpoint.dir is None else [config.checkpoint.dir])]
+    what, lease_s = f"glmforge supervise {job.name}", config.fault_tolerance.lock_lease_s
+    return [RunLock(description.directory / place, what, lease_s, say) for place in places]
