@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from glmforge.cli.heavy import heavy_imports
+from glmforge.cluster.heavy import heavy_imports
 
 
 def train(

@@ -1,20 +1,25 @@
 """A job given to its scheduler, and the note of it in the job's directory."""
 
 import shutil
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
 
-from glmforge.config.launch import Launcher
-from glmforge.errors import LaunchError
+from glmforge.config.launch import LaunchConfig, Launcher
+from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.schedulers.base import Scheduler
-from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.schedulers.commands import NoAnswerError, ask
 from glmforge.launch.schedulers.here import Here
 from glmforge.launch.schedulers.pbs import Pbs
 from glmforge.launch.schedulers.slurm import Slurm
-from glmforge.observe.record_files import RunFileError
 
 _PROBE_LIMIT_S = 10.0
+
+T = TypeVar("T")
+
+
+class MayRunError(LaunchError):
+    """A job that could not be noted, and that its launcher may run all the same: it needs its directory."""
 
 
 def scheduler_of(launcher: str) -> Scheduler:
@@ -37,22 +42,55 @@ def find_launcher(*, has_hosts: bool) -> Launcher:
     return "local"
 
 
-def hand_over(job: JobDirectory, *, tasks: Sequence[JobDirectory] = (), again: bool = False) -> Submission:
+def hand_over(
+    job: JobDirectory,
+    *,
+    launch: LaunchConfig | None = None,
+    scheduler: Scheduler | None = None,
+    tasks: Sequence[JobDirectory] = (),
+    again: bool = False,
+) -> Submission:
     """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks, too.
 
-    Raises `LaunchError`: then no job of it is left in the queue.
+    Args:
+        launch: what the script was made of, if not of the job's own options.
+        scheduler: that of the launcher, unless it is given.
+        tasks: jobs of an array's tasks.
+
+    Raises `GlmforgeError`: then no job of it is left in the queue; but `MayRunError` if one may be. One
+    whose notes are interrupted is cancelled, too.
     """
-    launch = job.read().launch
-    id_ = scheduler_of(launch.launcher).submit(job, launch)
+    options = launch or job.read().launch
+    numbers = {_number_of(task): task for task in tasks}
+
+    def note(id_: str) -> Submission:
+        submission = note_submission(job, id_, options.launcher, again=again)
+        for number, task in numbers.items():
+            note_submission(task, id_of_task(id_, number), options.launcher)
+        return submission
+
+    return submit(scheduler or scheduler_of(options.launcher), job, options, note)
+
+
+def submit(scheduler: Scheduler, job: JobDirectory, launch: LaunchConfig, note: Callable[[str], T]) -> T:
+    """Submit the script of `job`, and have the number noted; what `note` answers. Raises as `hand_over` does."""
     try:
-        submission = note_submission(job, id_, launch.launcher, again=again)
-        for task in tasks:
-            number = task.read().task
-            assert number is not None, "tasks of an array have numbers"
-            note_submission(task, id_of_task(id_, number), launch.launcher)
-    except RunFileError as error:
-        _cancel_unnoted(launch.launcher, id_, error)
-    return submission
+        id_ = scheduler.submit(job, launch)
+    except NoAnswerError as error:
+        raise MayRunError(f"{job.name}: may have been submitted, or not: {error}") from error
+    except OSError as error:
+        why = f"{error.filename or job.root}: {error.strerror}"
+        raise LaunchError(f"{job.name}: cannot be started ({why}); nothing was submitted") from error
+    try:
+        return note(id_)
+    except (GlmforgeError, OSError) as error:
+        _cancel_unnoted(scheduler, launch.launcher, id_, error)
+    except KeyboardInterrupt:
+        try:
+            scheduler.cancel(id_)
+        except LaunchError as error:
+            raise KeyboardInterrupt(f"{launch.launcher} {id_} was not noted, and goes on ({error})") from None
+        raise
 
 
 def id_of_task(array: str, task: int) -> str:
@@ -67,12 +105,18 @@ def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: b
     return submission
 
 
-def _cancel_unnoted(launcher: Launcher, id_: str, why: RunFileError) -> NoReturn:
+def _number_of(task: JobDirectory) -> int:
+    number = task.read().task
+    assert number is not None, "tasks of an array have numbers"
+    return number
+
+
+def _cancel_unnoted(scheduler: Scheduler, launcher: Launcher, id_: str, why: Exception) -> NoReturn:
     """It would run, and nobody would know of it."""
     try:
-        scheduler_of(launcher).cancel(id_)
+        scheduler.cancel(id_)
     except LaunchError as error:
-        raise LaunchError(f"{launcher} {id_} could not be noted, and goes on ({error}): {why}") from why
+        raise MayRunError(f"{launcher} {id_} could not be noted, and goes on ({error}): {why}") from why
     raise LaunchError(f"{launcher} {id_} was cancelled, since it could not be noted: {why}") from why
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from glmforge.errors import GlmforgeError
 from glmforge.launch.find import Job
 from glmforge.launch.state import JobState
 
@@ -59,9 +60,16 @@ class Runner:
         except KeyboardInterrupt:
             for job in self._running():
                 self.tell(job, "is asked to end")
-                self.cancel(job)
+                self._ask_to_end(job)
             raise
         return self._states
+
+    def _ask_to_end(self, job: str) -> None:
+        """One that cannot be asked keeps none of the others from it."""
+        try:
+            self.cancel(job)
+        except GlmforgeError as error:
+            self.tell(job, f"could not be asked to end: {error}")
 
     def _is_done(self, at_once: int) -> bool:
         self._look()

@@ -19,7 +19,8 @@ no service. Everything in it is checked when it is read, since a node may die wh
 """
 
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -182,11 +183,10 @@ class JobDirectory:
         After an error nothing of it is there.
         """
         taken = f"there is a job of this name; give another --name, or 'glmforge jobs resubmit {self.name}'"
-        make_directory(self.root, taken)
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, self.root)
+        with removed_on_error() as made:
+            make_directory(self.root, taken)
+            made.append(self.root)
             write_text(self.description, dump_config(job))
-            undo.pop_all()
 
     def attempt(self, number: int) -> "AttemptDirectory":
         return AttemptDirectory(self.attempts / f"{number:04d}")
@@ -253,6 +253,21 @@ def make_directory(root: Path, taken: str) -> None:
         raise LaunchError(f"{shown(root)}: {taken}") from None
     except OSError as error:
         raise LaunchError(f"{shown(root)}: cannot be made ({error.strerror}); choose another --jobs-dir") from error
+
+
+@contextmanager
+def removed_on_error() -> Iterator[list[Path]]:
+    """A list for the directories that are made within the block: if that does not come to its end, none of them stays.
+
+    For what cannot have begun to run yet.
+    """
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for root in reversed(made):
+            shutil.rmtree(root)
+        raise
 
 
 def utc_now() -> datetime:

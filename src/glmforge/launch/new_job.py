@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
 from glmforge.config.tree import as_mapping, assign, child, from_value, merge, parse
-from glmforge.errors import ConfigError, LaunchError
+from glmforge.errors import ConfigError, GlmforgeError, LaunchError
 from glmforge.files import kind_of, read_text, shown
-from glmforge.launch.hand_over import find_launcher
+from glmforge.launch.hand_over import MayRunError, find_launcher
 from glmforge.launch.hosts import hosts_of
-from glmforge.launch.job import JOBS_VARIABLE, JobDescription, JobDirectory, utc_now
+from glmforge.launch.job import JOBS_VARIABLE, JobDescription, JobDirectory, removed_on_error, utc_now
 from glmforge.launch.render import Script, render
 from glmforge.observe.run import write_text
 from glmforge.observe.units import counted
@@ -58,23 +58,33 @@ class NewJob:
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken, `RunFileError` if the disk is full; then nothing of it stays."""
-        with ExitStack() as undo:
+        with removed_on_error() as made:
             for job in (self, *self.tasks):
                 job.directory.create(job.description)
-                undo.callback(shutil.rmtree, job.directory.root)
+                made.append(job.directory.root)
                 if job.config is not None:
                     write_text(job.directory.run_config, dump_config(job.config))
                 write_text(job.directory.script, job.script)
-            undo.pop_all()
 
     @contextmanager
-    def removed_on_failure(self) -> Iterator[None]:
-        """What `write` has written does not stay, and keep its name, if nobody took the job."""
-        with ExitStack() as undo:
-            for job in (self, *self.tasks):
-                undo.callback(shutil.rmtree, job.directory.root)
+    def removed_if_refused(self) -> Iterator[None]:
+        """What `write` has written does not stay, and keep its name, if nobody took the job.
+
+        It stays where somebody may have taken it: after a `MayRunError`, and if this is interrupted.
+        """
+        name = self.directory.name
+        try:
             yield
-            undo.pop_all()
+        except MayRunError:
+            raise
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"whether {name} was submitted is not known; if not, 'glmforge jobs resubmit {name}' does it"
+            ) from None
+        except GlmforgeError:
+            for job in (self, *self.tasks):
+                shutil.rmtree(job.directory.root)
+            raise
 
 
 def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from glmforge.errors import LaunchError
 from glmforge.launch.in_turn import Runner, Turn
 from glmforge.launch.state import JobState
 
@@ -126,3 +127,23 @@ def test_an_interruption_ends_those_that_run():
     with pytest.raises(KeyboardInterrupt):
         world.runner().run([Turn(name) for name in "abc"], at_once=2)
     assert world.cancelled == ["a", "b"]
+
+
+def test_one_that_cannot_be_asked_to_end_keeps_none_from_it():
+    world, asked = World(jobs(*"ab")), []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def cancel(name):
+        asked.append(name)
+        if name == "a":
+            raise LaunchError("no answer")
+
+    world.at_pause = interrupt
+    runner = world.runner()
+    runner.cancel = cancel
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([Turn(name) for name in "ab"], at_once=2)
+    assert asked == ["a", "b"]
+    assert ("a", "could not be asked to end: no answer") in world.told

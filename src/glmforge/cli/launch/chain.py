@@ -141,6 +141,7 @@ def _open(name: str, jobs_dir: Path | None) -> "Chain":
     from glmforge.launch.chain.record import ChainDirectory
     from glmforge.launch.chain.work import Chain
     from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.kinds import directory_of
     from glmforge.launch.new_job import jobs_root
 
-    return Chain(ChainDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+    return Chain(ChainDirectory(directory_of(jobs_root(jobs_dir), name, "chain")), scheduler_of)

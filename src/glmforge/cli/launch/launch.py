@@ -204,7 +204,7 @@ def _submit(job: "NewJob", options: _Options) -> None:
     launch = job.description.launch
     in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach
     job.write()
-    with job.removed_on_failure():
+    with job.removed_if_refused():
         if in_foreground:
             submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
         else:

@@ -203,20 +203,19 @@ def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = F
     _tell_machine(sweep, as_json)
     if detach:
         go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.directory.root)
-        _tell_machine(sweep, as_json)
         return
-    _tell_machine(sweep, as_json)
     ended = sweep.run_here(lambda job, words: tell(f"{job}: {words}"), failed_only=failed_only)
     tell_how_many_finished("sweep", name, "points", ended.values(), len(ended))
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Sweep":
     from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.kinds import directory_of
     from glmforge.launch.new_job import jobs_root
     from glmforge.launch.sweep.record import SweepDirectory
     from glmforge.launch.sweep.work import Sweep
 
-    return Sweep(SweepDirectory(jobs_root(jobs_dir) / name), scheduler_of)
+    return Sweep(SweepDirectory(directory_of(jobs_root(jobs_dir), name, "sweep")), scheduler_of)
 
 
 def _tell_machine(sweep: "Sweep", as_json: bool) -> None:

@@ -4,7 +4,6 @@ The chain's directory is made first: of two that begin at once with one name, on
 last: a chain that was interrupted before has none, and is told as such.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from glmforge.files import read_text
 from glmforge.launch.chain.file import read_chain_file
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.chain.stages import ChainStage, work_out
-from glmforge.launch.job import JobDirectory, make_directory, utc_now
+from glmforge.launch.job import JobDirectory, make_directory, removed_on_error, utc_now
 from glmforge.launch.new_job import NewJob, command_job, run_job
 from glmforge.launch.preflight import check_fit
 from glmforge.launch.schedulers.base import Scheduler
@@ -52,18 +51,14 @@ class NewChain:
         """Raises `LaunchError` if a name is taken; then nothing of the chain stays."""
         root = self.directory.root
         resume = f"'glmforge chain resume {root.name}' goes on with a chain"
-        make_directory(root, f"the name is taken; {resume}, and another name in the file begins one")
-        written: list[Path] = []
-        try:
+        with removed_on_error() as made:
+            make_directory(root, f"the name is taken; {resume}, and another name in the file begins one")
+            made.append(root)
             for job in self.jobs:
                 job.write()
-                written.append(job.directory.root)
+                made.append(job.directory.root)
             write_text(self.directory.file, self.text)
             self.directory.write(self.record)
-        except BaseException:
-            for path in [*written, root]:
-                shutil.rmtree(path)
-            raise
 
 
 def make_chain(file: Path, root: Path, directory: Path) -> NewChain:

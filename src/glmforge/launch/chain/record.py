@@ -71,8 +71,8 @@ class ChainDirectory:
             raise LaunchError(f"{shown(self.root)}: there is no such chain; 'glmforge chain run FILE' makes one")
         if not self.record.exists():
             raise LaunchError(
-                f"{shown(self.root)}: holds no chain, or one that was interrupted before its first submission; if so, "
-                f"delete {shown(self.root)} and {shown(self.root)}-*, and run it again"
+                f"{shown(self.root)}: holds no chain, or one that is being made, or was interrupted before its first "
+                f"submission; if so, delete it and the jobs of its stages, {shown(self.name)}-STAGE, and run it again"
             )
         content: dict[str, Any] = read_json(self.record, dict, error=LaunchError)
         try:

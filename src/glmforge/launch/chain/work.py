@@ -12,7 +12,8 @@ One who was killed between a submission and the note of it leaves a job that not
 its directory, and adopted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from glmforge.cluster.lease import Lease
@@ -24,6 +25,7 @@ from glmforge.launch.companion import accompany, dismiss
 from glmforge.launch.find import Job, SchedulerOf, find_jobs
 from glmforge.launch.hand_over import hand_over, note_submission
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
+from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.render import Script, render
 from glmforge.launch.state import CANCELLED, JobState
 from glmforge.launch.unnoted import submissions_in
@@ -77,16 +79,19 @@ class Chain:
                 if job.state is JobState.FINISHED:
                     tell(stage.name, "has finished already")
                 elif adopted := self._adopted(stage, job):
-                    tell(stage.name, f"is {adopted}, as an earlier start had submitted it")
-                    self._note(stage, adopted, needed)
-                    ids[stage.name] = adopted
+                    tell(stage.name, f"is {adopted.id}, as an earlier start had submitted it")
+                    self._note(stage, adopted.id, needed)
+                    self._accompany(stage, adopted, tell)
+                    ids[stage.name] = adopted.id
                 elif kept := self._kept(stage, job, needed):
                     tell(stage.name, f"is {job.state} as {kept}")
                     ids[stage.name] = kept
                 else:
-                    ids[stage.name] = self._submit(stage, job, needed)
+                    submission = self._submit(stage, needed)
                     after = f", after {', '.join(needed)}" if needed else ""
-                    tell(stage.name, f"submitted as {ids[stage.name]}{after}")
+                    tell(stage.name, f"submitted as {submission.id}{after}")
+                    self._accompany(stage, submission, tell)
+                    ids[stage.name] = submission.id
 
     def run_here(self, tell: Tell) -> dict[str, JobState]:
         """Run one stage after the other; the state of each at the end. Raises `HeldError` if somebody else does."""
@@ -97,7 +102,7 @@ class Chain:
             by_job = {stage.job: stage for stage in self.record.stages}
             runner = Runner(
                 look=self._states,
-                submit=lambda name: self._start(by_job[name]),
+                submit=lambda name: self._start(by_job[name], tell),
                 cancel=lambda name: self._cancel(self._jobs()[by_job[name].name]),
                 tell=lambda name, words: tell(by_job[name].name, words),
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in own.read_events()[began:]),
@@ -125,10 +130,14 @@ class Chain:
         found = find_jobs(self.directory.root.parent, names, self.scheduler_of)
         return {job.name: (job.state, job.why) for job in found}
 
-    def _start(self, stage: StageRecord) -> None:
+    def _start(self, stage: StageRecord, tell: Tell) -> None:
         submission = hand_over(self.directory.stage(stage))
-        accompany(self.directory.stage(stage), submission)
         self._note(stage, submission.id, {})
+        self._accompany(stage, submission, tell)
+
+    def _accompany(self, stage: StageRecord, submission: Submission, tell: Tell) -> None:
+        if (warning := accompany(self.directory.stage(stage), submission)) is not None:
+            tell(stage.name, f"warning: {warning}")
 
     def _kept(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str | None:
         """The submission of a stage that waits or runs, if it may go on; one that waits for the wrong is cancelled."""
@@ -161,21 +170,17 @@ class Chain:
             "submitted", f"{stage.name} as {id_}", stage=stage.name, submission=id_, needs=dict(needed)
         )
 
-    def _submit(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str:
+    def _submit(self, stage: StageRecord, needed: Mapping[str, str]) -> Submission:
         directory = self.directory.stage(stage)
-        description = directory.read()
-        launch = with_dependency(description.launch, list(needed.values()))
-        waiting = description.model_copy(update={"launch": launch})
-        write_text(directory.script, render(Script.of(waiting, directory.root)))
-        try:
-            id_ = self.scheduler_of(stage.launcher).submit(directory, launch)
-        finally:  # for 'glmforge jobs resubmit', which waits for nothing
-            write_text(directory.script, render(Script.of(description, directory.root)))
-        accompany(directory, note_submission(directory, id_, launch.launcher, again=bool(directory.read_attempts())))
-        self._note(stage, id_, needed)
-        return id_
+        launch = with_dependency(directory.read().launch, list(needed.values()))
+        again = bool(directory.read_attempts())
+        with _script_of(directory, launch):
+            scheduler = self.scheduler_of(stage.launcher)
+            submission = hand_over(directory, launch=launch, scheduler=scheduler, again=again)
+        self._note(stage, submission.id, needed)
+        return submission
 
-    def _adopted(self, stage: StageRecord, job: Job) -> str | None:
+    def _adopted(self, stage: StageRecord, job: Job) -> Submission | None:
         """Of a stage that is not on its way as far as its files know: a submission that they do not know of."""
         if stage.launcher != "slurm" or _is_live(job):
             return None
@@ -184,8 +189,7 @@ class Chain:
         lost = [id_ for id_ in submissions_in(directory) if id_ not in known]
         if not lost:
             return None
-        note_submission(directory, lost[-1], stage.launcher)
-        return lost[-1]
+        return note_submission(directory, lost[-1], stage.launcher)
 
     def _cancel(self, job: Job) -> None:
         if job.files is None or job.files.submission is None:
@@ -214,6 +218,18 @@ class Chain:
 def with_dependency(launch: LaunchConfig, ids: Sequence[str]) -> LaunchConfig:
     """The options, with a start only after all of these have finished well."""
     return launch.model_copy(update={"dependency": f"afterok:{':'.join(ids)}" if ids else None})
+
+
+@contextmanager
+def _script_of(job: JobDirectory, launch: LaunchConfig) -> Iterator[None]:
+    """The job's script is one of these options within the block; after it, for 'glmforge jobs resubmit', its own."""
+    description = job.read()
+    own = render(Script.of(description, job.root))
+    write_text(job.script, render(Script.of(description.model_copy(update={"launch": launch}), job.root)))
+    try:
+        yield
+    finally:
+        write_text(job.script, own)
 
 
 def _is_live(job: Job) -> bool:

@@ -14,13 +14,15 @@ from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
-from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.schedulers.commands import NoAnswerError, ask
 from glmforge.launch.schedulers.slurm_again import release, requeue
 from glmforge.launch.schedulers.slurm_check import check
 from glmforge.launch.schedulers.slurm_jobs import is_forgotten, look_at
 
 _ID = re.compile(r"\d{1,12}(_\d{1,9})?")
 _SUBMIT_LIMIT_S = 120.0
+_ANSWER_LOST = ("timed out", "Zero Bytes were transmitted")
+"""What sbatch says where Slurm may have taken the job all the same."""
 
 _VARIABLES = {
     "nodes": (),
@@ -48,7 +50,7 @@ class Slurm:
         check(launch, environment=environment_of(launch))
 
     def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
-        """Logs go into the job's directory. Raises `LaunchError`."""
+        """Logs go into the job's directory. Raises `LaunchError`, and `NoAnswerError` if it may have been submitted."""
         answer = ask(
             "sbatch",
             "--parsable",
@@ -58,6 +60,8 @@ class Slurm:
             limit_s=_SUBMIT_LIMIT_S,
         )
         number = answer.stdout.strip().partition(";")[0]
+        if answer.status and any(words in answer.stderr for words in _ANSWER_LOST):
+            raise NoAnswerError(f"sbatch: {answer.reason}; 'squeue --me --name={job.name}' will tell")
         if answer.status or not _ID.fullmatch(number):
             raise LaunchError(f"sbatch: {answer.reason}; nothing was submitted")
         return number

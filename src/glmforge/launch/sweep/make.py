@@ -6,7 +6,6 @@ one name, one is refused. Its record is written last: a sweep that was interrupt
 
 import itertools
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import shown
-from glmforge.launch.job import JobDescription, JobDirectory, make_directory, utc_now
+from glmforge.launch.job import JobDescription, JobDirectory, make_directory, removed_on_error, utc_now
 from glmforge.launch.new_job import NewJob, run_job
 from glmforge.launch.preflight import check_fit
 from glmforge.launch.render import Script, render
@@ -73,19 +72,15 @@ class NewSweep:
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the sweep stays."""
         root = self.directory.root
-        make_directory(root, f"the name is taken; give another --name, or 'glmforge sweep resubmit {root.name}'")
-        written: list[Path] = []
-        try:
+        with removed_on_error() as made:
+            make_directory(root, f"the name is taken; give another --name, or 'glmforge sweep resubmit {root.name}'")
+            made.append(root)
             for job in self.jobs:
                 job.write()
-                written.append(job.directory.root)
+                made.append(job.directory.root)
             if self.script is not None:
                 write_text(self.directory.own.script, self.script)
             self.directory.write(self.record)
-        except BaseException:
-            for path in [*written, self.directory.root]:
-                shutil.rmtree(path)
-            raise
 
 
 def make_sweep(

@@ -85,8 +85,9 @@ class SweepDirectory:
             )
         if not self.record.exists():
             raise LaunchError(
-                f"{shown(self.root)}: holds no sweep, or one that was interrupted before it was submitted; if so, "
-                f"delete {shown(self.root)} and {shown(self.root)}-*, and submit it again"
+                f"{shown(self.root)}: holds no sweep, or one that is being made, or was interrupted before it was "
+                f"submitted; if so, delete it and the jobs of its points, {shown(self.name)}-000 and on, and submit it "
+                "again"
             )
         record = self._parse(read_json(self.record, dict, error=LaunchError, max_bytes=_MAX_BYTES))
         if record.name != self.name:

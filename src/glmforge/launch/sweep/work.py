@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from glmforge.cluster.lease import Lease
 from glmforge.launch.cancel import note_cancelled
 from glmforge.launch.find import Job, SchedulerOf, find_jobs
-from glmforge.launch.hand_over import hand_over, note_submission
+from glmforge.launch.hand_over import hand_over, id_of_task, note_submission, submit
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.state import CANCELLED, JobState
 from glmforge.launch.sweep.make import ARRAYS, array_launch, array_script
@@ -101,7 +101,7 @@ class Sweep:
         write_text(own.script, array_script(self.directory, description, self.record, tasks))
         launch = array_launch(description.launch, tasks, self.record.at_once)
         own.event("submitting", f"{len(chosen)} points", tasks=tasks)
-        self._note(self.scheduler_of(self.record.launcher).submit(own, launch), tasks)
+        submit(self.scheduler_of(self.record.launcher), own, launch, lambda number: self._note(number, tasks))
 
     def _note(self, number: str, tasks: Sequence[int]) -> None:
         """In the sweep's events first, which say what is to be noted in the points' jobs."""
@@ -110,7 +110,7 @@ class Sweep:
 
     def _note_in_jobs(self, number: str, tasks: Sequence[int]) -> None:
         for point in self.record.points:
-            job, id_ = self.directory.point(point), f"{number}_{point.task}"
+            job, id_ = self.directory.point(point), id_of_task(number, point.task)
             if point.task in tasks and id_ not in {submission.id for submission in job.read_submissions()}:
                 note_submission(job, id_, self.record.launcher, again=bool(job.read_attempts()))
 

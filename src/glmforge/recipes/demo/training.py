@@ -127,21 +127,23 @@ def _started(config_file: Path, num_threads: int) -> Iterator[subprocess.Popen[b
     environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
     process: subprocess.Popen[bytes] | None = None
     received: list[signal.Signals] = []
-    early: list[int] = []
+    num_sent = 0
+
+    def send() -> None:
+        nonlocal num_sent
+        while process is not None and num_sent < len(received):
+            num_sent += 1
+            process.send_signal(received[num_sent - 1])
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
-        if process is None:
-            early.append(number)
-        else:
-            process.send_signal(number)
+        send()
 
     heeded = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in heeded}
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
-        for number in early:
-            process.send_signal(number)
+        send()
         yield process
         process.wait()
     finally:

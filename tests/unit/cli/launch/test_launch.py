@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from glmforge.cli.app import app
+from glmforge.cli.app import app, main
 from glmforge.cluster.process import identify
+from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError
+from glmforge.launch import detached
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.here import Here, id_of
+from glmforge.launch.schedulers.slurm import Slurm
+from glmforge.launch.state import JobState
+from glmforge.launch.sweep.work import Sweep
 
 runner = CliRunner()
 
@@ -152,11 +157,63 @@ def test_a_job_that_cannot_be_noted_is_cancelled(here: Path, file: str) -> None:
     assert list((here / "jobs").iterdir()) == []
 
 
-def test_a_job_that_can_neither_be_noted_nor_cancelled_is_named(here: Path) -> None:
+def test_a_job_that_can_neither_be_noted_nor_cancelled_is_named_and_keeps_its_files(here: Path) -> None:
     slurm(here, submits="/bin/mkdir events.jsonl; echo 17")
     scheduler(here, "scancel", "echo 'scancel: error: no' >&2; exit 1")
     with pytest.raises(GlmforgeError, match=r"^slurm 17 could not be noted, and goes on \(scancel 17: no\)"):
         launch("demo", "--nodes", "2", "--name", "x")
+    assert_whole(here / "jobs/x")
+
+
+def assert_whole(root: Path) -> None:
+    """A job's directory has all that the job needs when it starts."""
+    job = JobDirectory(root)
+    assert job.read().name == root.name
+    assert str(job.root) in job.script.read_text()
+    assert job.run_config.exists()
+
+
+@pytest.mark.parametrize(
+    "answer", ["Socket timed out on send/recv operation", "Zero Bytes were transmitted or received"]
+)
+def test_a_job_that_slurm_may_have_taken_keeps_its_files(here: Path, answer: str) -> None:
+    slurm(here, submits=f"echo 'sbatch: error: Batch job submission failed: {answer}' >&2; exit 1")
+    with pytest.raises(
+        GlmforgeError, match=r"^x: may have been submitted, or not: sbatch: Batch job submission failed: "
+    ):
+        launch("demo", "--nodes", "2", "--name", "x")
+    assert_whole(here / "jobs/x")
+
+
+def test_a_job_whose_submission_is_interrupted_keeps_its_files(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm has it already, and its answer is never read."""
+    slurm(here)
+    submit = Slurm.submit
+
+    def interrupted(self: Slurm, job: JobDirectory, launch: LaunchConfig) -> str:
+        submit(self, job, launch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Slurm, "submit", interrupted)
+    monkeypatch.setattr("sys.argv", ["glmforge", "launch", "demo", "--nodes", "2", "--name", "x"])
+    with pytest.raises(SystemExit):
+        main()
+    assert (
+        "glmforge: interrupted: whether x was submitted is not known; if not, 'glmforge jobs" in capsys.readouterr().err
+    )
+    assert_whole(here / "jobs/x")
+
+
+@pytest.mark.parametrize("more", [(), ("--detach",)])
+def test_a_sweep_without_a_scheduler_tells_a_machine_once(
+    here: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(Sweep, "run_here", lambda *_, **__: {"s-000": JobState.FINISHED, "s-001": JobState.FINISHED})
+    monkeypatch.setattr(detached, "run_detached", lambda words, root: root / "log")
+    told, _ = launch("demo", "--launcher", "local", "--sweep", "seed=1,2", "--name", "s", "--no-plan", "--json", *more)
+    assert [point["name"] for point in json.loads(told)["points"]] == ["s-000", "s-001"]
 
 
 def test_a_program_of_ones_own(here: Path) -> None:

@@ -10,6 +10,7 @@ from glmforge.cli.app import app
 from glmforge.cli.launch.together import go_on_detached, tell, tell_how_many_finished
 from glmforge.launch import detached
 from glmforge.launch.state import JobState
+from helpers.made_jobs import made_job
 
 
 def test_what_is_told_goes_to_stderr_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,3 +43,12 @@ def test_one_that_there_is_not(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(app, [*words, "lr", "--jobs-dir", str(tmp_path)])
     assert done.exit_code != 0
     assert "lr" in str(done.exception) + done.stderr
+
+
+@pytest.mark.parametrize("group", ["sweep", "chain"])
+@pytest.mark.parametrize(("name", "told"), [("", "is no name of a {group}"), ("air", "air: is a job, and no {group}")])
+def test_nothing_else_is_taken_for_one(tmp_path: Path, group: str, name: str, told: str) -> None:
+    """Whose advice would be to delete it."""
+    made_job(tmp_path, "air")
+    done = CliRunner().invoke(app, [group, "show", name, "--jobs-dir", str(tmp_path)])
+    assert told.format(group=group) in str(done.exception)

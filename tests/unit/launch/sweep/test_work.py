@@ -142,6 +142,28 @@ def test_a_submission_that_fails_leaves_a_sweep_to_be_submitted(sweep, scheduler
     assert len(sweep.submit_array()) == 6
 
 
+@pytest.mark.parametrize("number", [None, 0, 5])
+def test_an_array_that_cannot_be_noted_is_cancelled(sweep, scheduler, number):
+    """In the sweep's own events, or in a point's job."""
+    events = (sweep.directory.own if number is None else job_of(sweep, number)).events
+    submit = scheduler.submit
+
+    def fills_the_disk(job, launch):
+        events.unlink(missing_ok=True)
+        events.mkdir()
+        return submit(job, launch)
+
+    scheduler.submit = fills_the_disk
+    with pytest.raises(LaunchError, match=r"^slurm 1 was cancelled, since it could not be noted: "):
+        sweep.submit_array()
+    assert scheduler.cancelled == ["1"]
+    assert {scheduler.state(f"1_{number}") for number in range(6)} == {State.CANCELLED}
+    scheduler.submit = submit
+    events.rmdir()
+    assert len(sweep.submit_array()) == 6
+    assert [job_of(sweep, number).read_submissions()[-1].id for number in range(6)] == [f"2_{n}" for n in range(6)]
+
+
 def test_killed_while_it_was_noted_the_rest_is_noted(sweep, scheduler):
     sweep.submit_array()
     for number in (2, 5):

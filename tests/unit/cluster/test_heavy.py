@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from glmforge.cli.heavy import heavy_imports
+from glmforge.cluster.heavy import heavy_imports
 
 
 def test_the_collector_goes_on_afterwards() -> None:
