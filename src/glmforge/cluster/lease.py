@@ -92,14 +92,15 @@ class LastChange:
     """Since when something has been what it is, by the watcher's clock."""
 
     def __init__(self) -> None:
-        self._value: bytes | None = None
+        self._value: object = None
         self._since = 0.0
 
-    def seconds_since(self, value: bytes) -> float:
-        """How long it has been `value`, as far as was seen."""
+    def seconds_since(self, value: object, at_least: float = 0.0) -> float:
+        """How long it has been `value`, as far as was seen; `at_least` so long, if somebody else saw that before."""
         now = time.monotonic()
         if value != self._value:
             self._value, self._since = value, now
+        self._since = min(self._since, now - at_least)
         return now - self._since
 
 

@@ -6,11 +6,13 @@ machine, would watch the claim for `fault_tolerance.lock_lease_s` before it beli
 
 * the rank's record says that the process ended, as the program that started it has waited for it;
 * or, where a node was lost with its ranks, the claim has not changed since the supervisor began to look at it, which
-  was before the attempt ended. That takes as long, but begins earlier.
+  was before the attempt ended. That takes as long, but begins earlier. Where the supervisor was lost as well, its
+  standby has looked, and tells the next one: who finds the same claim knows that it did not change in between.
 """
 
+import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,9 +21,10 @@ from glmforge.cluster.lease import Claim, LastChange, Lease
 from glmforge.config import load_config
 from glmforge.errors import GlmforgeError
 from glmforge.files import escaped
-from glmforge.launch.job import JobDescription, JobDirectory, RankRecord
+from glmforge.launch.job import JobDirectory, RankRecord
 
 _LOOKS_PER_LEASE = 20
+_LONGEST_S = 86400.0
 _ROUNDING = timedelta(seconds=1)  # a claim has whole seconds
 
 Say = Callable[[str, str], None]
@@ -34,6 +37,7 @@ class RunLock:
         self.directory, self.lease_s = directory, lease_s
         self._lease, self._say = Lease(directory, what, lease_s=lease_s), say
         self._change = LastChange()
+        self._seen: tuple[str, float] | None = None
         self._looked_at = -float("inf")
         self._left: int | None = None
         self._ranks: tuple[RankRecord, ...] = ()
@@ -55,10 +59,26 @@ class RunLock:
             self._left = self._lease.newest().number
         self._look()
 
+    def seen(self) -> dict[str, str | float]:
+        """For how long which claim has not changed, for who looks after it next."""
+        if self._seen is None:
+            return {}
+        claim, unchanged_s = self._seen
+        return {"directory": str(self.directory), "claim": claim, "unchanged_s": round(unchanged_s, 1)}
+
+    def was_seen(self, before: Mapping[str, object]) -> None:
+        """What another program has `seen`, before the first look; a damaged record counts for nothing."""
+        claim, unchanged_s = before.get("claim"), before.get("unchanged_s")
+        is_ours = before.get("directory") == str(self.directory) and isinstance(claim, str)
+        if is_ours and isinstance(unchanged_s, int | float) and 0 <= unchanged_s <= _LONGEST_S:
+            self._change.seconds_since(claim, at_least=unchanged_s)
+
     def _look(self) -> None:
         try:
             found = self._lease.newest()
-            unchanged_s = self._change.seconds_since(b"%d " % found.number + found.content)
+            claim = hashlib.sha256(b"%d " % found.number + found.content).hexdigest()
+            unchanged_s = self._change.seconds_since(claim)
+            self._seen = claim, unchanged_s
             if found.number != self._left or found.claim is None or found.claim.released:
                 return
             if _has_ended(found.claim, self._ranks):
@@ -89,14 +109,22 @@ def _has_ended(claim: Claim, ranks: Iterable[RankRecord]) -> bool:
     )
 
 
-def run_locks(job: JobDirectory, description: JobDescription, say: Say) -> list[RunLock]:
-    """Of the directories that the job's run writes to; none if it is no run, or its configuration is damaged."""
-    if description.run is None:
-        return []
+def run_locks(job: JobDirectory, say: Say) -> list[RunLock]:
+    """Of the directories that the job's run writes to; none if it is no run, or its files are damaged."""
     try:
+        description = job.read()
+        if description.run is None:
+            return []
         config = load_config(job.run_config)
     except GlmforgeError:
         return []  # the ranks tell of it
     places = [description.run, *([] if config.checkpoint.dir is None else [config.checkpoint.dir])]
     what, lease_s = f"glmforge supervise {job.name}", config.fault_tolerance.lock_lease_s
     return [RunLock(description.directory / place, what, lease_s, say) for place in places]
+
+
+def last_seen(job: JobDirectory) -> list[dict[str, object]]:
+    """What was `seen` of the run's locks when the job was queued again."""
+    requeued = [event for event in job.read_events() if event.get("event") == "requeued"][-1:]
+    locks = requeued[0].get("locks") if requeued else None
+    return [each for each in locks if isinstance(each, dict)] if isinstance(locks, list) else []

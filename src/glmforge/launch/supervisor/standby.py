@@ -27,6 +27,8 @@ from glmforge.cluster.lease import LastChange, Lease
 from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor.lost_nodes import lost_nodes
+from glmforge.launch.supervisor.run_lock import run_locks
+from glmforge.observe.record_files import RunFileError
 
 LEASE = ".supervisor"
 """The directory of the supervisor's claims, in the job's."""
@@ -148,17 +150,31 @@ def _start_on(node: str, root: Path) -> "subprocess.Popen[bytes]":
 
 def watch(job: JobDirectory, number: str) -> None:
     """Comes back when the job is over, or was requeued."""
-    watching = Standby(job, _is_lost)
+    watching, locks, noted = Standby(job, _is_lost, SILENT_S), run_locks(job, lambda *_: None), False
     while True:
         time.sleep(_LOOK_S)
+        for lock in locks:
+            lock.look()
         # Slurm is asked only about a supervisor that is silent.
         batch_node = _batch_node(number) if watching.is_silent() else None
-        if batch_node is not None and watching.look(batch_node):
-            job.event("node lost", f"{batch_node} was lost, and the supervisor with it", node=batch_node)
-            job.event("requeued", "the supervisor's node was lost: the scheduler is asked to queue the job again")
-            with suppress(HostError):
-                ask_slurm("scontrol", "requeue", number)
-                return
+        if batch_node is None or not watching.look(batch_node):
+            continue
+        if not noted:
+            noted = _note(job, batch_node, [lock.seen() for lock in locks])
+        with suppress(HostError):
+            ask_slurm("scontrol", "requeue", number)
+            return
+
+
+def _note(job: JobDirectory, node: str, locks: list[dict[str, str | float]]) -> bool:
+    """Whether that could be written: not on a full disk, which is no reason to leave the job as it is."""
+    why = "the supervisor's node was lost: the scheduler is asked to queue the job again"
+    try:
+        job.event("node lost", f"{node} was lost, and the supervisor with it", node=node)
+        job.event("requeued", why, locks=locks)
+    except RunFileError:
+        return False
+    return True
 
 
 def _batch_node(number: str) -> str | None:

@@ -11,6 +11,7 @@ from the same facts, and comes to the same.
 
 import time
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from glmforge.cluster.lease import Lease
@@ -31,7 +32,7 @@ from glmforge.launch.supervisor.phases import phases_of
 from glmforge.launch.supervisor.policy import Decision, Do, Situation, decide
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
-from glmforge.launch.supervisor.run_lock import run_locks
+from glmforge.launch.supervisor.run_lock import last_seen, run_locks
 from glmforge.launch.supervisor.settle import settle
 from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.worlds import bearable
@@ -63,7 +64,7 @@ class Supervisor:
         self.config = self.launch.supervisor
         self.books = Books(self.job, self.config, self.allocation, self.checker)
         self.bears = bearable(self.job, self.description)
-        self.locks = run_locks(self.job, self.description, self.books.say)
+        self.locks = run_locks(self.job, self.books.say)
         self.told: list[str] = []
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
@@ -106,6 +107,8 @@ class Supervisor:
         if not history:
             return None
         last = history[-1]
+        for lock, seen in product(self.locks, last_seen(self.job)):
+            lock.was_seen(seen)
         self._look_at_locks()
         if last.verdict is None:
             return self._finish_record(last)
@@ -283,7 +286,8 @@ class Supervisor:
 
     def _requeue(self, verdict: Verdict | None) -> int:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
-        self.books.say("requeued", "the scheduler is asked to queue the job again", without=out)
+        locks = [lock.seen() for lock in self.locks]
+        self.books.say("requeued", "the scheduler is asked to queue the job again", without=out, locks=locks)
         look_soon(self.job)
         self.lease.release()
         self.allocation.requeue(sorted({*out, *self.launch.exclude}))

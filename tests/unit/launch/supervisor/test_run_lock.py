@@ -13,7 +13,7 @@ from glmforge.config import dump_config, load_config
 from glmforge.config.schema import RunConfig
 from glmforge.launch.job import JobDirectory, RankRecord
 from glmforge.launch.starters.base import Ranks
-from glmforge.launch.supervisor.run_lock import RunLock, run_locks
+from glmforge.launch.supervisor.run_lock import RunLock, last_seen, run_locks
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import NO_PROCESS, Ends, FakeAllocation, FakeRunning, FakeStarter, a_job
 
@@ -136,6 +136,65 @@ def test_a_sign_of_life_begins_the_time_anew(tmp_path: Path, clock: list[float])
     assert not said
 
 
+def test_what_another_program_has_seen_counts(tmp_path: Path, clock: list[float]) -> None:
+    held(tmp_path)
+    before, _ = lock_of(tmp_path)
+    assert before.seen() == {}
+    before.look()
+    clock[0] += 0.7 * LEASE_S
+    before.look()
+    clock[0] = 5.0  # of another machine
+    lock, said = lock_of(tmp_path)
+    lock.was_seen(before.seen())
+    lock.look()
+    lock.ended([rank(ended_after_s=None)])
+    clock[0] += 0.2 * LEASE_S
+    lock.look()
+    assert not said
+    clock[0] += 0.2 * LEASE_S
+    lock.look()
+    assert said[0].endswith("it gave no sign of life for 66 s")
+    assert is_free(tmp_path)
+
+
+def test_what_was_seen_of_another_claim_does_not(tmp_path: Path, clock: list[float]) -> None:
+    held(tmp_path)
+    before, _ = lock_of(tmp_path)
+    before.look()
+    clock[0] += 2 * LEASE_S
+    before.look()
+    beat(tmp_path)
+    lock, said = lock_of(tmp_path)
+    lock.was_seen(before.seen())
+    lock.ended([rank(ended_after_s=None)])
+    assert not said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"directory": "/another"},
+        {"directory": None},
+        {"claim": 7},
+        {"unchanged_s": "1000"},
+        {"unchanged_s": -1.0},
+        {"unchanged_s": float("nan")},
+        {"unchanged_s": float("inf")},
+        {"unchanged_s": None},
+    ],
+)
+def test_a_damaged_record_counts_for_nothing(tmp_path: Path, clock: list[float], change: dict[str, object]) -> None:
+    held(tmp_path)
+    before, _ = lock_of(tmp_path)
+    before.look()
+    clock[0] += 2 * LEASE_S
+    before.look()
+    lock, said = lock_of(tmp_path)
+    lock.was_seen(before.seen() | change)
+    lock.ended([rank(ended_after_s=None)])
+    assert not said
+
+
 def test_ranks_that_run_keep_their_lock_however_silent(tmp_path: Path, clock: list[float]) -> None:
     """Storage that hangs for minutes ends no run. Nor does the next attempt lose what it has claimed."""
     held(tmp_path)
@@ -204,17 +263,17 @@ def test_a_run_that_nobody_has_held(tmp_path: Path) -> None:
 def test_a_run_has_a_lock_where_its_checkpoints_are_elsewhere(tmp_path: Path) -> None:
     job = a_job(tmp_path, kind="train", run=Path("runs/tiny"))
     job.run_config.write_text(dump_config(a_run("checkpoint.dir=/elsewhere", "fault_tolerance.lock_lease_s=7")))
-    locks = run_locks(job, job.read(), print)
+    locks = run_locks(job, print)
     assert [lock.directory for lock in locks] == [tmp_path / "runs/tiny", Path("/elsewhere")]
     assert {lock.lease_s for lock in locks} == {7.0}
 
 
 def test_a_script_has_none_and_neither_has_a_damaged_configuration(tmp_path: Path) -> None:
     job = a_job(tmp_path / "a")
-    assert run_locks(job, job.read(), print) == []
+    assert run_locks(job, print) == []
     job = a_job(tmp_path / "b", kind="train", run=Path("run"))
     job.run_config.write_text("phases: [")
-    assert run_locks(job, job.read(), print) == []
+    assert run_locks(job, print) == []
 
 
 def a_run_job(root: Path, *overrides: str, **options: object) -> JobDirectory:
@@ -270,6 +329,32 @@ def test_the_time_between_attempts_counts(tmp_path: Path) -> None:
     script = HeldAtFirst(tmp_path / "run", GONE)
     assert Supervisor(job, FakeStarter(script), FakeAllocation(("a", "b"), gone={"b": "down"})).run() == 0
     assert script.free == [True]
+
+
+def test_what_the_last_supervisor_has_seen_counts_after_a_requeue(tmp_path: Path) -> None:
+    job = a_run_job(tmp_path, "fault_tolerance.lock_lease_s=3600")
+    script, allocation = HeldAtFirst(tmp_path / "run", GONE), FakeAllocation(("a", "b"), can_requeue=True)
+
+    def and_b_is_lost(ranks: Ranks, number: int) -> dict[int, Ends]:
+        allocation.gone = {"b": "down"}
+        return script(ranks, number)
+
+    assert Supervisor(job, FakeStarter(and_b_is_lost), allocation, wait_s=0.0).run() == 0
+    (event,) = [event for event in job.read_events() if event["event"] == "requeued"]
+    (seen,) = last_seen(job)
+    assert seen == event["locks"][0]
+    assert seen["directory"] == str(tmp_path / "run")
+    job.event("requeued", "by its standby", locks=[{}, 7, seen | {"unchanged_s": 3600.0}])
+    assert Supervisor(job, FakeStarter(script), FakeAllocation(("a", "b"), restart=1), wait_s=0.0).run() == 0
+    assert script.free == [True]
+
+
+@pytest.mark.parametrize("locks", [None, 7, {}, [7, None]])
+def test_an_event_that_tells_nothing_of_locks(tmp_path: Path, locks: object) -> None:
+    job = a_job(tmp_path)
+    assert last_seen(job) == []
+    job.event("requeued", locks=locks)
+    assert last_seen(job) == []
 
 
 class WaitsForTheRun(FakeStarter):

@@ -11,9 +11,14 @@ import pytest
 
 from glmforge.cluster import lease as lease_module
 from glmforge.cluster.lease import Lease
+from glmforge.config import dump_config, load_config
+from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor import standby as standby_module
+from glmforge.launch.supervisor.run_lock import last_seen
 from glmforge.launch.supervisor.standby import LEASE, Standby, StandbyStep
+from glmforge.observe.record_files import RunFileError
+from helpers.fake_starter import a_job
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -67,6 +72,62 @@ def test_claims_that_cannot_be_read_have_not_changed(tmp_path: Path, monkeypatch
     (tmp_path / LEASE).touch()  # no directory
     assert not watching.is_silent()
     assert watching.is_silent()
+
+
+@dataclass
+class Controller:
+    """Slurm's, which says where the batch script runs, and does not answer the first requests to requeue."""
+
+    deaf: int = 0
+    requeues: int = 0
+
+    def ask(self, *words: str) -> str:
+        if words[:2] == ("scontrol", "show"):
+            return "JobId=17 BatchHost=node1 NumNodes=2"
+        assert words == ("scontrol", "requeue", "17")
+        self.requeues += 1
+        if self.requeues <= self.deaf:
+            raise HostError("Unable to contact slurm controller")
+        return ""
+
+
+@pytest.fixture
+def controller(monkeypatch: pytest.MonkeyPatch) -> Controller:
+    controller = Controller()
+    monkeypatch.setattr(standby_module, "ask_slurm", controller.ask)
+    monkeypatch.setattr(standby_module, "lost_nodes", lambda nodes: dict.fromkeys(nodes, "DOWN"))
+    monkeypatch.setattr(standby_module, "_LOOK_S", 0.0)
+    monkeypatch.setattr(standby_module, "SILENT_S", 0.0)
+    return controller
+
+
+def test_a_requeue_that_is_not_answered_is_asked_again_and_noted_once(tmp_path: Path, controller: Controller) -> None:
+    controller.deaf = 3
+    job = a_job(tmp_path)
+    standby_module.watch(job, "17")
+    assert controller.requeues == 4
+    assert [event["event"] for event in job.read_events()] == ["node lost", "requeued"]
+
+
+def test_who_watches_tells_what_was_seen_of_the_runs_lock(tmp_path: Path, controller: Controller) -> None:
+    job = a_job(tmp_path, kind="train", run=Path("run"))
+    job.run_config.write_text(dump_config(load_config("demo")))
+    with Lease(tmp_path / "run", "glmforge train", lease_s=3600):
+        standby_module.watch(job, "17")
+    (seen,) = last_seen(job)
+    assert seen["directory"] == str(tmp_path / "run")
+
+
+def test_a_full_disk_is_no_reason_to_leave_the_job(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: JobDirectory, *_: object, **__: object) -> None:
+        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+    job = a_job(tmp_path)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    standby_module.watch(job, "17")
+    assert controller.requeues == 1
 
 
 def write_claim(root: Path, number: str, content: str) -> None:
