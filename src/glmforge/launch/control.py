@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from glmforge.errors import LaunchError
 from glmforge.launch.job import Submission
-from glmforge.launch.requeue.cancelled import note_cancelled, who
+from glmforge.launch.requeue.cancelled import Cancelling, who
 from glmforge.launch.requeue.companion import accompany, dismiss
 from glmforge.launch.requeue.queue_again import queue_again, tell_waiting
 from glmforge.launch.schedulers.base import Seen
@@ -24,7 +24,8 @@ class Resubmitted:
 
 
 def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
-    """End a job, wherever it is; what was done, in words. Raises `LaunchError` if its scheduler does not do it.
+    """End a job, wherever it is; what was done, in words. Raises `LaunchError` if its scheduler does not
+    do it, or that cannot be noted.
 
     Its ranks are told as before a preemption: a training run saves first, as far as the scheduler gives it time.
     """
@@ -32,10 +33,12 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
         raise LaunchError(f"{job.name}: cannot be cancelled: {job.why}")
     if files.submission is None or job.state.is_over:
         return f"{job.name}: is {job.state} already"
-    note_cancelled(job.directory, files.submission)
+    cancelling = Cancelling()
+    cancelling.note(job.directory, files.submission)
     dismiss(job.directory)
     launcher = files.description.launch.launcher
     scheduler_of(launcher).cancel(files.submission.id)
+    cancelling.finish()
     was = "" if job.state is not JobState.UNKNOWN else f"; whether it still ran is not known ({job.why})"
     return f"{job.name}: cancelled ({launcher} {files.submission.id}, it was {job.state}){was}"
 

@@ -7,7 +7,7 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.launch import control
 from glmforge.launch.job import Cause, JobDirectory, Submission
-from glmforge.launch.requeue.cancelled import is_cancelled, note_cancelled
+from glmforge.launch.requeue.cancelled import Cancelling, is_cancelled
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.show.words import next_command
 from glmforge.launch.state.find import Job, find_jobs
@@ -51,6 +51,22 @@ def test_it_is_noted_before_the_scheduler_is_told(tmp_path: Path, scheduler: Mad
     assert is_cancelled(job)
 
 
+def test_a_full_disk_keeps_no_job_running(
+    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_job(tmp_path)
+    scheduler.know("17", State.RUNNING)
+    chosen = found(tmp_path, scheduler)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    with pytest.raises(LaunchError, match=r"cancelled, but that could not be noted.*\(events.jsonl: cannot be written"):
+        control.cancel(chosen, scheduler.of)
+    assert scheduler.cancelled == ["17"]
+
+
+def full(*_: object, **__: object) -> None:
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+
 def test_a_job_that_has_ended_is_left(tmp_path: Path, scheduler: MadeScheduler) -> None:
     job = made_job(tmp_path)
     made_attempt(job, cause=Cause.FINISHED)
@@ -70,7 +86,7 @@ def test_a_job_of_which_nothing_is_known_is_cancelled_too(tmp_path: Path, schedu
 def test_a_cancellation_counts_for_its_submission(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     assert not is_cancelled(job)
-    note_cancelled(job, job.read_submissions()[0])
+    Cancelling().note(job, job.read_submissions()[0])
     job.event("note", "the word cancelled")
     assert is_cancelled(job)
     job.add_submission(Submission(id="18", launcher="slurm", time=at(5), again=True))
@@ -125,7 +141,7 @@ def test_a_cancelled_job_that_is_brought_back_is_cancelled_no_more(
 ) -> None:
     """Else its supervisor would stop at once; until it is back, it stays cancelled."""
     job = made_job(tmp_path)
-    note_cancelled(job, job.read_submissions()[0])
+    Cancelling().note(job, job.read_submissions()[0])
     scheduler.know("17", State.HELD if reason else State.FAILED, reason=reason)
     refused = found(tmp_path, scheduler)
     scheduler.broken = "scontrol: Access/permission denied"
@@ -135,7 +151,7 @@ def test_a_cancelled_job_that_is_brought_back_is_cancelled_no_more(
     scheduler.broken = None
     control.resubmit(refused, scheduler.of)
     assert not is_cancelled(job)
-    note_cancelled(job, job.read_submissions()[0])
+    Cancelling().note(job, job.read_submissions()[0])
     assert is_cancelled(job)
 
 

@@ -22,7 +22,7 @@ from glmforge.errors import LaunchError
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.job import JobDirectory, Submission
-from glmforge.launch.requeue.cancelled import CANCELLED, note_cancelled
+from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
 from glmforge.launch.requeue.companion import accompany, dismiss
 from glmforge.launch.script.render import Script, render
 from glmforge.launch.state.find import Job, SchedulerOf, find_jobs
@@ -103,7 +103,7 @@ class Chain:
             runner = Runner(
                 look=self._states,
                 submit=lambda name: self._start(by_job[name], tell),
-                cancel=lambda name: self._cancel(self._jobs()[by_job[name].name]),
+                cancel=lambda name: self._cancel(self._jobs()[by_job[name].name], Cancelling()),
                 tell=lambda name, words: tell(by_job[name].name, words),
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in own.read_events()[began:]),
             )
@@ -116,10 +116,12 @@ class Chain:
 
     def cancel(self) -> list[str]:
         """Cancel every stage that waits or runs, the last ones first; their names."""
-        self.directory.own.event(CANCELLED, "the whole chain")
+        cancelling = Cancelling()
+        cancelling.note_whole(self.directory.own, "the whole chain")
         live = [told for told in self.states() if _is_live(told.job)]
         for told in reversed(live):  # else the next one might start in between
-            self._cancel(told.job)
+            self._cancel(told.job, cancelling)
+        cancelling.finish()
         return [told.stage.name for told in live]
 
     def _jobs(self) -> dict[str, Job]:
@@ -191,10 +193,10 @@ class Chain:
             return None
         return note_submission(directory, lost[-1], stage.launcher)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job, cancelling: Cancelling) -> None:
         if job.files is None or job.files.submission is None:
             return
-        note_cancelled(job.directory, job.files.submission)
+        cancelling.note(job.directory, job.files.submission)
         dismiss(job.directory)
         self.scheduler_of(job.files.description.launch.launcher).cancel(job.files.submission.id)
 

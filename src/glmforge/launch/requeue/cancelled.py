@@ -6,17 +6,39 @@ The note counts for the submission that it names, until that is submitted again:
 import getpass
 import socket
 
+from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.last_records import newest_records
 from glmforge.launch.requeue.refused_starts import SUBMITTED
+from glmforge.observe.record_files import RunFileError
 
 CANCELLED = "cancelled"
 """The event after which no supervisor starts the job again, until it is submitted again."""
 
 
-def note_cancelled(job: JobDirectory, submission: Submission) -> None:
-    """From now on no supervisor of this submission starts another attempt."""
-    job.event(CANCELLED, f"by {who()}", submission=submission.id)
+class Cancelling:
+    """Notes cancellations. What a full disk does not take keeps no job running, and is told when `finish` is called."""
+
+    def __init__(self) -> None:
+        self._unnoted: RunFileError | None = None
+
+    def note(self, job: JobDirectory, submission: Submission) -> None:
+        """From now on no supervisor of this submission starts another attempt."""
+        self.note_whole(job, f"by {who()}", submission=submission.id)
+
+    def note_whole(self, directory: JobDirectory, detail: str, **facts: str) -> None:
+        """Of a job, a chain, a sweep."""
+        try:
+            directory.event(CANCELLED, detail, **facts)
+        except RunFileError as error:
+            self._unnoted = error
+
+    def finish(self) -> None:
+        """Raise `LaunchError` if something could not be noted."""
+        if self._unnoted is not None:
+            raise LaunchError(
+                f"cancelled, but that could not be noted, and a supervisor may not know of it ({self._unnoted})"
+            )
 
 
 def is_cancelled(job: JobDirectory, submission: Submission | None = None) -> bool:

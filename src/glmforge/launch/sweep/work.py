@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from glmforge.cluster.lease import Lease
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
-from glmforge.launch.requeue.cancelled import CANCELLED, note_cancelled
+from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
 from glmforge.launch.state.find import Job, SchedulerOf, find_jobs
 from glmforge.launch.state.job_state import JobState
 from glmforge.launch.submit.hand_over import hand_over, id_of_task, note_submission, submit
@@ -70,7 +70,7 @@ class Sweep:
             runner = Runner(
                 look=self._states,
                 submit=self._start,
-                cancel=lambda name: self._cancel([job for job in self.jobs() if job.name == name]),
+                cancel=lambda name: self._cancel([job for job in self.jobs() if job.name == name], Cancelling()),
                 tell=tell,
                 is_wanted=lambda: (
                     not any(event.get("event") == CANCELLED for event in self.directory.own.read_events()[began:])
@@ -80,9 +80,11 @@ class Sweep:
 
     def cancel(self) -> list[str]:
         """Cancel every point that waits or runs; their names. Points that have not begun do not begin."""
-        self.directory.own.event(CANCELLED, "the whole sweep")
+        cancelling = Cancelling()
+        cancelling.note_whole(self.directory.own, "the whole sweep")
         live = [job for job in self.jobs() if not job.state.is_over and job.state is not JobState.DAMAGED]
-        self._cancel(live)
+        self._cancel(live, cancelling)
+        cancelling.finish()
         return [job.name for job in live]
 
     def _pairs(self) -> list[tuple[PointRecord, Job]]:
@@ -125,7 +127,7 @@ class Sweep:
         elif lost := [number for number in submissions_in(self.directory.own) if number not in known]:
             self._note(lost[-1], last["tasks"])
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
+    def _cancel(self, jobs: Sequence[Job], cancelling: Cancelling) -> None:
         """An array as a whole, if all of its tasks are to end."""
         scheduler = self.scheduler_of(self.record.launcher)
         ids = {}
@@ -133,7 +135,7 @@ class Sweep:
             if job.files is None or job.files.submission is None:
                 continue
             ids[job.name] = job.files.submission.id
-            note_cancelled(job.directory, job.files.submission)
+            cancelling.note(job.directory, job.files.submission)
         arrays = {id_.partition("_")[0] for id_ in ids.values()} if self.is_array else set(ids.values())
         for number in sorted(arrays):
             scheduler.cancel(number)

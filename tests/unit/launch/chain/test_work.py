@@ -15,6 +15,7 @@ from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state.job_state import JobState
 from glmforge.launch.submit.hand_over import note_submission
+from glmforge.observe.record_files import RunFileError
 from helpers.fake_scheduler import FakeScheduler
 from helpers.made_jobs import made_attempt
 
@@ -245,6 +246,17 @@ def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
     told = submit(chain)
     assert told["a"] == "submitted as 5"
     assert scheduler.after["8"] == ("6", "7")
+
+
+def test_a_full_disk_keeps_none_running(chain, scheduler, monkeypatch):
+    def full(*_, **__):
+        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+    submit(chain)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    with pytest.raises(LaunchError, match="cancelled, but that could not be noted"):
+        chain.cancel()
+    assert scheduler.cancelled == ["4", "3", "2", "1"]
 
 
 def test_cancelled_from_the_end_to_the_beginning(chain, scheduler):

@@ -18,6 +18,7 @@ from glmforge.launch.sweep.make import array_of, make_sweep
 from glmforge.launch.sweep.points import expand
 from glmforge.launch.sweep.record import SweepDirectory
 from glmforge.launch.sweep.work import Sweep
+from glmforge.observe.record_files import RunFileError
 from helpers.fake_scheduler import FakeScheduler, tasks_of
 from helpers.made_jobs import made_attempt
 
@@ -188,6 +189,17 @@ def test_killed_before_it_was_noted_the_array_is_found(sweep, scheduler, monkeyp
     assert sweep.submit_array() == []
     assert job_of(sweep, 4).read_submissions()[-1].id == "1_4"
     assert list(scheduler.scripts) == ["1"]
+
+
+def test_a_full_disk_keeps_none_running(sweep, scheduler, monkeypatch):
+    def full(*_, **__):
+        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+    sweep.submit_array()
+    monkeypatch.setattr(JobDirectory, "event", full)
+    with pytest.raises(LaunchError, match="cancelled, but that could not be noted"):
+        sweep.cancel()
+    assert scheduler.cancelled == ["1"]
 
 
 def test_cancelled_together(sweep, scheduler):
