@@ -88,6 +88,13 @@ class SlurmAllocation:
             return datetime.fromisoformat(text).astimezone(UTC)  # Slurm tells local time
         return None
 
+    def queued_s(self) -> float:
+        with suppress(HostError, ValueError):  # "N/A" of what has not been
+            ask = ("squeue", "--noheader", "--jobs", self.submission, "--format", "%V %S")
+            queued, started = ask_slurm("env", "SLURM_TIME_FORMAT=%s", *ask).split()
+            return max(0.0, float(started) - float(queued)) if self.restart else 0.0
+        return 0.0
+
     def requeue(self, without: Iterable[str]) -> None:
         """Comes back only if the requeue did not end this process in ten minutes.
 
