@@ -1,5 +1,6 @@
 """What Slurm's commands answer, and what the supervisor makes of it."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_whether_the_job_may_go_on(
     """One that somebody has requeued is on its way out as well, and comes back."""
     answers(monkeypatch, tmp_path, squeue=job_is(state, restarts))
     assert SlurmAllocation("7", 2, ("n1",)).still_ours() is ours
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [("1795456851", datetime(2026, 11, 23, 18, 0, 51, tzinfo=UTC)), ("NONE", None), ("9" * 30, None), ("", None)],
+)
+def test_when_it_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, ends: datetime | None) -> None:
+    answers(monkeypatch, tmp_path, squeue=f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{said}"')
+    assert SlurmAllocation("7", 0, ("n1",)).ends() == ends
 
 
 @pytest.mark.parametrize(
