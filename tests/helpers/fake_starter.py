@@ -113,6 +113,7 @@ class FakeAllocation:
     drained: dict[str, str] = field(default_factory=dict)
     ours: bool = True
     end: datetime | None = None
+    queued: float = 0.0
     others: tuple[str, ...] = ()
     """That are idle."""
     down: range = range(0)
@@ -138,6 +139,9 @@ class FakeAllocation:
 
     def ends(self) -> datetime | None:
         return self.end
+
+    def queued_s(self) -> float:
+        return self.queued
 
     def requeue(self, without: Iterable[str]) -> None:
         self.requeued.append(list(without))

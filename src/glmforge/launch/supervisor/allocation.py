@@ -47,6 +47,9 @@ class Allocation(Protocol):
     def ends(self) -> datetime | None:
         """When the job's time is over; None if it has no limit, or that is not known."""
 
+    def queued_s(self) -> float:
+        """How long this start has waited since the job was queued again, by the scheduler's clock; 0 if not known."""
+
     def requeue(self, without: Iterable[str]) -> None:
         """Ask to be queued again, on other nodes than those; comes back when that is arranged."""
 
@@ -106,6 +109,9 @@ class Here:
 
     def ends(self) -> datetime | None:
         return None
+
+    def queued_s(self) -> float:
+        return 0.0
 
     def requeue(self, without: Iterable[str]) -> None:
         raise AssertionError("there is nobody to queue the job again")

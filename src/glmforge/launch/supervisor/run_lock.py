@@ -7,7 +7,8 @@ machine, would watch the claim for `fault_tolerance.lock_lease_s` before it beli
 * the rank's record says that the process ended, as the program that started it has waited for it;
 * or, where a node was lost with its ranks, the claim has not changed since the supervisor began to look at it, which
   was before the attempt ended. That takes as long, but begins earlier. Where the supervisor was lost as well, its
-  standby has looked, and tells the next one: who finds the same claim knows that it did not change in between.
+  standby has looked, and tells the next one: who finds the same claim knows that it did not change in between, and of
+  the time in between at least what the scheduler's clock says that the job was queued.
 """
 
 import hashlib
@@ -66,12 +67,15 @@ class RunLock:
         claim, unchanged_s = self._seen
         return {"directory": str(self.directory), "claim": claim, "unchanged_s": round(unchanged_s, 1)}
 
-    def was_seen(self, before: Mapping[str, object]) -> None:
-        """What another program has `seen`, before the first look; a damaged record counts for nothing."""
+    def was_seen(self, before: Mapping[str, object], then_s: float) -> None:
+        """What another program has `seen`, `then_s` seconds ago or more; a damaged record counts for nothing.
+
+        Before the first look.
+        """
         claim, unchanged_s = before.get("claim"), before.get("unchanged_s")
         is_ours = before.get("directory") == str(self.directory) and isinstance(claim, str)
         if is_ours and isinstance(unchanged_s, int | float) and 0 <= unchanged_s <= _LONGEST_S:
-            self._change.seconds_since(claim, at_least=unchanged_s)
+            self._change.seconds_since(claim, at_least=unchanged_s + then_s)
 
     def _look(self) -> None:
         try:

@@ -83,10 +83,21 @@ class SlurmAllocation:
         return "", self.restart
 
     def ends(self) -> datetime | None:
-        with suppress(HostError, ValueError):  # "NONE" without a limit
-            text = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%e").strip()
-            return datetime.fromisoformat(text).astimezone(UTC)  # Slurm tells local time
+        with suppress(HostError, ValueError, OverflowError, OSError):  # "NONE" without a limit
+            (ends,) = self._times("%e")
+            return datetime.fromtimestamp(ends, UTC)
         return None
+
+    def queued_s(self) -> float:
+        with suppress(HostError, ValueError):  # "N/A" of what has not been
+            queued, started = self._times("%V %S")
+            return max(0.0, started - queued) if self.restart else 0.0
+        return 0.0
+
+    def _times(self, form: str) -> list[float]:
+        """In seconds since 1970: in local time, as Slurm tells it else, an hour may be missing or be there twice."""
+        ask = ("squeue", "--noheader", "--jobs", self.submission, "--format", form)
+        return [float(text) for text in ask_slurm("env", "SLURM_TIME_FORMAT=%s", *ask).split()]
 
     def requeue(self, without: Iterable[str]) -> None:
         """Comes back only if the requeue did not end this process in ten minutes.

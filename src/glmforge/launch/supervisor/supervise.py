@@ -107,8 +107,9 @@ class Supervisor:
         if not history:
             return None
         last = history[-1]
+        queued_s = self.allocation.queued_s()
         for lock, seen in product(self.locks, last_seen(self.job)):
-            lock.was_seen(seen)
+            lock.was_seen(seen, queued_s)
         self._look_at_locks()
         if last.verdict is None:
             return self._finish_record(last)

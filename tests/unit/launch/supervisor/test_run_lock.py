@@ -145,13 +145,13 @@ def test_what_another_program_has_seen_counts(tmp_path: Path, clock: list[float]
     before.look()
     clock[0] = 5.0  # of another machine
     lock, said = lock_of(tmp_path)
-    lock.was_seen(before.seen())
+    lock.was_seen(before.seen(), 0.1 * LEASE_S)
     lock.look()
     lock.ended([rank(ended_after_s=None)])
-    clock[0] += 0.2 * LEASE_S
+    clock[0] += 0.15 * LEASE_S
     lock.look()
     assert not said
-    clock[0] += 0.2 * LEASE_S
+    clock[0] += 0.15 * LEASE_S
     lock.look()
     assert said[0].endswith("it gave no sign of life for 66 s")
     assert is_free(tmp_path)
@@ -165,7 +165,7 @@ def test_what_was_seen_of_another_claim_does_not(tmp_path: Path, clock: list[flo
     before.look()
     beat(tmp_path)
     lock, said = lock_of(tmp_path)
-    lock.was_seen(before.seen())
+    lock.was_seen(before.seen(), 1e6)
     lock.ended([rank(ended_after_s=None)])
     assert not said
 
@@ -190,7 +190,7 @@ def test_a_damaged_record_counts_for_nothing(tmp_path: Path, clock: list[float],
     clock[0] += 2 * LEASE_S
     before.look()
     lock, said = lock_of(tmp_path)
-    lock.was_seen(before.seen() | change)
+    lock.was_seen(before.seen() | change, 1e6)
     lock.ended([rank(ended_after_s=None)])
     assert not said
 
@@ -344,8 +344,9 @@ def test_what_the_last_supervisor_has_seen_counts_after_a_requeue(tmp_path: Path
     (seen,) = last_seen(job)
     assert seen == event["locks"][0]
     assert seen["directory"] == str(tmp_path / "run")
-    job.event("requeued", "by its standby", locks=[{}, 7, seen | {"unchanged_s": 3600.0}])
-    assert Supervisor(job, FakeStarter(script), FakeAllocation(("a", "b"), restart=1), wait_s=0.0).run() == 0
+    job.event("requeued", "by its standby", locks=[{}, 7, seen | {"unchanged_s": 1800.0}])
+    allocation = FakeAllocation(("a", "b"), restart=1, queued=1800.0)
+    assert Supervisor(job, FakeStarter(script), allocation, wait_s=0.0).run() == 0
     assert script.free == [True]
 
 

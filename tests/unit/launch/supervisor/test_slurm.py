@@ -1,5 +1,6 @@
 """What Slurm's commands answer, and what the supervisor makes of it."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert allocation.nodes() == ("n1", "n2")
     assert allocation.still_ours()
     assert allocation.ends() is None
+    assert SlurmAllocation("7", 1, ("n1", "n2")).queued_s() == 0.0
 
 
 def test_nor_do_commands_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,6 +73,34 @@ def test_whether_the_job_may_go_on(
     """One that somebody has requeued is on its way out as well, and comes back."""
     answers(monkeypatch, tmp_path, squeue=job_is(state, restarts))
     assert SlurmAllocation("7", 2, ("n1",)).still_ours() is ours
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [("1795456851", datetime(2026, 11, 23, 18, 0, 51, tzinfo=UTC)), ("NONE", None), ("9" * 30, None), ("", None)],
+)
+def test_when_it_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, ends: datetime | None) -> None:
+    answers(monkeypatch, tmp_path, squeue=f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{said}"')
+    assert SlurmAllocation("7", 0, ("n1",)).ends() == ends
+
+
+@pytest.mark.parametrize(
+    ("said", "restart", "queued_s"),
+    [
+        ("1795456851 1795456972", 1, 121.0),
+        ("1795456851 1795456972", 0, 0.0),  # its first start
+        ("1795456972 1795456851", 1, 0.0),
+        ("1795456851 N/A", 1, 0.0),
+        ("2026-11-01T01:59:00 2026-11-01T01:01:00", 1, 0.0),  # local time is no time
+        ("", 1, 0.0),
+        ("1 2 3", 1, 0.0),
+    ],
+)
+def test_how_long_it_was_queued(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, restart: int, queued_s: float
+) -> None:
+    answers(monkeypatch, tmp_path, squeue=f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{said}"')
+    assert SlurmAllocation("7", restart, ("n1",)).queued_s() == queued_s
 
 
 def test_a_job_that_slurm_lists_no_longer_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
