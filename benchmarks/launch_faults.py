@@ -38,7 +38,7 @@ from record import RESULTS, ROOT, write_result
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.cluster.dev.options import HEAD
-from glmforge.launch.goodput import as_dict, goodput_of
+from glmforge.launch.goodput.measure import as_dict, goodput_of
 from helpers.chaos import small_disk
 from helpers.launch_faults import FAULTS, Mend, has_slurmd
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed

@@ -23,8 +23,8 @@ from typing import Any
 from glmforge.cluster.dev import DevOptions, development_cluster
 from glmforge.cluster.dev.options import HEAD
 from glmforge.config import RunConfig, dump_config
-from glmforge.launch.companion import companions
 from glmforge.launch.job import AttemptDirectory, JobDirectory, RankRecord
+from glmforge.launch.requeue.companion import companions
 from glmforge.observe.record_files import read_jsonl
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
 from helpers.job import start_job

@@ -14,7 +14,7 @@ from pathlib import Path
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.cluster.slurm import address_of_node
 from glmforge.launch.job import AttemptDirectory
-from glmforge.launch.meeting import find_meeting_place
+from glmforge.launch.starters.meeting import find_meeting_place
 from glmforge.launch.starters.base import Ranks
 
 given = json.loads(Path(sys.argv[1]).read_text())

@@ -38,7 +38,7 @@ def report(
         for path in write_logs(read_run(run), export_logs):
             typer.echo(f"{path}")
     if out is not None or not (overfitting or export_logs):
-        from glmforge.launch.goodput_words import report_extra
+        from glmforge.launch.goodput.words import report_extra
         from glmforge.report.report import write_report
 
         typer.echo(f"{write_report(run, out, report_extra(run))}")

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass, field
 
 from glmforge.errors import LaunchError
-from glmforge.launch.cancel import Cancelling, who
-from glmforge.launch.companion import accompany, dismiss
-from glmforge.launch.find import Job, SchedulerOf
-from glmforge.launch.hand_over import hand_over
 from glmforge.launch.job import Submission
-from glmforge.launch.queue_again import queue_again, tell_waiting
+from glmforge.launch.requeue.cancelled import Cancelling, who
+from glmforge.launch.requeue.companion import accompany, dismiss
+from glmforge.launch.requeue.queue_again import queue_again, tell_waiting
 from glmforge.launch.schedulers.base import Seen
-from glmforge.launch.state import JobFiles, JobState
+from glmforge.launch.state.find import Job, SchedulerOf
+from glmforge.launch.state.job_state import JobFiles, JobState
+from glmforge.launch.submit.hand_over import hand_over
 from glmforge.observe.record_files import RunFileError
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from glmforge.errors import GlmforgeError
-from glmforge.launch.find import Job
-from glmforge.launch.state import JobState
+from glmforge.launch.state.find import Job
+from glmforge.launch.state.job_state import JobState
 
 _LOOK_EVERY_S = 1.0
 

@@ -17,7 +17,10 @@ from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.packages import install_or_skip
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = [*sorted((ROOT / "tests/unit/launch/golden").glob("slurm_*.sh")), ROOT / "examples/slurm/pretrain.sbatch"]
+SCRIPTS = [
+    *sorted((ROOT / "tests/unit/launch/script/golden").glob("slurm_*.sh")),
+    ROOT / "examples/slurm/pretrain.sbatch",
+]
 LIMIT_S = 120
 SMALL = LaunchConfig(launcher="slurm", nodes=2)
 

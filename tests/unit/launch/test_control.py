@@ -5,14 +5,15 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge.launch import control, hand_over
-from glmforge.launch.cancel import Cancelling, is_cancelled
-from glmforge.launch.find import Job, find_jobs
+from glmforge.launch import control
 from glmforge.launch.job import Cause, JobDirectory, Submission
+from glmforge.launch.requeue.cancelled import Cancelling, is_cancelled
 from glmforge.launch.schedulers.base import State
-from glmforge.launch.state import SUPERVISOR_LEASE
+from glmforge.launch.show.words import next_command
+from glmforge.launch.state.find import Job, find_jobs
+from glmforge.launch.state.job_state import SUPERVISOR_LEASE
+from glmforge.launch.submit import hand_over
 from glmforge.launch.supervisor import supervise
-from glmforge.launch.words import next_command
 from glmforge.observe.record_files import RunFileError
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 

@@ -6,7 +6,7 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.launch.in_turn import Runner, Turn
-from glmforge.launch.state import JobState
+from glmforge.launch.state.job_state import JobState
 
 
 class World:

@@ -45,8 +45,8 @@ def run(
     """
     from glmforge.launch.chain.make import make_chain
     from glmforge.launch.chain.work import Chain
-    from glmforge.launch.hand_over import scheduler_of
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
 
     new = make_chain(file, jobs_root(jobs_dir), Path.cwd())
     if dry_run:
@@ -140,8 +140,8 @@ def _print_all(new: "NewChain") -> None:
 def _open(name: str, jobs_dir: Path | None) -> "Chain":
     from glmforge.launch.chain.record import ChainDirectory
     from glmforge.launch.chain.work import Chain
-    from glmforge.launch.hand_over import scheduler_of
     from glmforge.launch.kinds import directory_of
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
 
     return Chain(ChainDirectory(directory_of(jobs_root(jobs_dir), name, "chain")), scheduler_of)

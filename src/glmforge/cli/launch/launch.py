@@ -15,7 +15,7 @@ from glmforge.cli.signature import takes
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
     from glmforge.launch.job import Submission
-    from glmforge.launch.new_job import NewJob
+    from glmforge.launch.submit.new_job import NewJob
 
 _JOB, _BEFORE, _SWEEP = "Job", "Before it is submitted", "Sweep"
 
@@ -113,7 +113,7 @@ def launch(options: _Options) -> None:
 
         glmforge launch --interactive --nodes 2 --gpus-per-node 8 --time 1:00:00
     """
-    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.submit.hand_over import scheduler_of
 
     config = read_launch(options)
     if options.interactive:
@@ -154,7 +154,7 @@ def _sweep(options: _Options, config: "LaunchConfig") -> None:
 
 
 def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
-    from glmforge.launch.new_job import jobs_root, script_job, training_job
+    from glmforge.launch.submit.new_job import jobs_root, script_job, training_job
 
     words = options.words or []
     root = jobs_root(options.jobs_dir)
@@ -168,8 +168,8 @@ def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
 def _interact(options: _Options, config: "LaunchConfig") -> None:
     import shlex
 
-    from glmforge.launch.hand_over import scheduler_of
-    from glmforge.launch.interactive import allocation, enter
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.interactive import allocation, enter
 
     if options.words or options.script is not None or options.sweep:
         raise typer.BadParameter("--interactive gives a shell, and runs nothing: leave out CONFIG and --script")
@@ -182,7 +182,7 @@ def _interact(options: _Options, config: "LaunchConfig") -> None:
 
 
 def _look_before(job: "NewJob", options: _Options) -> None:
-    from glmforge.launch.preflight import check_fit, check_nodes
+    from glmforge.launch.submit.preflight import check_fit, check_nodes
     from glmforge.observe.work_progress import work_progress
 
     launch = job.description.launch
@@ -197,9 +197,9 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 def _submit(job: "NewJob", options: _Options) -> None:
     from glmforge.files import escaped
-    from glmforge.launch.companion import accompany
-    from glmforge.launch.hand_over import hand_over, note_submission
+    from glmforge.launch.requeue.companion import accompany
     from glmforge.launch.schedulers.here import become, id_of_this_process
+    from glmforge.launch.submit.hand_over import hand_over, note_submission
 
     launch = job.description.launch
     in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach

@@ -128,7 +128,7 @@ _AS_THEY_ARE = (
 def read_launch(options: LaunchOptions) -> "LaunchConfig":
     """The options of the file and of the command line, with the launcher found. Raises `GlmforgeError`."""
     from glmforge.cluster.hosts.hostfile import parse_hosts
-    from glmforge.launch.new_job import read_options
+    from glmforge.launch.submit.new_job import read_options
 
     given: dict[str, Any] = {name: getattr(options, name) for name in _AS_THEY_ARE}
     given["launcher"] = options.launcher and options.launcher.value

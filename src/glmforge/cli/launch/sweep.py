@@ -44,9 +44,9 @@ def launch_sweep(
     as_json: bool,
 ) -> None:
     """What `glmforge launch CONFIG --sweep` does; `words` are CONFIG and the settings that all points share."""
-    from glmforge.launch.hand_over import scheduler_of
-    from glmforge.launch.new_job import jobs_root
-    from glmforge.launch.preflight import check_nodes
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
+    from glmforge.launch.submit.preflight import check_nodes
     from glmforge.launch.sweep.make import make_sweep
     from glmforge.launch.sweep.points import expand
     from glmforge.launch.sweep.work import Sweep
@@ -209,9 +209,9 @@ def _start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = F
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Sweep":
-    from glmforge.launch.hand_over import scheduler_of
     from glmforge.launch.kinds import directory_of
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
     from glmforge.launch.sweep.record import SweepDirectory
     from glmforge.launch.sweep.work import Sweep
 

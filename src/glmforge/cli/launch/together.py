@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from glmforge.launch.state import JobState
+    from glmforge.launch.state.job_state import JobState
 
 JobsDirOption = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")]
@@ -22,7 +22,7 @@ def tell(words: str) -> None:
 
 def go_on_detached(words: Sequence[str], root: Path) -> None:
     """Run `glmforge WORDS NAME` for the jobs of `root` without this terminal."""
-    from glmforge.launch.detached import run_detached
+    from glmforge.launch.submit.detached import run_detached
 
     log = run_detached([*words, root.name, "--jobs-dir", str(root.parent)], root)
     tell(f"{root.name}: runs detached, and tells of it in {log}")
@@ -30,7 +30,7 @@ def go_on_detached(words: Sequence[str], root: Path) -> None:
 
 def tell_how_many_finished(group: str, name: str, parts: str, states: "Collection[JobState]", total: int) -> None:
     """Ends with status 1 unless all have. `group` is the group of commands, `parts` what it has several of."""
-    from glmforge.launch.state import JobState
+    from glmforge.launch.state.job_state import JobState
 
     finished = sum(state is JobState.FINISHED for state in states)
     tell(f"{name}: {finished:,} of {total:,} {parts} have finished")

@@ -14,9 +14,9 @@ from glmforge.launch.chain.file import read_chain_file
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.chain.stages import ChainStage, work_out
 from glmforge.launch.job import JobDirectory, make_directory, removed_on_error, utc_now
-from glmforge.launch.new_job import NewJob, command_job, run_job
-from glmforge.launch.preflight import check_fit
 from glmforge.launch.schedulers.base import Scheduler
+from glmforge.launch.submit.new_job import NewJob, command_job, run_job
+from glmforge.launch.submit.preflight import check_fit
 from glmforge.observe.run import write_text
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from glmforge.launch.chain.work import StageState
-from glmforge.launch.find import as_dict
+from glmforge.launch.state.find import as_dict
 
 _HEAD = ("stage", "state", "step", "needs", "job", "number")
 

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from glmforge.cluster.lease import Lease
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.cancel import Cancelling
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
-from glmforge.launch.companion import accompany, dismiss
-from glmforge.launch.find import Job, SchedulerOf, find_jobs
-from glmforge.launch.hand_over import hand_over, note_submission
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.job import JobDirectory, Submission
-from glmforge.launch.render import Script, render
-from glmforge.launch.state import CANCELLED, JobState
-from glmforge.launch.unnoted import submissions_in
+from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
+from glmforge.launch.requeue.companion import accompany, dismiss
+from glmforge.launch.script.render import Script, render
+from glmforge.launch.state.find import Job, SchedulerOf, find_jobs
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit.hand_over import hand_over, note_submission
+from glmforge.launch.submit.unnoted import submissions_in
 from glmforge.observe.run import write_text
 
 WITH_DEPENDENCIES = ("slurm", "pbs")

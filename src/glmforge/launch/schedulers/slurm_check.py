@@ -14,10 +14,10 @@ from glmforge.cluster.hosts.fold import fold_hosts
 from glmforge.config.explain import suggest
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.limits import megabytes, seconds
-from glmforge.launch.node_counts import least_nodes
-from glmforge.launch.render import slurm_directives
 from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.script.limits import megabytes, seconds
+from glmforge.launch.script.node_counts import least_nodes
+from glmforge.launch.script.render import slurm_directives
 
 _JOB = re.compile(r"(?<=:)\d+(?:_\d+)?(?=[+:?,]|$)")
 _GPUS = re.compile(r"\bgpu(?::[A-Za-z][^:,()]*)?:(\d+)")

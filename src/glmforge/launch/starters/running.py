@@ -15,9 +15,9 @@ from typing import IO
 from glmforge.cluster.hosts.ssh import UNREACHABLE, explain_unreachable, last_line
 from glmforge.errors import LaunchError
 from glmforge.files import read_json
-from glmforge.launch.container import in_apptainer
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
+from glmforge.launch.script.container import in_apptainer
 from glmforge.launch.starters.base import NoAnswerError, Ranks
 
 KILL_LIMIT_S = 10.0

@@ -21,7 +21,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from glmforge.errors import LaunchError
-from glmforge.launch.container import by_pyxis, is_apptainers
+from glmforge.launch.script.container import by_pyxis, is_apptainers
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import (
     Grace,

@@ -13,9 +13,9 @@ from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import GlmforgeError
-from glmforge.launch.cancel import is_cancelled
-from glmforge.launch.goodput import write_goodput
+from glmforge.launch.goodput.measure import write_goodput
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
+from glmforge.launch.requeue.cancelled import is_cancelled
 from glmforge.launch.supervisor.allocation import Allocation, ask_lost
 from glmforge.launch.supervisor.evidence import Evidence
 from glmforge.launch.supervisor.nodes import Ledger

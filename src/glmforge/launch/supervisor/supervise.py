@@ -16,9 +16,9 @@ from typing import Any
 
 from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
-from glmforge.launch.companion import dismiss, look_soon
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
-from glmforge.launch.refused_starts import STARTED
+from glmforge.launch.requeue.companion import dismiss, look_soon
+from glmforge.launch.requeue.refused_starts import STARTED
 from glmforge.launch.starters.base import Running, Starter
 from glmforge.launch.supervisor.allocation import Allocation
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched

@@ -1,0 +1,1 @@
+"""Runs that differ in a few settings: made, run and compared together."""

@@ -15,11 +15,11 @@ from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JobDescription, JobDirectory, make_directory, removed_on_error, utc_now
-from glmforge.launch.new_job import NewJob, run_job
-from glmforge.launch.preflight import check_fit
-from glmforge.launch.render import Script, render
 from glmforge.launch.schedulers.base import Scheduler
 from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.script.render import Script, render
+from glmforge.launch.submit.new_job import NewJob, run_job
+from glmforge.launch.submit.preflight import check_fit
 from glmforge.launch.sweep.points import Point
 from glmforge.launch.sweep.record import PointRecord, SweepDirectory, SweepRecord
 from glmforge.launch.sweep.runs import PointRun, check_points

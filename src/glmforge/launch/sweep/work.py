@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glmforge.cluster.lease import Lease
-from glmforge.launch.cancel import Cancelling
-from glmforge.launch.find import Job, SchedulerOf, find_jobs
-from glmforge.launch.hand_over import hand_over, id_of_task, note_submission, submit
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
-from glmforge.launch.state import CANCELLED, JobState
+from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
+from glmforge.launch.state.find import Job, SchedulerOf, find_jobs
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit.hand_over import hand_over, id_of_task, note_submission, submit
+from glmforge.launch.submit.unnoted import submissions_in
 from glmforge.launch.sweep.make import ARRAYS, array_launch, array_script
 from glmforge.launch.sweep.record import PointRecord, SweepDirectory, SweepRecord
 from glmforge.launch.sweep.results import Result, read_results
-from glmforge.launch.unnoted import submissions_in
 from glmforge.observe.run import write_text
 
 Tell = Callable[[str, str], None]

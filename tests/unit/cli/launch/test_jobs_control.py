@@ -9,9 +9,10 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
-from glmforge.launch import goodput, hand_over
+from glmforge.launch.goodput import measure
 from glmforge.launch.job import Cause, utc_now
 from glmforge.launch.schedulers.base import State
+from glmforge.launch.submit import hand_over
 from glmforge.launch.supervisor.nodes import Failure, Ledger, Out
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
@@ -20,7 +21,7 @@ from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeScheduler]:
     scheduler = MadeScheduler()
     monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
-    monkeypatch.setattr(goodput, "slurm_accounting", lambda *_: None)
+    monkeypatch.setattr(measure, "slurm_accounting", lambda *_: None)
     monkeypatch.setenv("PATH", "/no/programs")  # a Slurm of this machine is not asked
     return scheduler
 

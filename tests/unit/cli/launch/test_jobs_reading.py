@@ -9,9 +9,9 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
-from glmforge.launch import hand_over
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
+from glmforge.launch.submit import hand_over
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job, made_rank
 
 

@@ -15,11 +15,11 @@ from glmforge.cli.app import app, main
 from glmforge.cluster.process import identify
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError
-from glmforge.launch import detached
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.here import Here, id_of
 from glmforge.launch.schedulers.slurm import Slurm
-from glmforge.launch.state import JobState
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit import detached
 from glmforge.launch.sweep.work import Sweep
 
 runner = CliRunner()

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from glmforge.cli.app import app
 from glmforge.cli.launch.together import go_on_detached, tell, tell_how_many_finished
-from glmforge.launch import detached
-from glmforge.launch.state import JobState
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit import detached
 from helpers.made_jobs import made_job
 
 

@@ -11,10 +11,10 @@ from glmforge.launch.chain.make import make_chain
 from glmforge.launch.chain.record import ChainDirectory
 from glmforge.launch.chain.words import as_rows, lines_of
 from glmforge.launch.chain.work import Chain
-from glmforge.launch.hand_over import note_submission
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
-from glmforge.launch.state import JobState
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit.hand_over import note_submission
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_scheduler import FakeScheduler
 from helpers.made_jobs import made_attempt

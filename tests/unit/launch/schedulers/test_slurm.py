@@ -10,10 +10,10 @@ import pytest
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory
-from glmforge.launch.limits import hours_minutes_seconds, megabytes, seconds
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.schedulers.slurm import Slurm, environment_of
 from glmforge.launch.schedulers.slurm_jobs import STATES, state_of
+from glmforge.launch.script.limits import hours_minutes_seconds, megabytes, seconds
 from helpers.scheduler_programs import Answers
 
 PARTITIONS = (

@@ -8,11 +8,11 @@ import pytest
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import ConfigError, LaunchError
-from glmforge.launch.hand_over import note_submission
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.schedulers.commands import Answer
-from glmforge.launch.state import JobState
+from glmforge.launch.state.job_state import JobState
+from glmforge.launch.submit.hand_over import note_submission
 from glmforge.launch.sweep import make, task, work
 from glmforge.launch.sweep.make import array_of, make_sweep
 from glmforge.launch.sweep.points import expand

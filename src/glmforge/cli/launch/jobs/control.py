@@ -22,7 +22,7 @@ def cancel(names: NamesArgument, jobs_dir: JobsDirOption = None) -> None:
     from glmforge.errors import GlmforgeError
     from glmforge.files import escaped
     from glmforge.launch.control import cancel as cancel_job
-    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.submit.hand_over import scheduler_of
 
     failed = False
     for job in find(jobs_dir, names):
@@ -52,7 +52,7 @@ def resubmit(
     from glmforge.errors import GlmforgeError
     from glmforge.files import escaped
     from glmforge.launch.control import resubmit as resubmit_job
-    from glmforge.launch.hand_over import scheduler_of
+    from glmforge.launch.submit.hand_over import scheduler_of
 
     failed = False
     for job in find(jobs_dir, names):
@@ -83,9 +83,9 @@ def allow(
         glmforge jobs allow air node7
     """
     from glmforge.files import escaped
-    from glmforge.launch.cancel import who
-    from glmforge.launch.find import job_directory
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.requeue.cancelled import who
+    from glmforge.launch.state.find import job_directory
+    from glmforge.launch.submit.new_job import jobs_root
     from glmforge.launch.supervisor.nodes import allow as allow_nodes
 
     for node in allow_nodes(job_directory(jobs_root(jobs_dir), name), nodes, who()):

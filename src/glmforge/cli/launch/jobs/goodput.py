@@ -29,12 +29,12 @@ def goodput(
         glmforge jobs goodput 'lr-*' --prometheus /var/lib/node_exporter/jobs.prom
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.find import chosen_names
-    from glmforge.launch.goodput import as_dict, goodput_of
-    from glmforge.launch.goodput import prometheus as as_text
-    from glmforge.launch.goodput_words import table_of
+    from glmforge.launch.goodput.measure import as_dict, goodput_of
+    from glmforge.launch.goodput.measure import prometheus as as_text
+    from glmforge.launch.goodput.words import table_of
     from glmforge.launch.job import JobDirectory
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.state.find import chosen_names
+    from glmforge.launch.submit.new_job import jobs_root
     from glmforge.observe.run import write_text
 
     root = jobs_root(jobs_dir)

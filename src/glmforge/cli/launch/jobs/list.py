@@ -26,9 +26,10 @@ def list_jobs(
         glmforge jobs list 'lr-*' --json
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.find import as_dict
-    from glmforge.launch.new_job import jobs_root
-    from glmforge.launch.words import COLUMNS, aligned, job_row
+    from glmforge.launch.columns import aligned
+    from glmforge.launch.show.words import COLUMNS, job_row
+    from glmforge.launch.state.find import as_dict
+    from glmforge.launch.submit.new_job import jobs_root
 
     found = find(jobs_dir, names)
     if as_json:

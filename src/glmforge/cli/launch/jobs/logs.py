@@ -38,9 +38,9 @@ def logs(
         glmforge jobs logs air --attempt 2 --all --grep 'loss|Error'
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.find import job_directory
-    from glmforge.launch.logs import lines_of, logs_of, pattern_of, scheduler_logs
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.show.logs import lines_of, logs_of, pattern_of, scheduler_logs
+    from glmforge.launch.state.find import job_directory
+    from glmforge.launch.submit.new_job import jobs_root
 
     if every and rank is not None:
         raise typer.BadParameter("give --all or --rank, not both")
@@ -69,10 +69,10 @@ def follow(
     """
     from glmforge.cli.interruptible import interruptible
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.follow import Followed
-    from glmforge.launch.logs import pattern_of
-    from glmforge.launch.state import JobState
-    from glmforge.launch.words import headline
+    from glmforge.launch.show.follow import Followed
+    from glmforge.launch.show.logs import pattern_of
+    from glmforge.launch.show.words import headline
+    from glmforge.launch.state.job_state import JobState
 
     if every and rank is not None:
         raise typer.BadParameter("give --all or --rank, not both")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from glmforge.launch.find import Job
+    from glmforge.launch.state.find import Job
 
 JobsDirOption = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, else ./jobs")]
 NameArgument = Annotated[str, typer.Argument(help="A job.")]
@@ -16,9 +16,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
     """The jobs of these names and patterns, all of them without any."""
-    from glmforge.launch.find import chosen_names, find_jobs, job_names
-    from glmforge.launch.hand_over import scheduler_of
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.state.find import chosen_names, find_jobs, job_names
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
 
     root = jobs_root(jobs_dir)
     return find_jobs(root, chosen_names(root, names) if names else job_names(root), scheduler_of)
@@ -26,9 +26,9 @@ def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
 
 def find_one(jobs_dir: Path | None, name: str) -> "Job":
     """The job of this name; raises `LaunchError` with the nearest one if there is none."""
-    from glmforge.launch.find import find_jobs, job_directory
-    from glmforge.launch.hand_over import scheduler_of
-    from glmforge.launch.new_job import jobs_root
+    from glmforge.launch.state.find import find_jobs, job_directory
+    from glmforge.launch.submit.hand_over import scheduler_of
+    from glmforge.launch.submit.new_job import jobs_root
 
     root = jobs_root(jobs_dir)
     return find_jobs(root, [job_directory(root, name).name], scheduler_of)[0]

@@ -17,7 +17,7 @@ def show(name: NameArgument, jobs_dir: JobsDirOption = None, as_json: JsonOption
         glmforge jobs show air
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge.launch.about import about, about_dict
+    from glmforge.launch.show.about import about, about_dict
 
     job = find_one(jobs_dir, name)
     if as_json:

@@ -1,0 +1,1 @@
+"""What a person is told of a job: its line in a list, its page, its logs."""
