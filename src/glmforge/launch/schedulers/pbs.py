@@ -17,7 +17,7 @@ from glmforge.launch.job import JobDirectory
 from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import Answer, NoAnswerError, ask
-from glmforge.launch.script.limits import megabytes, seconds
+from glmforge.launch.script.amounts import megabytes, seconds
 from glmforge.launch.script.node_counts import least_nodes
 
 _ID = re.compile(r"\d{1,12}(\[\d{0,9}\])?(\.[A-Za-z0-9][A-Za-z0-9_.-]{0,250})?")

@@ -15,7 +15,7 @@ from glmforge.config.explain import suggest
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.schedulers.commands import ask
-from glmforge.launch.script.limits import megabytes, seconds
+from glmforge.launch.script.amounts import megabytes, seconds
 from glmforge.launch.script.node_counts import least_nodes
 from glmforge.launch.script.render import slurm_directives
 

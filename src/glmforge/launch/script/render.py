@@ -19,9 +19,9 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
 from glmforge.launch.job import JobDescription
+from glmforge.launch.script.amounts import hours_minutes_seconds, pbs_amount
 from glmforge.launch.script.container import by_pyxis, in_apptainer, is_apptainers
 from glmforge.launch.script.hosts import NO_HOSTS, Hosts
-from glmforge.launch.script.limits import hours_minutes_seconds, pbs_amount
 from glmforge.launch.script.node_counts import least_nodes, most_nodes
 
 _OWN_NAME = "(your template)"

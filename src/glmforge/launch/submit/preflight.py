@@ -25,8 +25,8 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.schedulers.commands import ask
+from glmforge.launch.script.amounts import megabytes
 from glmforge.launch.script.hosts import cluster_of, hosts_of
-from glmforge.launch.script.limits import megabytes
 from glmforge.observe.units import counted
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, accelerator_named

@@ -13,7 +13,7 @@ from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.schedulers.slurm import Slurm, environment_of
 from glmforge.launch.schedulers.slurm_jobs import STATES, state_of
-from glmforge.launch.script.limits import hours_minutes_seconds, megabytes, seconds
+from glmforge.launch.script.amounts import hours_minutes_seconds, megabytes, seconds
 from helpers.scheduler_programs import Answers
 
 PARTITIONS = (
