@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from glmforge.cluster.dev import accounting, network
 from glmforge.cluster.dev.daemons import host_spec, hosts_file, make_munge_key
@@ -28,6 +29,8 @@ from glmforge.cluster.waiting import result_of
 from glmforge.errors import HostError
 
 START_LIMIT_S = 60.0
+_USABLE_LIMIT_S = 180.0
+"""slurmctld asks a node that was down for more than a moment only now and then whether it is back."""
 
 
 class BringUp:
@@ -105,9 +108,10 @@ class BringUp:
             self.wait(lambda: all(map(self._answers_ssh, names)), "the ssh servers do not come up")
         if self.state.options.slurm:
             since = {name: self._slurmd_since.get(name, 0) for name in names}
-            self.wait(lambda: are_usable(self.places, self.state, since), "Slurm's nodes do not come up")
+            usable = partial(are_usable, self.places, self.state, since)
+            self.wait(usable, "Slurm's nodes do not come up", _USABLE_LIMIT_S)
 
-    def wait(self, reached: Callable[[], bool], otherwise: str) -> None:
+    def wait(self, reached: Callable[[], bool], otherwise: str, limit_s: float = START_LIMIT_S) -> None:
         """Wait, unless a daemon ends: then the error says which, and its last words."""
 
         def reached_with_all_alive() -> bool:
@@ -118,7 +122,7 @@ class BringUp:
                     raise HostError(f"{daemon} of {name} has ended with status {status}: {last}")
             return reached()
 
-        wait_until(reached_with_all_alive, START_LIMIT_S, f"{otherwise} (logs in {self.places.logs})")
+        wait_until(reached_with_all_alive, limit_s, f"{otherwise} (logs in {self.places.logs})")
 
     def _make_hosts_directories(self) -> None:
         for name in (HEAD, *self.state.options.node_names):
