@@ -135,6 +135,18 @@ def test_a_job_whose_start_was_refused_keeps_its_number(
     assert done.warnings[0].startswith("no companion: sbatch: is not on this machine")
 
 
+def test_a_task_of_an_array_that_failed_is_submitted_anew(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    """Whether its script ran, nobody knows."""
+    job = made_job(tmp_path, submission="12_3")
+    job.script.write_text("exit\n")
+    scheduler.know("12_3", State.FAILED, reason="NonZeroExitCode")
+    failed = found(tmp_path, scheduler)
+    assert failed.state == "failed"
+    assert "refused" not in failed.why
+    assert control.resubmit(failed, scheduler.of).submission.id == "1001"
+    assert scheduler.again_ == []
+
+
 @pytest.mark.parametrize("reason", ["", "launch failed requeued held"])
 def test_a_cancelled_job_that_is_brought_back_is_cancelled_no_more(
     tmp_path: Path, scheduler: MadeScheduler, reason: str

@@ -25,7 +25,7 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.requeue.cancelled import is_cancelled
 from glmforge.launch.requeue.queue_again import insist, look, queue_again, tell_waiting
-from glmforge.launch.requeue.refused_starts import REFUSED, RELEASED, Mend, Mending, mending, starts_of
+from glmforge.launch.requeue.refused_starts import REFUSED, RELEASED, Mend, Mending, is_task, mending, starts_of
 from glmforge.launch.schedulers import slurm_small
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.slurm import Slurm
@@ -52,7 +52,9 @@ def accompany(job: JobDirectory, submission: Submission) -> str | None:
     try:
         launch = job.read().launch
         most = launch.supervisor.refused_starts
-        if launch.launcher != "slurm" or not (launch.supervise and launch.requeue and most) or launch.array:
+        if launch.launcher != "slurm" or not (launch.supervise and launch.requeue and most):
+            return None
+        if launch.array or is_task(submission.id):
             return None
         _submit(job, submission.id, trigger)
         trigger = "hold"

@@ -6,7 +6,8 @@ the job after others ("launch failed requeued held"), for ever. Neither is an en
 back into the queue under its number, a bounded number of times.
 
 A job whose script ran is another matter, whatever became of it: a directory that is gone, a Python that does not start
-or a configuration that cannot be read fail again. So the script leaves a mark before it does anything else.
+or a configuration that cannot be read fail again. So the script leaves a mark before it does anything else. That of an
+array leaves none: its tasks that have failed are never taken for refused.
 
 A hold by a person, or one that a job was submitted with, is left alone: those have other reasons.
 """
@@ -71,8 +72,17 @@ def starts_of(job: JobDirectory, attempts: Iterable[AttemptRecord | None]) -> fr
 
 
 def is_refused(seen: Seen, starts: Collection[tuple[str, int]]) -> bool:
-    """Whether Slurm counts the job as failed although nothing of it ran in its last start; `starts`: see above."""
-    return seen.state in (State.FAILED, State.NODE_FAILED) and (seen.id, seen.restarts) not in starts
+    """Whether Slurm counts the job as failed although nothing of it ran in its last start; `starts`: see above.
+
+    Of an array's task nobody knows: False.
+    """
+    failed = seen.state in (State.FAILED, State.NODE_FAILED)
+    return failed and not is_task(seen.id) and (seen.id, seen.restarts) not in starts
+
+
+def is_task(submission: str) -> bool:
+    """Whether this is a task of an array of Slurm's, such as 12_3."""
+    return "_" in submission
 
 
 def is_held_by_slurm(seen: Seen) -> bool:

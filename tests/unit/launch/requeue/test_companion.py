@@ -117,6 +117,13 @@ def test_a_job_that_is_not_to_come_back_has_none(tmp_path: Path, slurm: Slurm, l
     assert called() == []
 
 
+def test_a_task_of_an_array_has_none(tmp_path: Path, slurm: Slurm) -> None:
+    called = slurm()
+    job = made_job(tmp_path, "sweep-003")
+    assert accompany(job, Submission(id="12_3", launcher="slurm", time=at(0))) is None
+    assert called() == []
+
+
 def test_the_options_of_the_job_say_who_pays_and_where(tmp_path: Path, slurm: Slurm) -> None:
     called = slurm()
     launch = {"account": "lab", "qos": "long", "partition": "gpu", "supervisor": {"companion_partition": "cpu"}}

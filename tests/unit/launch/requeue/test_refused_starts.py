@@ -115,6 +115,13 @@ def test_a_start_before_says_nothing_of_the_last() -> None:
     assert not is_refused(seen, {("17", 2)})
 
 
+def test_a_task_of_an_array_is_not_taken_for_refused() -> None:
+    """Its script leaves no mark: what fails before its supervisor begins would fail again."""
+    assert not is_refused(Seen("12_3", State.FAILED, "NonZeroExitCode"), set())
+    held = Seen("12_3", State.HELD, HELD)
+    assert mending(held, set(), [], 2, cancelled=False).do is Mend.RELEASE, "what Slurm holds is plain"
+
+
 class Submitted:
     """A job's script, run as Slurm would, with a Python that does not start."""
 
