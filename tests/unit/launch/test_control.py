@@ -76,6 +76,21 @@ def test_a_job_that_has_ended_is_left(tmp_path: Path, scheduler: MadeScheduler) 
     assert not is_cancelled(job)
 
 
+def test_a_job_whose_start_was_refused_is_cancelled_although_it_is_over(
+    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its companion would have it queued again."""
+    job, dismissed = made_job(tmp_path), list[str]()
+    monkeypatch.setattr(control, "dismiss", lambda job: dismissed.append(job.name))
+    scheduler.know("17", State.FAILED, reason="NonZeroExitCode")
+    assert control.cancel(found(tmp_path, scheduler), scheduler.of) == "air: cancelled (slurm 17, it was failed)"
+    assert is_cancelled(job)
+    assert (dismissed, scheduler.cancelled) == (["air"], ["17"]), "it may be back in the queue just now"
+    again = found(tmp_path, scheduler)
+    assert again.state == "cancelled"
+    assert control.cancel(again, scheduler.of) == "air: is cancelled already"
+
+
 def test_a_job_of_which_nothing_is_known_is_cancelled_too(tmp_path: Path, scheduler: MadeScheduler) -> None:
     made_job(tmp_path)
     said = control.cancel(found(tmp_path, scheduler), scheduler.of)
