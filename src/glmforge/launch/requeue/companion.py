@@ -39,6 +39,9 @@ Trigger = Literal["failure", "hold"]
 
 _HELPLESS = {"failure": "a start that Slurm refuses", "hold": "a hold of Slurm's"}
 _LONGEST_S = 3600.0
+_SOON_S = 60
+"""Until the next look at a job of which Slurm tells nothing now: it forgets one five minutes after its end."""
+
 _LOOK_S, _PATIENCE_S = 150.0, 300.0
 """Since it began: so long it waits for what Slurm tells of the job, and for all that Slurm is to do.
 
@@ -113,7 +116,7 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
         job.event("given up", words, submission=submission)
     if found.do in (Mend.REQUEUE, Mend.RELEASE, Mend.LOOK_AGAIN):
         try:
-            insist(partial(_submit, job, submission, trigger), until)
+            insist(partial(_submit, job, submission, trigger, looks_again=found.do is Mend.LOOK_AGAIN), until)
         except GlmforgeError as error:
             _hindered(job, trigger, error)
     if found.do is Mend.REQUEUE:
@@ -129,11 +132,16 @@ def _hindered(job: JobDirectory, trigger: Trigger, error: GlmforgeError) -> str:
     return why
 
 
-def _submit(job: JobDirectory, submission: str, trigger: Trigger) -> None:
-    """Raises `GlmforgeError`: then there is none, or one that does nothing, since nobody has noted it."""
+def _submit(job: JobDirectory, submission: str, trigger: Trigger, *, looks_again: bool = False) -> None:
+    """Raises `GlmforgeError`: then there is none, or one that does nothing, since nobody has noted it.
+
+    Args:
+        looks_again: the job may have failed already, which would start another at once.
+    """
     launch = job.read().launch
     if trigger == "failure":
         options = [f"--dependency=afternotok:{submission}", "--kill-on-invalid-dep=yes"]
+        options += [f"--begin=now+{_SOON_S}"] if looks_again else []
     else:
         options = [f"--begin=now+{_next_look_s(job):.0f}"]
     program = [sys.executable, "-m", "glmforge.launch.requeue.companion", str(job.root.absolute()), submission, trigger]

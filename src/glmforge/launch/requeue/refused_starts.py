@@ -44,7 +44,7 @@ class Mend(StrEnum):
     REQUEUE = "requeue"
     RELEASE = "release"
     GIVE_UP = "give up"
-    LOOK_AGAIN = "look again"  # it waits or runs: nothing now
+    LOOK_AGAIN = "look again"  # it waits or runs, or Slurm does not answer: nothing now
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def mending(
         return Mending(Mend.NOTHING, "it was cancelled")
     held = is_held_by_slurm(seen)
     if seen.state is State.UNKNOWN:
-        return Mending(Mend.NOTHING, f"Slurm tells nothing of it: {seen.reason}")
+        nothing = Mend.NOTHING if seen.is_forgotten else Mend.LOOK_AGAIN
+        return Mending(nothing, f"Slurm tells nothing of it: {seen.reason}")
     if not held and not seen.state.is_over:
         return Mending(Mend.LOOK_AGAIN, f"it is {seen.state}")
     if not held and not is_refused(seen, starts):

@@ -9,7 +9,7 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.requeue import companion, queue_again
-from glmforge.launch.requeue.companion import accompany, attend, companions, dismiss, look_soon
+from glmforge.launch.requeue.companion import Trigger, accompany, attend, companions, dismiss, look_soon
 from glmforge.launch.requeue.refused_starts import Mend
 from glmforge.launch.schedulers import slurm_small
 from glmforge.observe.record_files import RunFileError
@@ -275,6 +275,26 @@ def test_a_controller_that_is_down_when_it_looks_is_waited_for(
     slurm(FAILED)
     stumbles("squeue", "--noheader --array")
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
+
+
+@pytest.mark.parametrize("kind", ["failure", "hold"])
+def test_a_controller_that_was_down_all_the_time_is_asked_by_the_next_companion(
+    job: JobDirectory, slurm: Slurm, kind: Trigger
+) -> None:
+    """Later: what has failed already would start another failure companion at once."""
+    called = slurm(squeue={"": (1, "", f"{DOWN}\n")})
+    assert attend(accompanied(job, kind), "17", kind, "30").do is Mend.LOOK_AGAIN
+    (line,) = called()
+    assert line.endswith(f"17 {kind}")
+    assert "--begin=now+" in line
+    assert ("--dependency=afternotok:17" in line) == (kind == "failure")
+    assert companions(job) == {kind: "30"}
+
+
+def test_a_controller_that_is_down_for_long_is_noted(job: JobDirectory, slurm: Slurm) -> None:
+    slurm(squeue={"": (1, "", f"{DOWN}\n")}, sbatch={"": (1, "", f"{DOWN}\n")})
+    attend(accompanied(job), "17", "failure", "30")
+    assert events(job)[-1] == "companion refused"
 
 
 def test_a_job_that_slurm_has_forgotten_is_not_waited_for(

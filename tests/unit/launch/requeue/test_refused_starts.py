@@ -73,8 +73,14 @@ def test_a_job_that_waits_or_runs_is_looked_at_again(state: State) -> None:
     assert do(state) is Mend.LOOK_AGAIN
 
 
-def test_a_job_of_which_slurm_tells_nothing_is_left() -> None:
-    assert do(State.UNKNOWN, "no such job") is Mend.NOTHING
+def test_a_job_that_slurm_has_forgotten_is_left() -> None:
+    seen = Seen("17", State.UNKNOWN, "no such job", is_forgotten=True)
+    assert mending(seen, set(), [], 2, cancelled=False).do is Mend.NOTHING
+
+
+def test_a_job_of_which_slurm_tells_nothing_now_is_looked_at_again() -> None:
+    assert do(State.UNKNOWN, "no answer") is Mend.LOOK_AGAIN
+    assert do(State.UNKNOWN, "no answer", cancelled=True) is Mend.NOTHING
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.HELD])
