@@ -25,7 +25,17 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.requeue.cancelled import is_cancelled
 from glmforge.launch.requeue.queue_again import insist, look, queue_again, tell_waiting
-from glmforge.launch.requeue.refused_starts import REFUSED, RELEASED, Mend, Mending, is_task, mending, starts_of
+from glmforge.launch.requeue.refused_starts import (
+    REFUSED,
+    RELEASED,
+    Mend,
+    Mending,
+    given_up,
+    is_task,
+    mending,
+    starts_of,
+    unheard_before,
+)
 from glmforge.launch.schedulers import slurm_small
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.slurm import Slurm
@@ -106,8 +116,8 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
     most = job.read().launch.supervisor.refused_starts
     found = mending(seen, starts, job.read_events(), most, cancelled=is_cancelled(job))
     if found.do in (Mend.REQUEUE, Mend.RELEASE):
-        event = REFUSED if found.do is Mend.REQUEUE else RELEASED
-        job.event(event, f"{found.why}; the companion has it start again", submission=submission)
+        if not _noted(job, submission, found) and (count := unheard_before(seen, starts)) >= most:
+            return given_up(found.why, count)
         if not queue_again(Slurm(), seen, until):  # forgotten: by another number, with companions of its own
             accompany(job, hand_over(job, again=True))
             return found
@@ -122,6 +132,16 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
     if found.do is Mend.REQUEUE:
         tell_waiting(job, submission, until)
     return found
+
+
+def _noted(job: JobDirectory, submission: str, found: Mending) -> bool:
+    """Whether that could be written: not on a full disk, which is no reason to leave the job as it is."""
+    event = REFUSED if found.do is Mend.REQUEUE else RELEASED
+    try:
+        job.event(event, f"{found.why}; the companion has it start again", submission=submission)
+    except RunFileError:
+        return False
+    return True
 
 
 def _hindered(job: JobDirectory, trigger: Trigger, error: GlmforgeError) -> str:

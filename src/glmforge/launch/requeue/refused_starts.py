@@ -106,9 +106,20 @@ def mending(
         return Mending(Mend.NOTHING, f"it is over: {seen.state}")
     what = f"Slurm {'holds it' if held else 'ended it before its script ran'} ({seen.reason or seen.state})"
     count = refused_in_a_row(events)
-    if count >= most:
-        return Mending(Mend.GIVE_UP, f"{what}, after {count} refused starts in a row: supervisor.refused_starts")
-    return Mending(Mend.RELEASE if held else Mend.REQUEUE, what)
+    return given_up(what, count) if count >= most else Mending(Mend.RELEASE if held else Mend.REQUEUE, what)
+
+
+def given_up(what: str, count: int) -> Mending:
+    """After so many refused starts in a row."""
+    return Mending(Mend.GIVE_UP, f"{what}, after {count} refused starts in a row: supervisor.refused_starts")
+
+
+def unheard_before(seen: Seen, starts: Collection[tuple[str, int]]) -> int:
+    """As `refused_in_a_row` where nothing can be noted: starts before this one, since the last of which anything ran.
+
+    Those that ended while they waited for their nodes count, too.
+    """
+    return seen.restarts - 1 - max((restart for id_, restart in starts if id_ == seen.id), default=-1)
 
 
 def refused_in_a_row(events: Iterable[Mapping[str, Any]]) -> int:

@@ -138,15 +138,15 @@ def test_a_companion_that_is_refused_is_a_warning(job: JobDirectory, slurm: Slur
     assert events(job)[-1] == "companion refused"
 
 
+def full(*_: object, **__: object) -> None:
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+
 def test_one_that_cannot_be_noted_is_cancelled(
     job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And that is a warning: the job has been submitted, and runs."""
     called, submission = slurm(), job.read_submissions()[0]
-
-    def full(*_: object, **__: object) -> None:
-        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
-
     monkeypatch.setattr(JobDirectory, "event", full)
     assert "No space left" in (accompany(job, submission) or "")
     assert [line for line in called() if not line.startswith("sbatch")] == ["scancel --quiet 30"]
@@ -360,6 +360,31 @@ def test_it_gives_up(job: JobDirectory, slurm: Slurm) -> None:
     assert called() == []
     assert events(job)[-1] == "given up"
     assert "glmforge jobs resubmit air" in job.read_events()[-1]["detail"]
+
+
+@pytest.mark.parametrize(("state", "asked"), [(FAILED, "scontrol requeue 17"), (HELD, "scontrol release 17")])
+def test_a_full_disk_loses_no_job(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, state: tuple[str, str], asked: str
+) -> None:
+    called = slurm(state)
+    accompanied(job)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    attend(job, "17", "failure", "30")
+    assert called()[0] == asked
+
+
+@pytest.mark.parametrize(("restarts", "do"), [(7, Mend.REQUEUE), (8, Mend.GIVE_UP)])
+def test_on_a_full_disk_slurm_counts_the_refused_starts(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, restarts: int, do: Mend
+) -> None:
+    """Since the last in which something ran."""
+    called = slurm(squeue={"--noheader --me": (0, "", ""), "": (0, row_of(*FAILED, restarts=restarts), "")})
+    made_attempt(accompanied(job), restart=2)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    found = attend(job, "17", "failure", "30")
+    assert found.do is do
+    assert ("scontrol requeue 17" in called()) == (do is Mend.REQUEUE)
+    assert do is Mend.REQUEUE or "5 refused starts in a row" in found.why
 
 
 def test_a_job_that_slurm_has_forgotten_meanwhile_gets_another_number(job: JobDirectory, slurm: Slurm) -> None:
