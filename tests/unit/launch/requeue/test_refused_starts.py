@@ -136,9 +136,9 @@ class Submitted:
         description = self.files.read().model_copy(update={"directory": root / "gone"})
         self.files.script.write_text(render(Script.of(description, self.files.root)))
 
-    def start(self, number: str, restart: int = 0) -> str:
-        """What it complains of."""
-        variables = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": number}
+    def start(self, number: str | None, restart: int = 0) -> str:
+        """What it complains of; by hand without a number."""
+        variables = {"PATH": os.environ["PATH"]} | ({"SLURM_JOB_ID": number} if number is not None else {})
         if restart:
             variables["SLURM_RESTART_COUNT"] = str(restart)
         done = subprocess.run(["bash", self.files.script], env=variables, capture_output=True, text=True, check=False)
@@ -167,6 +167,15 @@ def test_its_marks_do_not_become_many(submitted: Submitted) -> None:
         submitted.start("17", restart)
     submitted.start("18")
     assert starts_of(submitted.files, []) == {("18", 0)}
+
+
+def test_a_script_that_is_run_by_hand_does_not_touch_the_mark(submitted: Submitted) -> None:
+    """And goes on, so that its supervisor says what is missing."""
+    submitted.start("17")
+    said = submitted.start(None)
+    assert "unbound" not in said
+    assert "gone" in said
+    assert starts_of(submitted.files, []) == {("17", 0)}
 
 
 def test_a_mark_that_cannot_be_left_is_no_reason_to_end(submitted: Submitted) -> None:
