@@ -125,7 +125,9 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     done = control.resubmit(found(tmp_path, scheduler), scheduler.of)
     submission = done.submission
     assert (submission.id, submission.again) == ("1001", True)
-    assert [warning.partition(";")[0] for warning in done.warnings] == ["no companion: sbatch: is not on this machine"]
+    assert [warning.partition(";")[0] for warning in done.warnings] == [
+        "no companion for a start that Slurm refuses: sbatch: is not on this machine"
+    ]
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
 
@@ -147,7 +149,7 @@ def test_a_job_whose_start_was_refused_keeps_its_number(
     assert "submitted again" in [event["event"] for event in job.read_events()]
     told = [event["detail"] for event in job.read_events() if event["event"] in ("companion refused", "waits in vain")]
     assert done.warnings == told
-    assert done.warnings[0].startswith("no companion: sbatch: is not on this machine")
+    assert done.warnings[0].startswith("no companion for a start that Slurm refuses: sbatch: is not on this machine")
 
 
 def test_a_task_of_an_array_that_failed_is_submitted_anew(tmp_path: Path, scheduler: MadeScheduler) -> None:

@@ -145,8 +145,8 @@ def _noted(job: JobDirectory, submission: str, found: Mending) -> bool:
 
 
 def _hindered(job: JobDirectory, trigger: Trigger, error: GlmforgeError) -> str:
-    """Say that there is no companion: to the job, and to the caller."""
-    why = f"no companion: {error}; {_HELPLESS[trigger]} has to be mended by 'glmforge jobs resubmit'"
+    """Say that there is no companion of this kind: to the job, and to the caller."""
+    why = f"no companion for {_HELPLESS[trigger]}: {error}; 'glmforge jobs resubmit {job.name}' mends that"
     with suppress(RunFileError):
         job.event("companion refused", why)
     return why

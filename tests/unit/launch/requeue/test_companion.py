@@ -134,8 +134,16 @@ def test_the_options_of_the_job_say_who_pays_and_where(tmp_path: Path, slurm: Sl
 
 def test_a_companion_that_is_refused_is_a_warning(job: JobDirectory, slurm: Slurm) -> None:
     slurm(sbatch={"": (1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\n")})
-    assert "no companion: sbatch: QOSMaxSubmitJobPerUserLimit" in (accompany(job, job.read_submissions()[0]) or "")
-    assert events(job)[-1] == "companion refused"
+    warning = accompany(job, job.read_submissions()[0]) or ""
+    assert "no companion for a start that Slurm refuses: sbatch: QOSMaxSubmitJobPerUserLimit" in warning
+    assert job.read_events()[-1]["event"] == "companion refused"
+    assert job.read_events()[-1]["detail"] == warning
+
+
+def test_the_other_kind_is_not_said_to_be_missing(job: JobDirectory, slurm: Slurm) -> None:
+    slurm(scontrol={"show config": (1, "", f"{DOWN}\n"), "": (0, "", "")})
+    assert (accompany(job, job.read_submissions()[0]) or "").startswith("no companion for a hold of Slurm's: scontrol")
+    assert companions(job) == {"failure": "30"}
 
 
 def full(*_: object, **__: object) -> None:
@@ -156,7 +164,7 @@ def test_a_job_that_cannot_be_read_is_a_warning(job: JobDirectory, slurm: Slurm)
     slurm()
     submission = job.read_submissions()[0]
     job.description.write_text("{")
-    assert "no companion: " in (accompany(job, submission) or "")
+    assert "no companion for a start that Slurm refuses: " in (accompany(job, submission) or "")
 
 
 def accompanied(job: JobDirectory, kind: str = "failure") -> JobDirectory:
