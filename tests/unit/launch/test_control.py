@@ -6,12 +6,11 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.launch import control
-from glmforge.launch.job import Cause, JobDirectory, Submission
+from glmforge.launch.job import SUPERVISOR_LEASE, Cause, JobDirectory, Submission
 from glmforge.launch.requeue.cancelled import Cancelling, is_cancelled
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.show.words import next_command
 from glmforge.launch.state.find import Job, find_jobs
-from glmforge.launch.state.job_state import SUPERVISOR_LEASE
 from glmforge.launch.submit import hand_over
 from glmforge.launch.supervisor import supervise
 from glmforge.observe.record_files import RunFileError
