@@ -28,10 +28,11 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
     do it, or that cannot be noted.
 
     Its ranks are told as before a preemption: a training run saves first, as far as the scheduler gives it time.
+    One whose start Slurm refused is over, and would be queued again by its companion: it is cancelled, too.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be cancelled: {job.why}")
-    if files.submission is None or job.state.is_over:
+    if files.submission is None or not job.is_to_cancel:
         return f"{job.name}: is {job.state} already"
     cancelling = Cancelling()
     cancelling.note(job.directory, files.submission)

@@ -40,6 +40,9 @@ from glmforge.observe.run import write_text
 JOBS_VARIABLE = "GLMFORGE_JOBS"
 """Where jobs lie: by default ./jobs."""
 
+SUPERVISOR_LEASE = ".supervisor"
+"""The directory of the supervisor's claims, in the job's: one supervisor at a time."""
+
 
 class JobDescription(Strict):
     """What a job is; never changes."""

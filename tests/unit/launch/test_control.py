@@ -6,12 +6,11 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.launch import control
-from glmforge.launch.job import Cause, JobDirectory, Submission
+from glmforge.launch.job import SUPERVISOR_LEASE, Cause, JobDirectory, Submission
 from glmforge.launch.requeue.cancelled import Cancelling, is_cancelled
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.show.words import next_command
 from glmforge.launch.state.find import Job, find_jobs
-from glmforge.launch.state.job_state import SUPERVISOR_LEASE
 from glmforge.launch.submit import hand_over
 from glmforge.launch.supervisor import supervise
 from glmforge.observe.record_files import RunFileError
@@ -76,6 +75,21 @@ def test_a_job_that_has_ended_is_left(tmp_path: Path, scheduler: MadeScheduler) 
     assert not is_cancelled(job)
 
 
+def test_a_job_whose_start_was_refused_is_cancelled_although_it_is_over(
+    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its companion would have it queued again."""
+    job, dismissed = made_job(tmp_path), list[str]()
+    monkeypatch.setattr(control, "dismiss", lambda job: dismissed.append(job.name))
+    scheduler.know("17", State.FAILED, reason="NonZeroExitCode")
+    assert control.cancel(found(tmp_path, scheduler), scheduler.of) == "air: cancelled (slurm 17, it was failed)"
+    assert is_cancelled(job)
+    assert (dismissed, scheduler.cancelled) == (["air"], ["17"]), "it may be back in the queue just now"
+    again = found(tmp_path, scheduler)
+    assert again.state == "cancelled"
+    assert control.cancel(again, scheduler.of) == "air: is cancelled already"
+
+
 def test_a_job_of_which_nothing_is_known_is_cancelled_too(tmp_path: Path, scheduler: MadeScheduler) -> None:
     made_job(tmp_path)
     said = control.cancel(found(tmp_path, scheduler), scheduler.of)
@@ -110,7 +124,9 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     done = control.resubmit(found(tmp_path, scheduler), scheduler.of)
     submission = done.submission
     assert (submission.id, submission.again) == ("1001", True)
-    assert [warning.partition(";")[0] for warning in done.warnings] == ["no companion: sbatch: is not on this machine"]
+    assert [warning.partition(";")[0] for warning in done.warnings] == [
+        "no companion for a start that Slurm refuses: sbatch: is not on this machine"
+    ]
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
 
@@ -132,7 +148,19 @@ def test_a_job_whose_start_was_refused_keeps_its_number(
     assert "submitted again" in [event["event"] for event in job.read_events()]
     told = [event["detail"] for event in job.read_events() if event["event"] in ("companion refused", "waits in vain")]
     assert done.warnings == told
-    assert done.warnings[0].startswith("no companion: sbatch: is not on this machine")
+    assert done.warnings[0].startswith("no companion for a start that Slurm refuses: sbatch: is not on this machine")
+
+
+def test_a_task_of_an_array_that_failed_is_submitted_anew(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    """Whether its script ran, nobody knows."""
+    job = made_job(tmp_path, submission="12_3")
+    job.script.write_text("exit\n")
+    scheduler.know("12_3", State.FAILED, reason="NonZeroExitCode")
+    failed = found(tmp_path, scheduler)
+    assert failed.state == "failed"
+    assert "refused" not in failed.why
+    assert control.resubmit(failed, scheduler.of).submission.id == "1001"
+    assert scheduler.again_ == []
 
 
 @pytest.mark.parametrize("reason", ["", "launch failed requeued held"])

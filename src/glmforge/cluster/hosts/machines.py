@@ -1,6 +1,7 @@
 """Which machines a cluster has, and how to ask them: from `cluster.yaml`, a hostfile, a list or Slurm."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from glmforge.cluster.hosts.fanout import Fanout
@@ -72,10 +73,12 @@ def fanout_of(cluster: ClusterConfig) -> Fanout:
     return Fanout(ssh_of(cluster), at_once=cluster.ssh.at_once)
 
 
-def ask_slurm(*command: str) -> str:
-    """What a command of Slurm's prints. Raises `HostError`."""
+def ask_slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm's prints, with this process's environment or another. Raises `HostError`."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SLURM_LIMIT_S, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_SLURM_LIMIT_S, check=False
+        )
     except FileNotFoundError:
         raise HostError(
             f"there is no '{command[0]}' on this machine; name the nodes, or run this where Slurm is"

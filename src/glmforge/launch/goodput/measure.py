@@ -14,6 +14,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.launch.goodput.accounting import Accounting, slurm_accounting
 from glmforge.launch.goodput.timeline import Allocation, Attempt, Span, Step, Use, spans_of
 from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirectory, RankRecord, utc_now
+from glmforge.launch.requeue.refused_starts import STARTED
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, write_text
 
@@ -26,7 +27,7 @@ _PARTS = {
     "evaluation_s": Use.EVALUATION,
     "saving_s": Use.SAVING,
 }
-_STARTED, _OVER = "supervisor started", ("supervisor ended", "requeued")
+_OVER = ("supervisor ended", "requeued")
 _ALL_OF_IT = 1e12
 
 
@@ -97,7 +98,7 @@ def own_allocations(
 ) -> list[Allocation]:
     """From a supervisor's start to its end, or the end of its last attempt if it left no word."""
     found: list[Allocation] = []
-    starts = [(time, event) for event in events if event.get("event") == _STARTED and (time := time_of(event))]
+    starts = [(time, event) for event in events if event.get("event") == STARTED and (time := time_of(event))]
     for place, (begin, event) in enumerate(starts):
         limit = starts[place + 1][0] if place + 1 < len(starts) else now
         ends = [time for each in events if each.get("event") in _OVER and (time := time_of(each))]

@@ -25,7 +25,17 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.requeue.cancelled import is_cancelled
 from glmforge.launch.requeue.queue_again import insist, look, queue_again, tell_waiting
-from glmforge.launch.requeue.refused_starts import REFUSED, RELEASED, Mend, Mending, mending, starts_of
+from glmforge.launch.requeue.refused_starts import (
+    REFUSED,
+    RELEASED,
+    Mend,
+    Mending,
+    given_up,
+    is_task,
+    mending,
+    starts_of,
+    unheard_before,
+)
 from glmforge.launch.schedulers import slurm_small
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.slurm import Slurm
@@ -39,6 +49,9 @@ Trigger = Literal["failure", "hold"]
 
 _HELPLESS = {"failure": "a start that Slurm refuses", "hold": "a hold of Slurm's"}
 _LONGEST_S = 3600.0
+_SOON_S = 60
+"""Until the next look at a job of which Slurm tells nothing now: it forgets one five minutes after its end."""
+
 _LOOK_S, _PATIENCE_S = 150.0, 300.0
 """Since it began: so long it waits for what Slurm tells of the job, and for all that Slurm is to do.
 
@@ -52,7 +65,9 @@ def accompany(job: JobDirectory, submission: Submission) -> str | None:
     try:
         launch = job.read().launch
         most = launch.supervisor.refused_starts
-        if launch.launcher != "slurm" or not (launch.supervise and launch.requeue and most) or launch.array:
+        if launch.launcher != "slurm" or not (launch.supervise and launch.requeue and most):
+            return None
+        if launch.array or is_task(submission.id):
             return None
         _submit(job, submission.id, trigger)
         trigger = "hold"
@@ -101,8 +116,8 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
     most = job.read().launch.supervisor.refused_starts
     found = mending(seen, starts, job.read_events(), most, cancelled=is_cancelled(job))
     if found.do in (Mend.REQUEUE, Mend.RELEASE):
-        event = REFUSED if found.do is Mend.REQUEUE else RELEASED
-        job.event(event, f"{found.why}; the companion has it start again", submission=submission)
+        if not _noted(job, submission, found) and (count := unheard_before(seen, starts)) >= most:
+            return given_up(found.why, count)
         if not queue_again(Slurm(), seen, until):  # forgotten: by another number, with companions of its own
             accompany(job, hand_over(job, again=True))
             return found
@@ -111,7 +126,7 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
         job.event("given up", words, submission=submission)
     if found.do in (Mend.REQUEUE, Mend.RELEASE, Mend.LOOK_AGAIN):
         try:
-            insist(partial(_submit, job, submission, trigger), until)
+            insist(partial(_submit, job, submission, trigger, looks_again=found.do is Mend.LOOK_AGAIN), until)
         except GlmforgeError as error:
             _hindered(job, trigger, error)
     if found.do is Mend.REQUEUE:
@@ -119,19 +134,34 @@ def attend(job: JobDirectory, submission: str, trigger: Trigger, number: str) ->
     return found
 
 
+def _noted(job: JobDirectory, submission: str, found: Mending) -> bool:
+    """Whether that could be written: not on a full disk, which is no reason to leave the job as it is."""
+    event = REFUSED if found.do is Mend.REQUEUE else RELEASED
+    try:
+        job.event(event, f"{found.why}; the companion has it start again", submission=submission)
+    except RunFileError:
+        return False
+    return True
+
+
 def _hindered(job: JobDirectory, trigger: Trigger, error: GlmforgeError) -> str:
-    """Say that there is no companion: to the job, and to the caller."""
-    why = f"no companion: {error}; {_HELPLESS[trigger]} has to be mended by 'glmforge jobs resubmit'"
+    """Say that there is no companion of this kind: to the job, and to the caller."""
+    why = f"no companion for {_HELPLESS[trigger]}: {error}; 'glmforge jobs resubmit {job.name}' mends that"
     with suppress(RunFileError):
         job.event("companion refused", why)
     return why
 
 
-def _submit(job: JobDirectory, submission: str, trigger: Trigger) -> None:
-    """Raises `GlmforgeError`: then there is none, or one that does nothing, since nobody has noted it."""
+def _submit(job: JobDirectory, submission: str, trigger: Trigger, *, looks_again: bool = False) -> None:
+    """Raises `GlmforgeError`: then there is none, or one that does nothing, since nobody has noted it.
+
+    Args:
+        looks_again: the job may have failed already, which would start another at once.
+    """
     launch = job.read().launch
     if trigger == "failure":
         options = [f"--dependency=afternotok:{submission}", "--kill-on-invalid-dep=yes"]
+        options += [f"--begin=now+{_SOON_S}"] if looks_again else []
     else:
         options = [f"--begin=now+{_next_look_s(job):.0f}"]
     program = [sys.executable, "-m", "glmforge.launch.requeue.companion", str(job.root.absolute()), submission, trigger]

@@ -6,7 +6,8 @@ the job after others ("launch failed requeued held"), for ever. Neither is an en
 back into the queue under its number, a bounded number of times.
 
 A job whose script ran is another matter, whatever became of it: a directory that is gone, a Python that does not start
-or a configuration that cannot be read fail again. So the script leaves a mark before it does anything else.
+or a configuration that cannot be read fail again. So the script leaves a mark before it does anything else. That of an
+array leaves none: its tasks that have failed are never taken for refused.
 
 A hold by a person, or one that a job was submitted with, is left alone: those have other reasons.
 """
@@ -43,7 +44,7 @@ class Mend(StrEnum):
     REQUEUE = "requeue"
     RELEASE = "release"
     GIVE_UP = "give up"
-    LOOK_AGAIN = "look again"  # it waits or runs: nothing now
+    LOOK_AGAIN = "look again"  # it waits or runs, or Slurm does not answer: nothing now
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,17 @@ def starts_of(job: JobDirectory, attempts: Iterable[AttemptRecord | None]) -> fr
 
 
 def is_refused(seen: Seen, starts: Collection[tuple[str, int]]) -> bool:
-    """Whether Slurm counts the job as failed although nothing of it ran in its last start; `starts`: see above."""
-    return seen.state in (State.FAILED, State.NODE_FAILED) and (seen.id, seen.restarts) not in starts
+    """Whether Slurm counts the job as failed although nothing of it ran in its last start; `starts`: see above.
+
+    Of an array's task nobody knows: False.
+    """
+    failed = seen.state in (State.FAILED, State.NODE_FAILED)
+    return failed and not is_task(seen.id) and (seen.id, seen.restarts) not in starts
+
+
+def is_task(submission: str) -> bool:
+    """Whether this is a task of an array of Slurm's, such as 12_3."""
+    return "_" in submission
 
 
 def is_held_by_slurm(seen: Seen) -> bool:
@@ -88,16 +98,28 @@ def mending(
         return Mending(Mend.NOTHING, "it was cancelled")
     held = is_held_by_slurm(seen)
     if seen.state is State.UNKNOWN:
-        return Mending(Mend.NOTHING, f"Slurm tells nothing of it: {seen.reason}")
+        nothing = Mend.NOTHING if seen.is_forgotten else Mend.LOOK_AGAIN
+        return Mending(nothing, f"Slurm tells nothing of it: {seen.reason}")
     if not held and not seen.state.is_over:
         return Mending(Mend.LOOK_AGAIN, f"it is {seen.state}")
     if not held and not is_refused(seen, starts):
         return Mending(Mend.NOTHING, f"it is over: {seen.state}")
     what = f"Slurm {'holds it' if held else 'ended it before its script ran'} ({seen.reason or seen.state})"
     count = refused_in_a_row(events)
-    if count >= most:
-        return Mending(Mend.GIVE_UP, f"{what}, after {count} refused starts in a row: supervisor.refused_starts")
-    return Mending(Mend.RELEASE if held else Mend.REQUEUE, what)
+    return given_up(what, count) if count >= most else Mending(Mend.RELEASE if held else Mend.REQUEUE, what)
+
+
+def given_up(what: str, count: int) -> Mending:
+    """After so many refused starts in a row."""
+    return Mending(Mend.GIVE_UP, f"{what}, after {count} refused starts in a row: supervisor.refused_starts")
+
+
+def unheard_before(seen: Seen, starts: Collection[tuple[str, int]]) -> int:
+    """As `refused_in_a_row` where nothing can be noted: starts before this one, since the last of which anything ran.
+
+    Those that ended while they waited for their nodes count, too.
+    """
+    return seen.restarts - 1 - max((restart for id_, restart in starts if id_ == seen.id), default=-1)
 
 
 def refused_in_a_row(events: Iterable[Mapping[str, Any]]) -> int:

@@ -21,6 +21,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from glmforge.errors import LaunchError
+from glmforge.launch.schedulers.slurm_jobs import asking
 from glmforge.launch.script.container import by_pyxis, is_apptainers
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.running import (
@@ -178,6 +179,7 @@ def _ask(*command: str) -> str:
     try:
         done = subprocess.run(
             command,
+            env=asking("SQUEUE_"),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

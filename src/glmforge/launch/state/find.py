@@ -41,6 +41,16 @@ class Job:
     def name(self) -> str:
         return self.directory.name
 
+    @property
+    def is_to_cancel(self) -> bool:
+        """Whether a cancellation changes anything: it is not over, or was refused, and its companion may bring it back.
+
+        False for one that is damaged: it cannot be noted there.
+        """
+        if self.files is None or self.files.submission is None:
+            return False
+        return not self.state.is_over or (self.files.was_refused(self.seen) and not self.files.cancelled)
+
 
 def job_names(root: Path) -> list[str]:
     """Of all jobs in `root`, damaged ones too. Raises `LaunchError` if there is no such directory."""

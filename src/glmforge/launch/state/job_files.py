@@ -12,11 +12,11 @@ from glmforge.cluster.lease import newest_claim
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_end, read_text, shown
-from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, Submission
+from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, JobDescription, JobDirectory, Submission
 from glmforge.launch.last_records import last_records, newest_records
 from glmforge.launch.requeue.cancelled import is_cancelled
 from glmforge.launch.requeue.refused_starts import starts_of
-from glmforge.launch.state.job_state import SUPERVISOR_LEASE, JobFiles
+from glmforge.launch.state.job_state import JobFiles
 
 _LINE_BYTES = 1 << 15
 _MAX_DIGITS = 18

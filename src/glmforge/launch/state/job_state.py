@@ -16,9 +16,6 @@ from glmforge.launch.job import AttemptRecord, Cause, JobDescription, JobDirecto
 from glmforge.launch.requeue.refused_starts import is_held_by_slurm, is_refused
 from glmforge.launch.schedulers.base import Seen, State
 
-SUPERVISOR_LEASE = ".supervisor"
-"""Of the job's directory: one supervisor at a time."""
-
 
 class JobState(StrEnum):
     """Of a job, whatever its launcher."""

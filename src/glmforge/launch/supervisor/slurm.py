@@ -15,6 +15,7 @@ from glmforge.cluster.checks.drain import apply_to_node
 from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.slurm import address_of_node
 from glmforge.errors import HostError, LaunchError
+from glmforge.launch.schedulers.slurm_jobs import asking
 from glmforge.launch.supervisor.lost_nodes import lost_nodes
 from glmforge.launch.supervisor.standby import standby
 
@@ -53,7 +54,7 @@ class SlurmAllocation:
     def nodes(self) -> tuple[str, ...]:
         """Without those that Slurm has taken from the job: one that was down is not given back to it."""
         with suppress(HostError):
-            listed = ask_slurm("squeue", "--noheader", "--jobs", self.submission, "--format", "%N").strip()
+            listed = _squeue("--jobs", self.submission, "--format", "%N").strip()
             left = ask_slurm("scontrol", "show", "hostnames", listed).split() if listed else []
             return tuple(name for name in self.names if name in left) or self.names
         return self.names
@@ -76,7 +77,7 @@ class SlurmAllocation:
         """And how often Slurm has started the job again, or is about to; no state if Slurm does not answer."""
         with suppress(HostError, ValueError):
             form = f"--Format=State:{_WIDTH},RestartCnt:{_WIDTH}"
-            line = ask_slurm("squeue", "--noheader", "--jobs", self.submission, form)
+            line = _squeue("--jobs", self.submission, form)
             if not line.strip():  # it lists no job that has ended
                 return "COMPLETED", self.restart
             return line[:_WIDTH].strip(), int(line[_WIDTH : 2 * _WIDTH])
@@ -96,8 +97,7 @@ class SlurmAllocation:
 
     def _times(self, form: str) -> list[float]:
         """In seconds since 1970: in local time, as Slurm tells it else, an hour may be missing or be there twice."""
-        ask = ("squeue", "--noheader", "--jobs", self.submission, "--format", form)
-        return [float(text) for text in ask_slurm("env", "SLURM_TIME_FORMAT=%s", *ask).split()]
+        return [float(text) for text in _squeue("--jobs", self.submission, "--format", form).split()]
 
     def requeue(self, without: Iterable[str]) -> None:
         """Comes back only if the requeue did not end this process in ten minutes.
@@ -127,12 +127,11 @@ class SlurmAllocation:
         """Of the job's partition. Whether they have the features that the job asks for is Slurm's to say."""
         partition = os.environ.get("SLURM_JOB_PARTITION", "")
         with suppress(HostError):
-            waiting = ask_slurm(
-                "squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--format", "%r"
-            )
+            waiting = _squeue("--states=PENDING", f"--partition={partition}", "--format", "%r")
             if not {"Resources", "Priority"} & set(waiting.split()):
-                idle = ["--Node", "--responding", "--states=idle", f"--partition={partition}"]
-                return tuple(dict.fromkeys(ask_slurm("sinfo", "--noheader", *idle, "--format=%N").split()))
+                options = ["--noheader", "--Node", "--responding", "--states=idle", f"--partition={partition}"]
+                idle = ask_slurm("sinfo", *options, "--format=%N", environment=asking("SINFO_"))
+                return tuple(dict.fromkeys(idle.split()))
         return ()
 
     def _leave_out(self, nodes: Iterable[str]) -> None:
@@ -158,3 +157,8 @@ class SlurmAllocation:
         except HostError:
             return False
         return True
+
+
+def _squeue(*options: str) -> str:
+    """Of all that there is, whatever a profile has squeue leave out; times as seconds. Raises `HostError`."""
+    return ask_slurm("squeue", "--noheader", *options, environment=asking("SQUEUE_"))

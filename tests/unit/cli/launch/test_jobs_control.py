@@ -49,7 +49,7 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
     done = run(tmp_path, "resubmit", "a", "b")
     assert done.exit_code == 1
     assert done.stdout == "a: submitted again (slurm 1)\n"  # whose start was refused: under its number
-    assert "warning: a: no companion: sbatch: is not on this machine" in done.stderr
+    assert "warning: a: no companion for a start that Slurm refuses: sbatch: is not on this machine" in done.stderr
     assert "b: is starting (2); wait until it ends, or 'glmforge jobs cancel b' first" in done.stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.requeue import companion, queue_again
-from glmforge.launch.requeue.companion import accompany, attend, companions, dismiss, look_soon
+from glmforge.launch.requeue.companion import Trigger, accompany, attend, companions, dismiss, look_soon
 from glmforge.launch.requeue.refused_starts import Mend
 from glmforge.launch.schedulers import slurm_small
 from glmforge.observe.record_files import RunFileError
@@ -117,6 +117,13 @@ def test_a_job_that_is_not_to_come_back_has_none(tmp_path: Path, slurm: Slurm, l
     assert called() == []
 
 
+def test_a_task_of_an_array_has_none(tmp_path: Path, slurm: Slurm) -> None:
+    called = slurm()
+    job = made_job(tmp_path, "sweep-003")
+    assert accompany(job, Submission(id="12_3", launcher="slurm", time=at(0))) is None
+    assert called() == []
+
+
 def test_the_options_of_the_job_say_who_pays_and_where(tmp_path: Path, slurm: Slurm) -> None:
     called = slurm()
     launch = {"account": "lab", "qos": "long", "partition": "gpu", "supervisor": {"companion_partition": "cpu"}}
@@ -127,8 +134,20 @@ def test_the_options_of_the_job_say_who_pays_and_where(tmp_path: Path, slurm: Sl
 
 def test_a_companion_that_is_refused_is_a_warning(job: JobDirectory, slurm: Slurm) -> None:
     slurm(sbatch={"": (1, "", "sbatch: error: QOSMaxSubmitJobPerUserLimit\n")})
-    assert "no companion: sbatch: QOSMaxSubmitJobPerUserLimit" in (accompany(job, job.read_submissions()[0]) or "")
-    assert events(job)[-1] == "companion refused"
+    warning = accompany(job, job.read_submissions()[0]) or ""
+    assert "no companion for a start that Slurm refuses: sbatch: QOSMaxSubmitJobPerUserLimit" in warning
+    assert job.read_events()[-1]["event"] == "companion refused"
+    assert job.read_events()[-1]["detail"] == warning
+
+
+def test_the_other_kind_is_not_said_to_be_missing(job: JobDirectory, slurm: Slurm) -> None:
+    slurm(scontrol={"show config": (1, "", f"{DOWN}\n"), "": (0, "", "")})
+    assert (accompany(job, job.read_submissions()[0]) or "").startswith("no companion for a hold of Slurm's: scontrol")
+    assert companions(job) == {"failure": "30"}
+
+
+def full(*_: object, **__: object) -> None:
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
 
 
 def test_one_that_cannot_be_noted_is_cancelled(
@@ -136,10 +155,6 @@ def test_one_that_cannot_be_noted_is_cancelled(
 ) -> None:
     """And that is a warning: the job has been submitted, and runs."""
     called, submission = slurm(), job.read_submissions()[0]
-
-    def full(*_: object, **__: object) -> None:
-        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
-
     monkeypatch.setattr(JobDirectory, "event", full)
     assert "No space left" in (accompany(job, submission) or "")
     assert [line for line in called() if not line.startswith("sbatch")] == ["scancel --quiet 30"]
@@ -149,7 +164,7 @@ def test_a_job_that_cannot_be_read_is_a_warning(job: JobDirectory, slurm: Slurm)
     slurm()
     submission = job.read_submissions()[0]
     job.description.write_text("{")
-    assert "no companion: " in (accompany(job, submission) or "")
+    assert "no companion for a start that Slurm refuses: " in (accompany(job, submission) or "")
 
 
 def accompanied(job: JobDirectory, kind: str = "failure") -> JobDirectory:
@@ -270,6 +285,26 @@ def test_a_controller_that_is_down_when_it_looks_is_waited_for(
     assert attend(accompanied(job), "17", "failure", "30").do is Mend.REQUEUE
 
 
+@pytest.mark.parametrize("kind", ["failure", "hold"])
+def test_a_controller_that_was_down_all_the_time_is_asked_by_the_next_companion(
+    job: JobDirectory, slurm: Slurm, kind: Trigger
+) -> None:
+    """Later: what has failed already would start another failure companion at once."""
+    called = slurm(squeue={"": (1, "", f"{DOWN}\n")})
+    assert attend(accompanied(job, kind), "17", kind, "30").do is Mend.LOOK_AGAIN
+    (line,) = called()
+    assert line.endswith(f"17 {kind}")
+    assert "--begin=now+" in line
+    assert ("--dependency=afternotok:17" in line) == (kind == "failure")
+    assert companions(job) == {kind: "30"}
+
+
+def test_a_controller_that_is_down_for_long_is_noted(job: JobDirectory, slurm: Slurm) -> None:
+    slurm(squeue={"": (1, "", f"{DOWN}\n")}, sbatch={"": (1, "", f"{DOWN}\n")})
+    attend(accompanied(job), "17", "failure", "30")
+    assert events(job)[-1] == "companion refused"
+
+
 def test_a_job_that_slurm_has_forgotten_is_not_waited_for(
     job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -333,6 +368,31 @@ def test_it_gives_up(job: JobDirectory, slurm: Slurm) -> None:
     assert called() == []
     assert events(job)[-1] == "given up"
     assert "glmforge jobs resubmit air" in job.read_events()[-1]["detail"]
+
+
+@pytest.mark.parametrize(("state", "asked"), [(FAILED, "scontrol requeue 17"), (HELD, "scontrol release 17")])
+def test_a_full_disk_loses_no_job(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, state: tuple[str, str], asked: str
+) -> None:
+    called = slurm(state)
+    accompanied(job)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    attend(job, "17", "failure", "30")
+    assert called()[0] == asked
+
+
+@pytest.mark.parametrize(("restarts", "do"), [(7, Mend.REQUEUE), (8, Mend.GIVE_UP)])
+def test_on_a_full_disk_slurm_counts_the_refused_starts(
+    job: JobDirectory, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, restarts: int, do: Mend
+) -> None:
+    """Since the last in which something ran."""
+    called = slurm(squeue={"--noheader --me": (0, "", ""), "": (0, row_of(*FAILED, restarts=restarts), "")})
+    made_attempt(accompanied(job), restart=2)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    found = attend(job, "17", "failure", "30")
+    assert found.do is do
+    assert ("scontrol requeue 17" in called()) == (do is Mend.REQUEUE)
+    assert do is Mend.REQUEUE or "5 refused starts in a row" in found.why
 
 
 def test_a_job_that_slurm_has_forgotten_meanwhile_gets_another_number(job: JobDirectory, slurm: Slurm) -> None:

@@ -73,8 +73,14 @@ def test_a_job_that_waits_or_runs_is_looked_at_again(state: State) -> None:
     assert do(state) is Mend.LOOK_AGAIN
 
 
-def test_a_job_of_which_slurm_tells_nothing_is_left() -> None:
-    assert do(State.UNKNOWN, "no such job") is Mend.NOTHING
+def test_a_job_that_slurm_has_forgotten_is_left() -> None:
+    seen = Seen("17", State.UNKNOWN, "no such job", is_forgotten=True)
+    assert mending(seen, set(), [], 2, cancelled=False).do is Mend.NOTHING
+
+
+def test_a_job_of_which_slurm_tells_nothing_now_is_looked_at_again() -> None:
+    assert do(State.UNKNOWN, "no answer") is Mend.LOOK_AGAIN
+    assert do(State.UNKNOWN, "no answer", cancelled=True) is Mend.NOTHING
 
 
 @pytest.mark.parametrize("state", [State.FAILED, State.HELD])
@@ -115,6 +121,13 @@ def test_a_start_before_says_nothing_of_the_last() -> None:
     assert not is_refused(seen, {("17", 2)})
 
 
+def test_a_task_of_an_array_is_not_taken_for_refused() -> None:
+    """Its script leaves no mark: what fails before its supervisor begins would fail again."""
+    assert not is_refused(Seen("12_3", State.FAILED, "NonZeroExitCode"), set())
+    held = Seen("12_3", State.HELD, HELD)
+    assert mending(held, set(), [], 2, cancelled=False).do is Mend.RELEASE, "what Slurm holds is plain"
+
+
 class Submitted:
     """A job's script, run as Slurm would, with a Python that does not start."""
 
@@ -123,9 +136,9 @@ class Submitted:
         description = self.files.read().model_copy(update={"directory": root / "gone"})
         self.files.script.write_text(render(Script.of(description, self.files.root)))
 
-    def start(self, number: str, restart: int = 0) -> str:
-        """What it complains of."""
-        variables = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": number}
+    def start(self, number: str | None, restart: int = 0) -> str:
+        """What it complains of; by hand without a number."""
+        variables = {"PATH": os.environ["PATH"]} | ({"SLURM_JOB_ID": number} if number is not None else {})
         if restart:
             variables["SLURM_RESTART_COUNT"] = str(restart)
         done = subprocess.run(["bash", self.files.script], env=variables, capture_output=True, text=True, check=False)
@@ -154,6 +167,15 @@ def test_its_marks_do_not_become_many(submitted: Submitted) -> None:
         submitted.start("17", restart)
     submitted.start("18")
     assert starts_of(submitted.files, []) == {("18", 0)}
+
+
+def test_a_script_that_is_run_by_hand_does_not_touch_the_mark(submitted: Submitted) -> None:
+    """And goes on, so that its supervisor says what is missing."""
+    submitted.start("17")
+    said = submitted.start(None)
+    assert "unbound" not in said
+    assert "gone" in said
+    assert starts_of(submitted.files, []) == {("17", 0)}
 
 
 def test_a_mark_that_cannot_be_left_is_no_reason_to_end(submitted: Submitted) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from glmforge.cluster.lease import Lease
-from glmforge.launch.job import Cause, Submission
+from glmforge.launch.job import SUPERVISOR_LEASE, Cause, Submission
 from glmforge.launch.requeue.cancelled import CANCELLED
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state.find import as_dict, find_jobs
-from glmforge.launch.state.job_state import SUPERVISOR_LEASE, JobState
+from glmforge.launch.state.job_state import JobState
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 
 RUNNING = {"first_step": 0, "last_step": 7}

@@ -103,6 +103,32 @@ def test_how_long_it_was_queued(
     assert SlurmAllocation("7", restart, ("n1",)).queued_s() == queued_s
 
 
+@pytest.mark.parametrize("wish", ["SQUEUE_STATES=PENDING", "SQUEUE_USERS=nobody", "SQUEUE_PARTITION=cpu"])
+def test_what_somebody_wants_listed_by_default_hides_no_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str
+) -> None:
+    """Wishes in a profile come along into the job, and squeue would print nothing of it."""
+    listed = """case "$*" in *State*) printf '%-20s%-20s\\n' RUNNING 1;; *%N*) echo n1;; *%e*) echo 1795456851;;
+*%r*) echo Dependency;; *) echo 1795456851 1795456972;; esac"""
+    idle = '[ -n "$SINFO_STATES" ] || echo n9'
+    answers(
+        monkeypatch,
+        tmp_path,
+        squeue=f"if env | grep -q ^SQUEUE_; then exit 0; fi\n{listed}",
+        scontrol="echo n1",
+        sinfo=idle,
+    )
+    name, _, value = wish.partition("=")
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SINFO_STATES", "down")
+    allocation = SlurmAllocation("7", 1, ("n1", "n2"))
+    assert allocation.still_ours()
+    assert allocation.nodes() == ("n1",)
+    assert allocation.ends() is not None
+    assert allocation.queued_s() == 121.0
+    assert allocation.idle() == ("n9",)
+
+
 def test_a_job_that_slurm_lists_no_longer_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answers(monkeypatch, tmp_path, squeue="")
     assert not SlurmAllocation("7", 0, ("n1",)).still_ours()
@@ -188,7 +214,7 @@ def test_a_job_that_slurm_ends_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_controller_that_hangs_is_given_up_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
 
-    def hangs(*_: str) -> str:
+    def hangs(*_: str, **__: object) -> str:
         clock.now += 30
         raise HostError("no answer within 30 s")
 

@@ -1,0 +1,33 @@
+"""The step of srun's that an attempt is: what Slurm is asked about it."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from glmforge.launch.job import JobDirectory
+from glmforge.launch.starters.srun import Step
+from helpers.ranks import ranks_of
+
+
+@pytest.mark.parametrize("wish", ["SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_PARTITION"])
+def test_what_somebody_wants_listed_by_default_hides_no_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str
+) -> None:
+    """Else its ranks would get no warning of a preemption."""
+    told = tmp_path / "told"
+    programs = {
+        "squeue": 'env | grep -q ^SQUEUE_ || printf "7.0 ask\\n7.3 attempt-0001\\n"',
+        "scancel": f'echo "$*" >> {told}',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv(wish, "nothing")
+    with subprocess.Popen(["true"]) as process:
+        ranks = ranks_of(JobDirectory(tmp_path / "air").attempt(1), ["python"], ["me"])
+        Step("7", "attempt-0001", ranks, process).signal(signal.SIGUSR1)
+    assert told.exists()
+    assert told.read_text() == "--signal=USR1 7.3\n"
