@@ -149,14 +149,20 @@ class Chain:
         assert id_ is not None, "what is on its way was submitted"
         if job.state not in (JobState.WAITING, JobState.HELD) or self._waits_rightly(stage, job, needed):
             return id_
-        job.directory.event(CANCELLED, "to be submitted again, after what it needs now", submission=id_)
-        self.scheduler_of(stage.launcher).cancel(id_)
+        self._withdraw(stage, id_)
         return None
+
+    def _withdraw(self, stage: StageRecord, id_: str) -> None:
+        detail = "to be submitted again, after what it needs now"
+        self.directory.stage(stage).event(CANCELLED, detail, submission=id_)
+        self.scheduler_of(stage.launcher).cancel(id_)
 
     def _waits_rightly(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> bool:
         """Whether it waits for just these submissions, or for ones that have finished since."""
+        if _waits_in_vain(job):
+            return False  # whatever is noted: what is noted of an adopted submission, nobody has seen
         if not needed:
-            return not _waits_in_vain(job)
+            return True
         noted = self._noted(stage, _submission(job))
         return noted is not None and all(noted.get(need) == id_ for need, id_ in needed.items())
 
@@ -183,7 +189,10 @@ class Chain:
         return submission
 
     def _adopted(self, stage: StageRecord, job: Job) -> Submission | None:
-        """Of a stage that is not on its way as far as its files know: a submission that they do not know of."""
+        """Of a stage that is not on its way as far as its files know: a submission that they do not know of.
+
+        One that waits in vain, for an earlier submission of what it needs, is cancelled.
+        """
         if stage.launcher != "slurm" or _is_live(job):
             return None
         directory = self.directory.stage(stage)
@@ -191,7 +200,11 @@ class Chain:
         lost = [id_ for id_ in submissions_in(directory) if id_ not in known]
         if not lost:
             return None
-        return note_submission(directory, lost[-1], stage.launcher)
+        submission = note_submission(directory, lost[-1], stage.launcher)
+        if _waits_in_vain(self._jobs()[stage.name]):
+            self._withdraw(stage, submission.id)
+            return None
+        return submission
 
     def _cancel(self, job: Job, cancelling: Cancelling) -> None:
         if job.files is None or job.files.submission is None:

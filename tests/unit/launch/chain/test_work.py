@@ -198,6 +198,30 @@ def test_killed_before_the_note_the_submission_is_adopted(chain, scheduler, monk
     assert scheduler.cancelled == []
 
 
+def test_an_adopted_stage_that_waits_for_what_has_failed_is_submitted_again(chain, scheduler, monkeypatch):
+    submit(chain)
+    job_of(chain, "b").submissions.unlink()
+    fail(chain, scheduler, "a")
+    monkeypatch.setattr(work, "submissions_in", lambda directory: {"life-b": ["2"]}.get(directory.name, []))
+    told = submit(chain)
+    assert told["a"] == "submitted as 5"
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+    assert "2" in scheduler.cancelled
+
+
+def test_what_waits_in_vain_is_submitted_again_whatever_is_noted_of_it(chain, scheduler):
+    """Slurm said so only after it had been adopted, and noted to wait for what it needs now."""
+    submit(chain)
+    fail(chain, scheduler, "a")
+    job = job_of(chain, "a")
+    note_submission(job, scheduler.submit(job, job.read().launch), "slurm", again=True)
+    chain.directory.own.event("submitted", "b as 2", stage="b", submission="2", needs={"a": "5"})
+    told = submit(chain)
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+
+
 def test_an_adopted_stage_has_a_companion(chain, scheduler, monkeypatch):
     """And one that hinders it is told."""
     submit(chain)
