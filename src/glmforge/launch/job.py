@@ -257,7 +257,8 @@ def make_directory(root: Path, taken: str) -> None:
 
 @contextmanager
 def removed_on_error() -> Iterator[list[Path]]:
-    """A list for the directories that are made within the block: if that does not come to its end, none of them stays.
+    """A list for the directories that are made within the block: they are removed if that does not come to its end,
+    as far as they can be.
 
     For what cannot have begun to run yet.
     """
@@ -266,7 +267,7 @@ def removed_on_error() -> Iterator[list[Path]]:
         yield made
     except BaseException:
         for root in reversed(made):
-            shutil.rmtree(root)
+            shutil.rmtree(root, ignore_errors=True)  # the cause is to be told
         raise
 
 

@@ -60,6 +60,10 @@ class Chain:
         launchers = {stage.launcher for stage in self.record.stages}
         return len(launchers) == 1 and launchers <= set(WITH_DEPENDENCIES)
 
+    @property
+    def _resume(self) -> str:
+        return f"glmforge chain resume {self.record.name}"
+
     def states(self) -> list[StageState]:
         """Of every stage, in order."""
         jobs = self._jobs()
@@ -133,7 +137,7 @@ class Chain:
         return {job.name: (job.state, job.why) for job in found}
 
     def _start(self, stage: StageRecord, tell: Tell) -> None:
-        submission = hand_over(self.directory.stage(stage))
+        submission = hand_over(self.directory.stage(stage), mend=self._resume)
         self._note(stage, submission.id, {})
         self._accompany(stage, submission, tell)
 
@@ -184,7 +188,7 @@ class Chain:
         again = bool(directory.read_attempts())
         with _script_of(directory, launch):
             scheduler = self.scheduler_of(stage.launcher)
-            submission = hand_over(directory, launch=launch, scheduler=scheduler, again=again)
+            submission = hand_over(directory, launch=launch, scheduler=scheduler, again=again, mend=self._resume)
         self._note(stage, submission.id, needed)
         return submission
 
@@ -219,7 +223,7 @@ class Chain:
         failed = [
             need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED
         ]
-        resume = f"'glmforge chain resume {self.record.name}'"
+        resume = f"'{self._resume}'"
         if job.state is JobState.FINISHED:
             missing = [name for name, path in stage.outputs.items() if not path.exists()]
             return f"its outputs {', '.join(missing)} are not there" if missing else ""

@@ -77,13 +77,13 @@ class NewJob:
             yield
         except MayRunError:
             raise
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"whether {name} was submitted is not known; if not, 'glmforge jobs resubmit {name}' does it"
-            ) from None
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:  # what is known of the submission
+                raise
+            raise KeyboardInterrupt(f"'glmforge jobs resubmit {name}' submits {name}, if it was not yet") from None
         except GlmforgeError:
             for job in (self, *self.tasks):
-                shutil.rmtree(job.directory.root)
+                shutil.rmtree(job.directory.root, ignore_errors=True)  # the cause is to be told
             raise
 
 

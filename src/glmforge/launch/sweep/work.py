@@ -103,7 +103,8 @@ class Sweep:
         write_text(own.script, array_script(self.directory, description, self.record, tasks))
         launch = array_launch(description.launch, tasks, self.record.at_once)
         own.event("submitting", f"{len(chosen)} points", tasks=tasks)
-        submit(self.scheduler_of(self.record.launcher), own, launch, lambda number: self._note(number, tasks))
+        scheduler, mend = self.scheduler_of(self.record.launcher), f"glmforge sweep resubmit {self.record.name}"
+        submit(scheduler, own, launch, lambda number: self._note(number, tasks), mend)
 
     def _note(self, number: str, tasks: Sequence[int]) -> None:
         """In the sweep's events first, which say what is to be noted in the points' jobs."""

@@ -341,7 +341,7 @@ def test_a_scheduler_that_refuses_a_stage(tmp_path, monkeypatch, scheduler):
 def test_with_other_launchers_stages_run_one_after_the_other(made, monkeypatch):
     chain = Chain(made("local"), lambda launcher: scheduler)
     scheduler, order = EndsAtOnce(), []
-    monkeypatch.setattr(work, "hand_over", lambda job: scheduler.take(job, order))
+    monkeypatch.setattr(work, "hand_over", lambda job, mend: scheduler.take(job, order))
     assert not chain.is_submitted_at_once
     states = chain.run_here(lambda stage, words: None)
     assert order == ["life-a", "life-b", "life-c", "life-d"]
