@@ -15,11 +15,13 @@ its directory, and adopted.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from glmforge.cluster.lease import Lease
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
+from glmforge.launch.do_all import do_all
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
@@ -107,7 +109,7 @@ class Chain:
             runner = Runner(
                 look=self._states,
                 submit=lambda name: self._start(by_job[name], tell),
-                cancel=lambda name: self._cancel(self._jobs()[by_job[name].name], Cancelling()),
+                cancel=lambda name: self._cancel([self._jobs()[by_job[name].name]], Cancelling()),
                 tell=lambda name, words: tell(by_job[name].name, words),
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in own.read_events()[began:]),
             )
@@ -123,9 +125,7 @@ class Chain:
         cancelling = Cancelling()
         cancelling.note_whole(self.directory.own, "the whole chain")
         live = [told for told in self.states() if _is_live(told.job)]
-        for told in reversed(live):  # else the next one might start in between
-            self._cancel(told.job, cancelling)
-        cancelling.finish()
+        self._cancel([told.job for told in reversed(live)], cancelling)  # else the next one might start in between
         return [told.stage.name for told in live]
 
     def _jobs(self) -> dict[str, Job]:
@@ -210,7 +210,11 @@ class Chain:
             return None
         return submission
 
-    def _cancel(self, job: Job, cancelling: Cancelling) -> None:
+    def _cancel(self, jobs: Sequence[Job], cancelling: Cancelling) -> None:
+        """In this order; one that cannot be cancelled keeps none of the others from it."""
+        do_all([*(partial(self._cancel_one, job, cancelling) for job in jobs), cancelling.finish])
+
+    def _cancel_one(self, job: Job, cancelling: Cancelling) -> None:
         if job.files is None or job.files.submission is None:
             return
         cancelling.note(job.directory, job.files.submission)

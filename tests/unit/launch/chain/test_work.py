@@ -11,6 +11,7 @@ from glmforge.launch.chain.make import make_chain
 from glmforge.launch.chain.record import ChainDirectory
 from glmforge.launch.chain.words import as_rows, lines_of
 from glmforge.launch.chain.work import Chain
+from glmforge.launch.in_turn import Runner
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state.job_state import JobState
@@ -273,14 +274,71 @@ def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
 
 
 def test_a_full_disk_keeps_none_running(chain, scheduler, monkeypatch):
-    def full(*_, **__):
-        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
-
     submit(chain)
     monkeypatch.setattr(JobDirectory, "event", full)
     with pytest.raises(LaunchError, match="cancelled, but that could not be noted"):
         chain.cancel()
     assert scheduler.cancelled == ["4", "3", "2", "1"]
+
+
+def refuses(scheduler, monkeypatch, *numbers):
+    """Has the scheduler not cancel these."""
+    cancel = scheduler.cancel
+
+    def some(number):
+        if number in numbers:
+            raise LaunchError(f"scancel {number}: Access denied")
+        cancel(number)
+
+    monkeypatch.setattr(scheduler, "cancel", some)
+
+
+def full(*_, **__):
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+
+def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4")
+    with pytest.raises(LaunchError, match=r"^scancel 4: Access denied$"):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "2", "1"]
+
+
+def test_all_that_keeps_it_from_being_cancelled_is_told(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4", "2")
+    monkeypatch.setattr(JobDirectory, "event", full)
+    told = r"^scancel 4: Access denied; scancel 2: Access denied; cancelled, but that could not be noted, "
+    with pytest.raises(LaunchError, match=told):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "1"]
+
+
+def test_interrupted_while_stages_run_from_here_a_full_disk_is_told(made, monkeypatch):
+    """A supervisor may not know that it was to end."""
+    scheduler, told = FakeScheduler(), []
+    chain = Chain(made("local"), lambda launcher: scheduler)
+
+    def take(job, mend):
+        return note_submission(job, scheduler.submit(job, job.read().launch), "local")
+
+    monkeypatch.setattr(work, "hand_over", take)
+    monkeypatch.setattr(work, "Runner", lambda **fields: Runner(pause=interrupted(monkeypatch), **fields))
+    with pytest.raises(KeyboardInterrupt):
+        chain.run_here(lambda stage, words: told.append((stage, words)))
+    assert scheduler.cancelled == ["1"]
+    stage, words = told[-1]
+    assert stage == "a"
+    assert words.startswith("could not be asked to end: cancelled, but that could not be noted")
+
+
+def interrupted(monkeypatch):
+    def interrupt():
+        monkeypatch.setattr(JobDirectory, "event", full)
+        raise KeyboardInterrupt
+
+    return interrupt
 
 
 def test_cancelled_from_the_end_to_the_beginning(chain, scheduler):
