@@ -4,6 +4,7 @@
       job.yaml              the description; written once, so that the job can be submitted again as it was
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
+      script-chained.sh     of a stage that its chain submitted: the same, with the submissions that it waits for
       scheduler-*.log       what the scheduler's shell printed
       .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
       submissions.jsonl     every hand-over to a scheduler

@@ -12,8 +12,7 @@ One who was killed between a submission and the note of it leaves a job that not
 its directory, and adopted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -186,9 +185,13 @@ class Chain:
         directory = self.directory.stage(stage)
         launch = with_dependency(directory.read().launch, list(needed.values()))
         again = bool(directory.read_attempts())
-        with _script_of(directory, launch):
-            scheduler = self.scheduler_of(stage.launcher)
-            submission = hand_over(directory, launch=launch, scheduler=scheduler, again=again, mend=self._resume)
+        submission = hand_over(
+            _with_script_of(directory, launch),
+            launch=launch,
+            scheduler=self.scheduler_of(stage.launcher),
+            again=again,
+            mend=self._resume,
+        )
         self._note(stage, submission.id, needed)
         return submission
 
@@ -243,16 +246,13 @@ def with_dependency(launch: LaunchConfig, ids: Sequence[str]) -> LaunchConfig:
     return launch.model_copy(update={"dependency": f"afterok:{':'.join(ids)}" if ids else None})
 
 
-@contextmanager
-def _script_of(job: JobDirectory, launch: LaunchConfig) -> Iterator[None]:
-    """The job's script is one of these options within the block; after it, for 'glmforge jobs resubmit', its own."""
-    description = job.read()
-    own = render(Script.of(description, job.root))
-    write_text(job.script, render(Script.of(description.model_copy(update={"launch": launch}), job.root)))
-    try:
-        yield
-    finally:
-        write_text(job.script, own)
+def _with_script_of(job: JobDirectory, launch: LaunchConfig) -> JobDirectory:
+    """The job, with a script of these options beside its own, which 'glmforge jobs resubmit' is to find as it was."""
+    chained = JobDirectory(job.root)
+    chained.script = job.root / "script-chained.sh"
+    description = job.read().model_copy(update={"launch": launch})
+    write_text(chained.script, render(Script.of(description, job.root)))
+    return chained
 
 
 def _is_live(job: Job) -> bool:

@@ -265,6 +265,38 @@ def test_a_stage_that_cannot_be_noted_is_cancelled(chain, scheduler):
     assert scheduler.after["5"] == ("3", "4")
 
 
+def test_a_jobs_own_script_is_left_as_it_is(chain, scheduler, monkeypatch):
+    """Be this killed while Slurm takes a stage: 'glmforge jobs resubmit' submits the script as it lies there."""
+    before, real = {stage: job_of(chain, stage).script.read_text() for stage in "abcd"}, scheduler.submit
+    seen = {}
+
+    def looks(job, launch):
+        stage = job.name.removeprefix("life-")
+        seen[stage] = job_of(chain, stage).script.read_text()
+        return real(job, launch)
+
+    monkeypatch.setattr(scheduler, "submit", looks)
+    submit(chain)
+    assert seen == before
+    assert "#SBATCH --dependency=afterok:1\n" in scheduler.scripts["2"]
+
+
+def test_a_disk_that_is_full_after_a_submission_does_not_hide_it(chain, scheduler, monkeypatch):
+    """No script is to be put back then."""
+    real = work.write_text
+
+    def writes_before(path, text):
+        if len(scheduler.scripts) == 2:
+            raise RunFileError(f"{path}: cannot be written (No space left on device)")
+        real(path, text)
+
+    monkeypatch.setattr(work, "write_text", writes_before)
+    with pytest.raises(RunFileError, match="life-c"):
+        submit(chain)
+    noted = [event["stage"] for event in chain.directory.own.read_events() if event["event"] == "submitted"]
+    assert noted == ["a", "b"]
+
+
 def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
     submit(chain)
     scheduler.after.clear()
