@@ -264,8 +264,8 @@ class Lease:
     def _put(self, claim: Claim, number: int) -> bool:
         """Whether it is now the newest."""
         partial = self._claims / f".{self._token}"
-        partial.write_bytes(_encode(claim))
         try:
+            partial.write_bytes(_encode(claim))
             _create(partial, self._path(number))
         except FileExistsError:
             if not self._is_mine(self._path(number)):  # else the answer to a first try was lost on its way
@@ -362,7 +362,11 @@ def _create(partial: Path, path: Path) -> None:
         if error.errno not in _NO_HARD_LINKS:
             raise
         with path.open("xb", buffering=0) as file:
-            file.write(partial.read_bytes())
+            try:
+                file.write(partial.read_bytes())
+            except OSError:  # a full disk: nobody could read such a claim, and everybody would wait for its holder
+                path.unlink(missing_ok=True)
+                raise
 
 
 def _encode(claim: Claim) -> bytes:

@@ -1,5 +1,7 @@
 """One holder at a time: races, killed and suspended holders, holders on other machines, claims that are damaged."""
 
+import errno
+import io
 import os
 import shutil
 import signal
@@ -8,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,6 +282,35 @@ def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with Lease(tmp_path, "first"), pytest.raises(HeldError, match="'first'"):
         Lease(tmp_path, "second").acquire()
     Lease(tmp_path, "third").attempt()
+
+
+def test_a_full_disk_without_hard_links_leaves_no_claim_that_nobody_can_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    with Lease(tmp_path, "first"):
+        pass
+    monkeypatch.setattr(os, "link", refuse)
+    lease = Lease(tmp_path, "second")
+    opened = Path.open
+    (tmp_path / ".lock" / f".{lease._token}").symlink_to("/dev/full")  # its first write finds no room
+    with pytest.raises(GlmforgeError, match="cannot be locked"):
+        lease.attempt()
+    assert [path.name for path in sorted((tmp_path / ".lock").iterdir())] == ["00000001"]
+
+    class Full(io.FileIO):
+        def write(self, content: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
+        return Full(path, "x") if mode == "xb" else opened(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(GlmforgeError, match="cannot be locked"):
+        Lease(tmp_path, "third").attempt()
+    assert [path.name for path in sorted((tmp_path / ".lock").iterdir())] == ["00000001"]
 
 
 def test_the_holder_gives_signs_of_life(tmp_path: Path) -> None:

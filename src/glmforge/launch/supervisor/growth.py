@@ -67,12 +67,17 @@ class Growth:
 
 def futile_times(events: Iterable[Mapping[str, Any]]) -> int:
     """How often in a row the job was queued again for more nodes, and its next attempt had no more than before."""
-    count, before = 0, None
+    count, before, was_queued = 0, None, False
     for event in events:
         if event.get("event") == GROWS and event.get("beyond"):
-            before = event.get("have")
+            before, was_queued = event.get("have"), False
+        elif event.get("event") == "requeued":
+            was_queued = True
         elif event.get("event") == ATTEMPT_STARTED and isinstance(before, int):
             nodes = event.get("nodes")
-            count = 0 if isinstance(nodes, list) and len(nodes) > before else count + 1
+            if isinstance(nodes, list) and len(nodes) > before:
+                count = 0
+            elif was_queued:
+                count += 1
             before = None
     return count

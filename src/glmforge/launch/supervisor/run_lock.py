@@ -19,6 +19,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from glmforge.cluster.lease import Claim, LastChange, Lease
+from glmforge.cluster.process import is_alive, this_process
 from glmforge.config import load_config
 from glmforge.errors import GlmforgeError
 from glmforge.files import escaped
@@ -51,11 +52,12 @@ class RunLock:
             self._look()
 
     def ended(self, ranks: Iterable[RankRecord]) -> None:
-        """The claim that stands now is nobody's but these ranks', and none of theirs will do anything more.
+        """No rank of the attempt will do anything more, but for those whose record tells of no end.
 
-        A rank whose record tells of no end may still do so: it was on a node that does not answer.
+        The claim that stands now may be taken away. It is of one of these ranks, or of those of the last attempt that
+        had any; or of a stranger whom they have met there.
         """
-        self._left, self._ranks = None, tuple(ranks)
+        self._left, self._ranks = None, tuple(ranks) or self._ranks
         with suppress(OSError):
             self._left = self._lease.newest().number
         self._look()
@@ -85,6 +87,8 @@ class RunLock:
             self._seen = claim, unchanged_s
             if found.number != self._left or found.claim is None or found.claim.released:
                 return
+            if is_alive(found.claim.holder):  # on this machine, be it suspended: not one of the ranks
+                return
             if _has_ended(found.claim, self._ranks):
                 why = "it has ended"
             elif unchanged_s >= self.lease_s:
@@ -100,8 +104,11 @@ class RunLock:
 def _has_ended(claim: Claim, ranks: Iterable[RankRecord]) -> bool:
     """Whether the holder is one of these processes. The times are of its machine's clock alone.
 
-    In a container it has another number than its record says, and is waited for.
+    Where a container gives it another number than its record says, it is waited for; so is one of another job, whose
+    container may give it the same.
     """
+    if claim.holder.job != this_process().job:
+        return False
     try:
         since = datetime.fromisoformat(claim.since)
     except ValueError:

@@ -27,7 +27,7 @@ from glmforge.cluster.lease import LastChange, Lease
 from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor.lost_nodes import lost_nodes
-from glmforge.launch.supervisor.run_lock import run_locks
+from glmforge.launch.supervisor.run_lock import RunLock, run_locks
 from glmforge.observe.record_files import RunFileError
 
 LEASE = ".supervisor"
@@ -150,20 +150,30 @@ def _start_on(node: str, root: Path) -> "subprocess.Popen[bytes]":
 
 def watch(job: JobDirectory, number: str) -> None:
     """Comes back when the job is over, or was requeued."""
-    watching, locks, noted = Standby(job, _is_lost, SILENT_S), run_locks(job, lambda *_: None), False
-    while True:
-        time.sleep(_LOOK_S)
+    watching, noted, over = Standby(job, _is_lost, SILENT_S), False, threading.Event()
+    locks = run_locks(job, lambda *_: None)
+    # The run may lie on storage that hangs while the job's own does not.
+    threading.Thread(target=_look_at, args=(locks, over), name="locks", daemon=True).start()
+    try:
+        while True:
+            time.sleep(_LOOK_S)
+            # Slurm is asked only about a supervisor that is silent.
+            batch_node = _batch_node(number) if watching.is_silent() else None
+            if batch_node is None or not watching.look(batch_node):
+                continue
+            if not noted:
+                noted = _note(job, batch_node, [lock.seen() for lock in locks])
+            with suppress(HostError):
+                ask_slurm("scontrol", "requeue", number)
+                return
+    finally:
+        over.set()
+
+
+def _look_at(locks: Sequence[RunLock], over: threading.Event) -> None:
+    while not over.wait(_LOOK_S):
         for lock in locks:
             lock.look()
-        # Slurm is asked only about a supervisor that is silent.
-        batch_node = _batch_node(number) if watching.is_silent() else None
-        if batch_node is None or not watching.look(batch_node):
-            continue
-        if not noted:
-            noted = _note(job, batch_node, [lock.seen() for lock in locks])
-        with suppress(HostError):
-            ask_slurm("scontrol", "requeue", number)
-            return
 
 
 def _note(job: JobDirectory, node: str, locks: list[dict[str, str | float]]) -> bool:

@@ -25,6 +25,7 @@ from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, 
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
 from glmforge.launch.supervisor.evidence import GROW, read_ranks, run_directory
+from glmforge.launch.supervisor.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
 from glmforge.launch.supervisor.more_nodes import MoreNodes
 from glmforge.launch.supervisor.nodes import Ledger
@@ -198,7 +199,7 @@ class Supervisor:
         shown = {"nodes", "spares", "ranks_per_node", "starter", "address", "port"}
         facts = attempt.model_dump(mode="json", include=shown)
         where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
-        self.books.say("attempt started", f"attempt {number}: {where}", attempt=number, **facts)
+        self.books.say(ATTEMPT_STARTED, f"attempt {number}: {where}", attempt=number, **facts)
         if no_place is not None:
             return self._settle(attempt, Watched(), failed_to_start=no_place)
         ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)

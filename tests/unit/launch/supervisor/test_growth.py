@@ -92,16 +92,20 @@ def started(nodes: int) -> dict[str, Any]:
     return {"event": ATTEMPT_STARTED, "nodes": ["n"] * nodes}
 
 
+QUEUED = {"event": "requeued"}
+
+
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
         ([], 0),
-        ([started(1), grew(1), started(1)], 1),
-        ([started(1), grew(1), started(1), grew(1), started(1)], 2),
-        ([grew(1), {"event": "decided"}, started(1), started(3)], 1),
-        ([grew(1), started(2), started(1)], 0),  # it was worth it, and a node was lost since
-        ([grew(1), started(1), grew(1), started(2), started(1), grew(1), started(1)], 1),
-        ([grew(1), started(1), grew(1, beyond=False), started(1)], 1),
+        ([started(1), grew(1), QUEUED, started(1)], 1),
+        ([started(1), grew(1), started(1)], 0),  # its ranks failed while they saved, and it stayed where it was
+        ([started(1), grew(1), QUEUED, started(1), grew(1), QUEUED, started(1)], 2),
+        ([grew(1), {"event": "decided"}, QUEUED, started(1), started(3)], 1),
+        ([grew(1), QUEUED, started(2), started(1)], 0),  # it was worth it, and a node was lost since
+        ([grew(1), QUEUED, started(1), grew(1), QUEUED, started(2), started(1), grew(1), QUEUED, started(1)], 1),
+        ([grew(1), QUEUED, started(1), grew(1, beyond=False), started(1)], 1),
         ([grew(1)], 0),  # nobody knows yet
     ],
 )

@@ -1,5 +1,8 @@
 """Whose claim the supervisor takes away: that of a rank that is seen to have ended, or was silent for long enough."""
 
+import errno
+import os
+import socket
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,13 +32,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def held(run: Path, *, host: str = "node7", pid: int = 4711, since: datetime = BEGAN, beats: int = 0) -> None:
+def held(
+    run: Path, *, host: str = "node7", pid: int = 4711, since: datetime = BEGAN, beats: int = 0, job: str = ""
+) -> None:
     """A claim of a process on another machine."""
     with Lease(run, "glmforge train"):
         pass
     claim = newest_claim(run)
     assert claim is not None
-    holder = claim.holder.model_copy(update={"host": host, "pid": pid, "boot": "another"})
+    holder = claim.holder.model_copy(update={"host": host, "pid": pid, "boot": "another", "job": job})
     changed = {"holder": holder, "since": since.isoformat(), "beats": beats, "released": False}
     write(run, claim.model_copy(update=changed))
 
@@ -96,6 +101,7 @@ def test_the_claim_of_a_rank_that_has_ended_is_taken_away_at_once(tmp_path: Path
         ({"since": BEGAN + timedelta(minutes=1)}, rank()),  # the number was used again
         ({"since": BEGAN - timedelta(minutes=1)}, rank()),
         ({"since": BEGAN.replace(tzinfo=None)}, rank()),
+        ({"job": "Slurm job 7"}, rank()),
     ],
 )
 def test_a_claim_that_may_be_of_another_process_stays(
@@ -134,6 +140,37 @@ def test_a_sign_of_life_begins_the_time_anew(tmp_path: Path, clock: list[float])
         lock.look()
     assert not is_free(tmp_path)
     assert not said
+
+
+@pytest.mark.parametrize("known", [[], [rank(host=socket.gethostname(), pid=os.getpid())]])
+def test_a_process_of_this_machine_that_lives_keeps_its_claim(
+    tmp_path: Path, clock: list[float], known: list[RankRecord]
+) -> None:
+    """It may be suspended. A container's processes have the same numbers as ours."""
+    with Lease(tmp_path, "glmforge train", lease_s=3600):
+        claim = newest_claim(tmp_path)
+        assert claim is not None
+        write(tmp_path, claim.model_copy(update={"since": BEGAN.isoformat()}))
+        lock, said = lock_of(tmp_path)
+        lock.ended(known)
+        clock[0] += 10 * LEASE_S
+        lock.look()
+        assert not said
+
+
+def test_an_attempt_without_ranks_does_not_hide_whose_claim_it_was(tmp_path: Path) -> None:
+    held(tmp_path)
+    lock, said = lock_of(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lease, "void", unwritable)
+        lock.ended([rank()])
+    assert not said
+    lock.ended([])
+    assert is_free(tmp_path)
+
+
+def unwritable(*_: object) -> bool:
+    raise OSError(errno.EROFS, "Read-only file system")
 
 
 def test_what_another_program_has_seen_counts(tmp_path: Path, clock: list[float]) -> None:

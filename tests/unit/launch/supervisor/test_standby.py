@@ -15,7 +15,7 @@ from glmforge.config import dump_config, load_config
 from glmforge.errors import HostError
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.supervisor import standby as standby_module
-from glmforge.launch.supervisor.run_lock import last_seen
+from glmforge.launch.supervisor.run_lock import RunLock, last_seen
 from glmforge.launch.supervisor.standby import LEASE, Standby, StandbyStep
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import a_job
@@ -80,9 +80,12 @@ class Controller:
 
     deaf: int = 0
     requeues: int = 0
+    answers: threading.Event | None = None
+    """Before it is set, nobody is told anything."""
 
     def ask(self, *words: str) -> str:
         if words[:2] == ("scontrol", "show"):
+            assert self.answers is None or self.answers.wait(60)
             return "JobId=17 BatchHost=node1 NumNodes=2"
         assert words == ("scontrol", "requeue", "17")
         self.requeues += 1
@@ -109,13 +112,41 @@ def test_a_requeue_that_is_not_answered_is_asked_again_and_noted_once(tmp_path: 
     assert [event["event"] for event in job.read_events()] == ["node lost", "requeued"]
 
 
-def test_who_watches_tells_what_was_seen_of_the_runs_lock(tmp_path: Path, controller: Controller) -> None:
+def test_who_watches_tells_what_was_seen_of_the_runs_lock(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = a_job(tmp_path, kind="train", run=Path("run"))
     job.run_config.write_text(dump_config(load_config("demo")))
+    controller.answers, look = threading.Event(), RunLock.look
+
+    def look_and_tell(lock: RunLock) -> None:
+        look(lock)
+        controller.answers.set()  # type: ignore[union-attr]
+
+    monkeypatch.setattr(RunLock, "look", look_and_tell)
     with Lease(tmp_path / "run", "glmforge train", lease_s=3600):
         standby_module.watch(job, "17")
     (seen,) = last_seen(job)
     assert seen["directory"] == str(tmp_path / "run")
+
+
+def test_a_run_whose_storage_hangs_does_not_keep_the_job(
+    tmp_path: Path, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = a_job(tmp_path, kind="train", run=Path("run"))
+    job.run_config.write_text(dump_config(load_config("demo")))
+    controller.answers, returns = threading.Event(), threading.Event()
+
+    def hang(lock: RunLock) -> None:
+        controller.answers.set()  # type: ignore[union-attr]
+        returns.wait(60)
+
+    monkeypatch.setattr(RunLock, "look", hang)
+    standby_module.watch(job, "17")
+    assert not returns.is_set()
+    assert controller.requeues == 1
+    assert last_seen(job) == [{}]
+    returns.set()
 
 
 def test_a_full_disk_is_no_reason_to_leave_the_job(
