@@ -60,7 +60,9 @@ def _limited(value: str) -> str:
     return value
 
 
-JobName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Of a job, a sweep or a chain: to be matched as a whole."""
+JobName = Annotated[str, StringConstraints(pattern=f"^{JOB_NAME.pattern}$")]
 NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,254}$")]
 Time = Annotated[
     str,

@@ -4,6 +4,7 @@
       job.yaml              the description; written once, so that the job can be submitted again as it was
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
+      script-chained.sh     of a stage that its chain submitted: the same, with the submissions that it waits for
       scheduler-*.log       what the scheduler's shell printed
       .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
       submissions.jsonl     every hand-over to a scheduler
@@ -260,7 +261,8 @@ def make_directory(root: Path, taken: str) -> None:
 
 @contextmanager
 def removed_on_error() -> Iterator[list[Path]]:
-    """A list for the directories that are made within the block: if that does not come to its end, none of them stays.
+    """A list for the directories that are made within the block: they are removed if that does not come to its end,
+    as far as they can be.
 
     For what cannot have begun to run yet.
     """
@@ -269,7 +271,7 @@ def removed_on_error() -> Iterator[list[Path]]:
         yield made
     except BaseException:
         for root in reversed(made):
-            shutil.rmtree(root)
+            shutil.rmtree(root, ignore_errors=True)  # the cause is to be told
         raise
 
 

@@ -3,14 +3,13 @@
 All of them are directories side by side. Who names one of another kind is told so, and not that it is damaged.
 """
 
-import re
 from pathlib import Path
 from typing import Literal
 
+from glmforge.config.launch import JOB_NAME
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _FILES = {"job": "job.yaml", "sweep": "sweep.json", "chain": "chain.json"}
 _COMMANDS = {"job": "jobs", "sweep": "sweep", "chain": "chain"}
 
@@ -20,7 +19,7 @@ def directory_of(jobs: Path, name: str, kind: Literal["sweep", "chain"]) -> Path
 
     Raises `LaunchError` if it can be no name (a path, or nothing), or is the name of something else.
     """
-    if not _NAME.fullmatch(name):
+    if not JOB_NAME.fullmatch(name):
         raise LaunchError(f"{shown(name) or '(nothing)'}: is no name of a {kind}; give that of one in {shown(jobs)}")
     root = jobs / name
     for other, file in _FILES.items():

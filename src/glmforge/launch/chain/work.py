@@ -12,14 +12,15 @@ One who was killed between a submission and the note of it leaves a job that not
 its directory, and adopted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from glmforge.cluster.lease import Lease
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
+from glmforge.launch.do_all import do_all
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.job import JobDirectory, Submission
 from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
@@ -59,6 +60,10 @@ class Chain:
     def is_submitted_at_once(self) -> bool:
         launchers = {stage.launcher for stage in self.record.stages}
         return len(launchers) == 1 and launchers <= set(WITH_DEPENDENCIES)
+
+    @property
+    def _resume(self) -> str:
+        return f"glmforge chain resume {self.record.name}"
 
     def states(self) -> list[StageState]:
         """Of every stage, in order."""
@@ -103,7 +108,7 @@ class Chain:
             runner = Runner(
                 look=self._states,
                 submit=lambda name: self._start(by_job[name], tell),
-                cancel=lambda name: self._cancel(self._jobs()[by_job[name].name], Cancelling()),
+                cancel=lambda name: self._cancel([self._jobs()[by_job[name].name]], Cancelling()),
                 tell=lambda name, words: tell(by_job[name].name, words),
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in own.read_events()[began:]),
             )
@@ -119,9 +124,7 @@ class Chain:
         cancelling = Cancelling()
         cancelling.note_whole(self.directory.own, "the whole chain")
         live = [told for told in self.states() if _is_live(told.job)]
-        for told in reversed(live):  # else the next one might start in between
-            self._cancel(told.job, cancelling)
-        cancelling.finish()
+        self._cancel([told.job for told in reversed(live)], cancelling)  # else the next one might start in between
         return [told.stage.name for told in live]
 
     def _jobs(self) -> dict[str, Job]:
@@ -133,7 +136,7 @@ class Chain:
         return {job.name: (job.state, job.why) for job in found}
 
     def _start(self, stage: StageRecord, tell: Tell) -> None:
-        submission = hand_over(self.directory.stage(stage))
+        submission = hand_over(self.directory.stage(stage), mend=self._resume)
         self._note(stage, submission.id, {})
         self._accompany(stage, submission, tell)
 
@@ -149,14 +152,20 @@ class Chain:
         assert id_ is not None, "what is on its way was submitted"
         if job.state not in (JobState.WAITING, JobState.HELD) or self._waits_rightly(stage, job, needed):
             return id_
-        job.directory.event(CANCELLED, "to be submitted again, after what it needs now", submission=id_)
-        self.scheduler_of(stage.launcher).cancel(id_)
+        self._withdraw(stage, id_)
         return None
+
+    def _withdraw(self, stage: StageRecord, id_: str) -> None:
+        detail = "to be submitted again, after what it needs now"
+        self.directory.stage(stage).event(CANCELLED, detail, submission=id_)
+        self.scheduler_of(stage.launcher).cancel(id_)
 
     def _waits_rightly(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> bool:
         """Whether it waits for just these submissions, or for ones that have finished since."""
+        if _waits_in_vain(job):
+            return False  # whatever is noted: what is noted of an adopted submission, nobody has seen
         if not needed:
-            return not _waits_in_vain(job)
+            return True
         noted = self._noted(stage, _submission(job))
         return noted is not None and all(noted.get(need) == id_ for need, id_ in needed.items())
 
@@ -176,14 +185,21 @@ class Chain:
         directory = self.directory.stage(stage)
         launch = with_dependency(directory.read().launch, list(needed.values()))
         again = bool(directory.read_attempts())
-        with _script_of(directory, launch):
-            scheduler = self.scheduler_of(stage.launcher)
-            submission = hand_over(directory, launch=launch, scheduler=scheduler, again=again)
+        submission = hand_over(
+            _with_script_of(directory, launch),
+            launch=launch,
+            scheduler=self.scheduler_of(stage.launcher),
+            again=again,
+            mend=self._resume,
+        )
         self._note(stage, submission.id, needed)
         return submission
 
     def _adopted(self, stage: StageRecord, job: Job) -> Submission | None:
-        """Of a stage that is not on its way as far as its files know: a submission that they do not know of."""
+        """Of a stage that is not on its way as far as its files know: a submission that they do not know of.
+
+        One that waits in vain, for an earlier submission of what it needs, is cancelled.
+        """
         if stage.launcher != "slurm" or _is_live(job):
             return None
         directory = self.directory.stage(stage)
@@ -191,9 +207,17 @@ class Chain:
         lost = [id_ for id_ in submissions_in(directory) if id_ not in known]
         if not lost:
             return None
-        return note_submission(directory, lost[-1], stage.launcher)
+        submission = note_submission(directory, lost[-1], stage.launcher)
+        if _waits_in_vain(self._jobs()[stage.name]):
+            self._withdraw(stage, submission.id)
+            return None
+        return submission
 
-    def _cancel(self, job: Job, cancelling: Cancelling) -> None:
+    def _cancel(self, jobs: Sequence[Job], cancelling: Cancelling) -> None:
+        """In this order; one that cannot be cancelled keeps none of the others from it."""
+        do_all([*(partial(self._cancel_one, job, cancelling) for job in jobs), cancelling.finish])
+
+    def _cancel_one(self, job: Job, cancelling: Cancelling) -> None:
         if job.files is None or job.files.submission is None:
             return
         cancelling.note(job.directory, job.files.submission)
@@ -206,7 +230,7 @@ class Chain:
         failed = [
             need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED
         ]
-        resume = f"'glmforge chain resume {self.record.name}'"
+        resume = f"'{self._resume}'"
         if job.state is JobState.FINISHED:
             missing = [name for name, path in stage.outputs.items() if not path.exists()]
             return f"its outputs {', '.join(missing)} are not there" if missing else ""
@@ -222,16 +246,13 @@ def with_dependency(launch: LaunchConfig, ids: Sequence[str]) -> LaunchConfig:
     return launch.model_copy(update={"dependency": f"afterok:{':'.join(ids)}" if ids else None})
 
 
-@contextmanager
-def _script_of(job: JobDirectory, launch: LaunchConfig) -> Iterator[None]:
-    """The job's script is one of these options within the block; after it, for 'glmforge jobs resubmit', its own."""
-    description = job.read()
-    own = render(Script.of(description, job.root))
-    write_text(job.script, render(Script.of(description.model_copy(update={"launch": launch}), job.root)))
-    try:
-        yield
-    finally:
-        write_text(job.script, own)
+def _with_script_of(job: JobDirectory, launch: LaunchConfig) -> JobDirectory:
+    """The job, with a script of these options beside its own, which 'glmforge jobs resubmit' is to find as it was."""
+    chained = JobDirectory(job.root)
+    chained.script = job.root / "script-chained.sh"
+    description = job.read().model_copy(update={"launch": launch})
+    write_text(chained.script, render(Script.of(description, job.root)))
+    return chained
 
 
 def _is_live(job: Job) -> bool:

@@ -11,8 +11,9 @@ from glmforge.files import escaped
 
 _LIMIT_S = 30.0
 _LONGEST_REASON = 300
-_SLURM_IS_DOWN = ("Unable to contact", "Socket timed out", "Zero Bytes were transmitted")
-"""What Slurm's commands say when its controller is away, or too busy to answer: it may have done what was asked."""
+SLURMS_ANSWER_IS_LOST = ("timed out", "Zero Bytes were transmitted")
+"""What Slurm's commands say when its controller is too busy to answer: it may have done what was asked."""
+_SLURM_IS_DOWN = ("Unable to contact", *SLURMS_ANSWER_IS_LOST)
 
 
 class NoAnswerError(LaunchError):
@@ -43,8 +44,13 @@ def ask(
     cwd: Path | None = None,
     stdin: str = "",
     limit_s: float = _LIMIT_S,
+    mend: str = "; try again, or ask who runs it",
 ) -> Answer:
-    """Run a command with this process's environment, or another. Raises `LaunchError`, `NoAnswerError`."""
+    """Run a command with this process's environment, or another. Raises `LaunchError`, `NoAnswerError`.
+
+    Args:
+        mend: what to do if it does not answer; empty if the caller says it.
+    """
     try:
         done = subprocess.run(
             command,
@@ -66,9 +72,7 @@ def ask(
     except subprocess.TimeoutExpired as error:
         said = Answer(1, "", (error.stderr or b"").decode(errors="replace")).reason if error.stderr else ""
         why = f" ({said})" if said else ""
-        raise NoAnswerError(
-            f"{command[0]}: no answer within {limit_s:g} s{why}; try again, or ask who runs it"
-        ) from None
+        raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s{why}{mend}") from None
     return Answer(done.returncode, done.stdout, done.stderr)
 
 

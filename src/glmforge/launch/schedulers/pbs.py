@@ -66,10 +66,10 @@ class Pbs:
                 raise LaunchError(f"dependency: PBS knows no job {job}; 'qstat' shows those that there are")
 
     def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
-        """Raises `LaunchError`."""
+        """Raises `LaunchError`, and `NoAnswerError` if it may have been submitted."""
         # Names without a directory: Slurm's qsub puts its command line together without quotation marks.
         command = ("qsub", "-o", "scheduler.log", "-j", "oe", job.script.name)
-        answer = ask(*command, environment=environment_of(), cwd=job.root, limit_s=_SUBMIT_LIMIT_S)
+        answer = ask(*command, environment=environment_of(), cwd=job.root, limit_s=_SUBMIT_LIMIT_S, mend="")
         id_ = (answer.stdout.split() or [""])[-1]
         if answer.status or not _ID.fullmatch(id_):
             raise LaunchError(f"qsub: {_complaint(answer)}; nothing was submitted")

@@ -14,15 +14,13 @@ from glmforge.files import shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.ranks.variables import NUMBERS
 from glmforge.launch.schedulers.base import Seen, State
-from glmforge.launch.schedulers.commands import NoAnswerError, ask
+from glmforge.launch.schedulers.commands import SLURMS_ANSWER_IS_LOST, NoAnswerError, ask
 from glmforge.launch.schedulers.slurm_again import release, requeue
 from glmforge.launch.schedulers.slurm_check import check
 from glmforge.launch.schedulers.slurm_jobs import is_forgotten, look_at
 
 _ID = re.compile(r"\d{1,12}(_\d{1,9})?")
 _SUBMIT_LIMIT_S = 120.0
-_ANSWER_LOST = ("timed out", "Zero Bytes were transmitted")
-"""What sbatch says where Slurm may have taken the job all the same."""
 
 _VARIABLES = {
     "nodes": (),
@@ -58,10 +56,11 @@ class Slurm:
             environment=environment_of(launch),
             cwd=job.root,
             limit_s=_SUBMIT_LIMIT_S,
+            mend="",  # to try again might be to submit it twice
         )
         number = answer.stdout.strip().partition(";")[0]
-        if answer.status and any(words in answer.stderr for words in _ANSWER_LOST):
-            raise NoAnswerError(f"sbatch: {answer.reason}; 'squeue --me --name={job.name}' will tell")
+        if answer.status and any(words in answer.stderr for words in SLURMS_ANSWER_IS_LOST):
+            raise NoAnswerError(f"sbatch: {answer.reason}")
         if answer.status or not _ID.fullmatch(number):
             raise LaunchError(f"sbatch: {answer.reason}; nothing was submitted")
         return number

@@ -7,13 +7,12 @@ all of its jobs.
 import difflib
 import fnmatch
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glmforge.config.launch import Launcher
+from glmforge.config.launch import JOB_NAME, Launcher
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.launch.job import JOBS_VARIABLE, JobDirectory
@@ -23,8 +22,6 @@ from glmforge.launch.state.job_state import JobFiles, JobState, changed_at, stat
 
 SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher hands its jobs to."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def job_names(root: Path) -> list[str]:
     """Of all jobs in `root`, damaged ones too. Raises `LaunchError` if there is no such directory."""
     try:
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()]
+            names = [entry.name for entry in entries if JOB_NAME.fullmatch(entry.name) and entry.is_dir()]
     except OSError as error:
         raise LaunchError(
             f"{shown(root)}: no jobs can be found there ({error.strerror}); name their directory with --jobs-dir or "

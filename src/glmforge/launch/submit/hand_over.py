@@ -15,6 +15,10 @@ from glmforge.launch.schedulers.slurm import Slurm
 
 _PROBE_LIMIT_S = 10.0
 
+_LOOK = {"slurm": "look with 'squeue --me --name={name}'", "pbs": "look with 'qstat'"}
+_LOOK_HERE = "look with 'glmforge jobs show {name}'"
+"""How a person sees whether a scheduler has a job."""
+
 T = TypeVar("T")
 
 
@@ -49,6 +53,7 @@ def hand_over(
     scheduler: Scheduler | None = None,
     tasks: Sequence[JobDirectory] = (),
     again: bool = False,
+    mend: str | None = None,
 ) -> Submission:
     """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks, too.
 
@@ -56,6 +61,7 @@ def hand_over(
         launch: what the script was made of, if not of the job's own options.
         scheduler: that of the launcher, unless it is given.
         tasks: jobs of an array's tasks.
+        mend: the command that submits it if it was not, to be told; unless it is given, 'glmforge jobs resubmit'.
 
     Raises `GlmforgeError`: then no job of it is left in the queue; but `MayRunError` if one may be. One
     whose notes are interrupted is cancelled, too.
@@ -69,15 +75,24 @@ def hand_over(
             note_submission(task, id_of_task(id_, number), options.launcher)
         return submission
 
-    return submit(scheduler or scheduler_of(options.launcher), job, options, note)
+    return submit(scheduler or scheduler_of(options.launcher), job, options, note, mend)
 
 
-def submit(scheduler: Scheduler, job: JobDirectory, launch: LaunchConfig, note: Callable[[str], T]) -> T:
-    """Submit the script of `job`, and have the number noted; what `note` answers. Raises as `hand_over` does."""
+def submit(
+    scheduler: Scheduler, job: JobDirectory, launch: LaunchConfig, note: Callable[[str], T], mend: str | None = None
+) -> T:
+    """Submit the script of `job`, and have the number noted; what `note` answers. Raises as `hand_over` does.
+
+    `KeyboardInterrupt` says what is known of the submission.
+    """
+    mend = mend or f"glmforge jobs resubmit {job.name}"
+    look = f"{_LOOK.get(launch.launcher, _LOOK_HERE).format(name=job.name)}; if it is not there, '{mend}'"
     try:
         id_ = scheduler.submit(job, launch)
     except NoAnswerError as error:
-        raise MayRunError(f"{job.name}: may have been submitted, or not: {error}") from error
+        raise MayRunError(f"{job.name}: may have been submitted, or not: {error}; {look}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"whether {job.name} was submitted is not known; {look}") from None
     except OSError as error:
         why = f"{error.filename or job.root}: {error.strerror}"
         raise LaunchError(f"{job.name}: cannot be started ({why}); nothing was submitted") from error
@@ -88,9 +103,10 @@ def submit(scheduler: Scheduler, job: JobDirectory, launch: LaunchConfig, note: 
     except KeyboardInterrupt:
         try:
             scheduler.cancel(id_)
-        except LaunchError as error:
-            raise KeyboardInterrupt(f"{launch.launcher} {id_} was not noted, and goes on ({error})") from None
-        raise
+        except (LaunchError, KeyboardInterrupt) as error:
+            why = str(error) or "interrupted"
+            raise KeyboardInterrupt(f"{launch.launcher} {id_} was not noted, and goes on ({why})") from None
+        raise KeyboardInterrupt(f"{launch.launcher} {id_} was cancelled; '{mend}' submits it again") from None
 
 
 def id_of_task(array: str, task: int) -> str:

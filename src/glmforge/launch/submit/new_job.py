@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from glmforge.config.launch import LaunchConfig
+from glmforge.config.launch import JOB_NAME, LaunchConfig
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
@@ -35,7 +35,6 @@ _NEEDED = re.compile(
     r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
 )
 _SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{0,32768}")
 
 
@@ -77,13 +76,13 @@ class NewJob:
             yield
         except MayRunError:
             raise
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(
-                f"whether {name} was submitted is not known; if not, 'glmforge jobs resubmit {name}' does it"
-            ) from None
+        except KeyboardInterrupt as interrupt:
+            if interrupt.args:  # what is known of the submission
+                raise
+            raise KeyboardInterrupt(f"'glmforge jobs resubmit {name}' submits {name}, if it was not yet") from None
         except GlmforgeError:
             for job in (self, *self.tasks):
-                shutil.rmtree(job.directory.root)
+                shutil.rmtree(job.directory.root, ignore_errors=True)  # the cause is to be told
             raise
 
 
@@ -155,7 +154,7 @@ def _tasks(job: NewJob, template: Path | None) -> Iterator[NewJob]:
         directory = JobDirectory(job.directory.root.with_name(f"{job.directory.name}-{number}"))
         changes = {"name": directory.name, "launch": launch, "part_of": description.name, "task": number}
         of_task = description.model_copy(update=changes)
-        if not _NAME.fullmatch(directory.name):
+        if not JOB_NAME.fullmatch(directory.name):
             raise LaunchError(f"--name {shown(description.name)}: is too long for an array; its tasks' names end in -N")
         yield NewJob(directory, of_task, None, render(Script.of(of_task, directory.root), template))
 
@@ -242,7 +241,7 @@ def _python(launch: LaunchConfig) -> str:
 def _free_name(root: Path, given: str | None, proposed: str) -> str:
     """The name that was given, else one made of the run's that is not taken: air, air-2, air-3."""
     if given is not None:
-        if not _NAME.fullmatch(given):
+        if not JOB_NAME.fullmatch(given):
             raise LaunchError(f"--name {shown(given)}: a job's name is made of at most 64 letters, digits and _.-")
         return given
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", proposed).strip("-_.")[:56] or "job"

@@ -8,8 +8,10 @@ some at a time, by whoever holds the lease on the sweep's directory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from glmforge.cluster.lease import Lease
+from glmforge.launch.do_all import do_all
 from glmforge.launch.in_turn import Runner, Turn, is_to_submit
 from glmforge.launch.requeue.cancelled import CANCELLED, Cancelling
 from glmforge.launch.state.find import Job, SchedulerOf, find_jobs
@@ -84,7 +86,6 @@ class Sweep:
         cancelling.note_whole(self.directory.own, "the whole sweep")
         live = [job for job in self.jobs() if not job.state.is_over and job.state is not JobState.DAMAGED]
         self._cancel(live, cancelling)
-        cancelling.finish()
         return [job.name for job in live]
 
     def _pairs(self) -> list[tuple[PointRecord, Job]]:
@@ -103,7 +104,8 @@ class Sweep:
         write_text(own.script, array_script(self.directory, description, self.record, tasks))
         launch = array_launch(description.launch, tasks, self.record.at_once)
         own.event("submitting", f"{len(chosen)} points", tasks=tasks)
-        submit(self.scheduler_of(self.record.launcher), own, launch, lambda number: self._note(number, tasks))
+        scheduler, mend = self.scheduler_of(self.record.launcher), f"glmforge sweep resubmit {self.record.name}"
+        submit(scheduler, own, launch, lambda number: self._note(number, tasks), mend)
 
     def _note(self, number: str, tasks: Sequence[int]) -> None:
         """In the sweep's events first, which say what is to be noted in the points' jobs."""
@@ -128,7 +130,7 @@ class Sweep:
             self._note(lost[-1], last["tasks"])
 
     def _cancel(self, jobs: Sequence[Job], cancelling: Cancelling) -> None:
-        """An array as a whole, if all of its tasks are to end."""
+        """An array as a whole, if all of its tasks are to end. What cannot be cancelled keeps nothing else from it."""
         scheduler = self.scheduler_of(self.record.launcher)
         ids = {}
         for job in jobs:
@@ -137,8 +139,7 @@ class Sweep:
             ids[job.name] = job.files.submission.id
             cancelling.note(job.directory, job.files.submission)
         arrays = {id_.partition("_")[0] for id_ in ids.values()} if self.is_array else set(ids.values())
-        for number in sorted(arrays):
-            scheduler.cancel(number)
+        do_all([*(partial(scheduler.cancel, number) for number in sorted(arrays)), cancelling.finish])
 
 
 def _is_to_run(job: Job, *, failed_only: bool) -> bool:

@@ -11,6 +11,7 @@ from glmforge.launch.chain.make import make_chain
 from glmforge.launch.chain.record import ChainDirectory
 from glmforge.launch.chain.words import as_rows, lines_of
 from glmforge.launch.chain.work import Chain
+from glmforge.launch.in_turn import Runner
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.state.job_state import JobState
@@ -198,6 +199,30 @@ def test_killed_before_the_note_the_submission_is_adopted(chain, scheduler, monk
     assert scheduler.cancelled == []
 
 
+def test_an_adopted_stage_that_waits_for_what_has_failed_is_submitted_again(chain, scheduler, monkeypatch):
+    submit(chain)
+    job_of(chain, "b").submissions.unlink()
+    fail(chain, scheduler, "a")
+    monkeypatch.setattr(work, "submissions_in", lambda directory: {"life-b": ["2"]}.get(directory.name, []))
+    told = submit(chain)
+    assert told["a"] == "submitted as 5"
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+    assert "2" in scheduler.cancelled
+
+
+def test_what_waits_in_vain_is_submitted_again_whatever_is_noted_of_it(chain, scheduler):
+    """Slurm said so only after it had been adopted, and noted to wait for what it needs now."""
+    submit(chain)
+    fail(chain, scheduler, "a")
+    job = job_of(chain, "a")
+    note_submission(job, scheduler.submit(job, job.read().launch), "slurm", again=True)
+    chain.directory.own.event("submitted", "b as 2", stage="b", submission="2", needs={"a": "5"})
+    told = submit(chain)
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+
+
 def test_an_adopted_stage_has_a_companion(chain, scheduler, monkeypatch):
     """And one that hinders it is told."""
     submit(chain)
@@ -240,6 +265,38 @@ def test_a_stage_that_cannot_be_noted_is_cancelled(chain, scheduler):
     assert scheduler.after["5"] == ("3", "4")
 
 
+def test_a_jobs_own_script_is_left_as_it_is(chain, scheduler, monkeypatch):
+    """Be this killed while Slurm takes a stage: 'glmforge jobs resubmit' submits the script as it lies there."""
+    before, real = {stage: job_of(chain, stage).script.read_text() for stage in "abcd"}, scheduler.submit
+    seen = {}
+
+    def looks(job, launch):
+        stage = job.name.removeprefix("life-")
+        seen[stage] = job_of(chain, stage).script.read_text()
+        return real(job, launch)
+
+    monkeypatch.setattr(scheduler, "submit", looks)
+    submit(chain)
+    assert seen == before
+    assert "#SBATCH --dependency=afterok:1\n" in scheduler.scripts["2"]
+
+
+def test_a_disk_that_is_full_after_a_submission_does_not_hide_it(chain, scheduler, monkeypatch):
+    """No script is to be put back then."""
+    real = work.write_text
+
+    def writes_before(path, text):
+        if len(scheduler.scripts) == 2:
+            raise RunFileError(f"{path}: cannot be written (No space left on device)")
+        real(path, text)
+
+    monkeypatch.setattr(work, "write_text", writes_before)
+    with pytest.raises(RunFileError, match="life-c"):
+        submit(chain)
+    noted = [event["stage"] for event in chain.directory.own.read_events() if event["event"] == "submitted"]
+    assert noted == ["a", "b"]
+
+
 def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
     submit(chain)
     scheduler.after.clear()
@@ -249,14 +306,71 @@ def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
 
 
 def test_a_full_disk_keeps_none_running(chain, scheduler, monkeypatch):
-    def full(*_, **__):
-        raise RunFileError("events.jsonl: cannot be written (No space left on device)")
-
     submit(chain)
     monkeypatch.setattr(JobDirectory, "event", full)
     with pytest.raises(LaunchError, match="cancelled, but that could not be noted"):
         chain.cancel()
     assert scheduler.cancelled == ["4", "3", "2", "1"]
+
+
+def refuses(scheduler, monkeypatch, *numbers):
+    """Has the scheduler not cancel these."""
+    cancel = scheduler.cancel
+
+    def some(number):
+        if number in numbers:
+            raise LaunchError(f"scancel {number}: Access denied")
+        cancel(number)
+
+    monkeypatch.setattr(scheduler, "cancel", some)
+
+
+def full(*_, **__):
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+
+def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4")
+    with pytest.raises(LaunchError, match=r"^scancel 4: Access denied$"):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "2", "1"]
+
+
+def test_all_that_keeps_it_from_being_cancelled_is_told(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4", "2")
+    monkeypatch.setattr(JobDirectory, "event", full)
+    told = r"^scancel 4: Access denied; scancel 2: Access denied; cancelled, but that could not be noted, "
+    with pytest.raises(LaunchError, match=told):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "1"]
+
+
+def test_interrupted_while_stages_run_from_here_a_full_disk_is_told(made, monkeypatch):
+    """A supervisor may not know that it was to end."""
+    scheduler, told = FakeScheduler(), []
+    chain = Chain(made("local"), lambda launcher: scheduler)
+
+    def take(job, mend):
+        return note_submission(job, scheduler.submit(job, job.read().launch), "local")
+
+    monkeypatch.setattr(work, "hand_over", take)
+    monkeypatch.setattr(work, "Runner", lambda **fields: Runner(pause=interrupted(monkeypatch), **fields))
+    with pytest.raises(KeyboardInterrupt):
+        chain.run_here(lambda stage, words: told.append((stage, words)))
+    assert scheduler.cancelled == ["1"]
+    stage, words = told[-1]
+    assert stage == "a"
+    assert words.startswith("could not be asked to end: cancelled, but that could not be noted")
+
+
+def interrupted(monkeypatch):
+    def interrupt():
+        monkeypatch.setattr(JobDirectory, "event", full)
+        raise KeyboardInterrupt
+
+    return interrupt
 
 
 def test_cancelled_from_the_end_to_the_beginning(chain, scheduler):
@@ -317,7 +431,7 @@ def test_a_scheduler_that_refuses_a_stage(tmp_path, monkeypatch, scheduler):
 def test_with_other_launchers_stages_run_one_after_the_other(made, monkeypatch):
     chain = Chain(made("local"), lambda launcher: scheduler)
     scheduler, order = EndsAtOnce(), []
-    monkeypatch.setattr(work, "hand_over", lambda job: scheduler.take(job, order))
+    monkeypatch.setattr(work, "hand_over", lambda job, mend: scheduler.take(job, order))
     assert not chain.is_submitted_at_once
     states = chain.run_here(lambda stage, words: None)
     assert order == ["life-a", "life-b", "life-c", "life-d"]

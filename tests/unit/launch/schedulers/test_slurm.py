@@ -10,7 +10,9 @@ import pytest
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.job import JobDirectory
+from glmforge.launch.schedulers import commands
 from glmforge.launch.schedulers.base import State
+from glmforge.launch.schedulers.commands import NoAnswerError
 from glmforge.launch.schedulers.slurm import Slurm, environment_of
 from glmforge.launch.schedulers.slurm_jobs import STATES, state_of
 from glmforge.launch.script.amounts import hours_minutes_seconds, megabytes, seconds
@@ -164,6 +166,24 @@ def test_submitting(answers: Answers, tmp_path: Path) -> None:
     answers(sbatch={"": (1, "", "sbatch: error: Batch job submission failed: Invalid qos specification\n")})
     with pytest.raises(LaunchError, match=r"^sbatch: Batch job submission failed: Invalid qos specification; nothing"):
         Slurm().submit(job, LaunchConfig(launcher="slurm"))
+
+
+@pytest.mark.parametrize("said", ["Socket timed out on send/recv operation", "Zero Bytes were transmitted or received"])
+def test_a_submission_whose_answer_is_lost(answers: Answers, tmp_path: Path, said: str) -> None:
+    answers(sbatch={"": (1, "", f"sbatch: error: Batch job submission failed: {said}\n")})
+    with pytest.raises(NoAnswerError, match=f"^sbatch: Batch job submission failed: {said}$"):
+        Slurm().submit(JobDirectory(tmp_path), LaunchConfig(launcher="slurm"))
+
+
+def test_a_submission_that_hangs_is_not_to_be_tried_again(
+    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(command: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(commands.subprocess, "run", hangs)
+    with pytest.raises(NoAnswerError, match=r"^sbatch: no answer within 120 s$"):
+        Slurm().submit(JobDirectory(tmp_path), LaunchConfig(launcher="slurm"))
 
 
 def test_variables_do_not_win_over_the_script() -> None:

@@ -73,7 +73,9 @@ def test_what_can_neither_be_noted_nor_cancelled_may_run(job: JobDirectory, sche
 
 
 def test_what_is_interrupted_while_it_is_noted_is_cancelled(job: JobDirectory, scheduler: FakeScheduler) -> None:
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^slurm 1 was cancelled; 'glmforge jobs resubmit air' submits it again$"
+    ):
         submit(scheduler, job, job.read().launch, fails(KeyboardInterrupt()))
     assert scheduler.cancelled == ["1"]
     scheduler.cancel = fails(LaunchError("no"))  # type: ignore[method-assign]
@@ -84,7 +86,12 @@ def test_what_is_interrupted_while_it_is_noted_is_cancelled(job: JobDirectory, s
 @pytest.mark.parametrize(
     ("why", "error", "told"),
     [
-        (NoAnswerError("sbatch: no answer"), MayRunError, "^air: may have been submitted, or not: sbatch: no answer"),
+        (
+            NoAnswerError("sbatch: no answer"),
+            MayRunError,
+            r"^air: may have been submitted, or not: sbatch: no answer; look with 'squeue --me --name=air'; if it "
+            r"is not there, 'glmforge jobs resubmit air'$",
+        ),
         (
             OSError(28, "No space left on device", "a.log"),
             LaunchError,
@@ -101,6 +108,21 @@ def test_a_submission_that_fails(
         hand_over(job, scheduler=scheduler)
     assert type(raised.value) is error
     assert job.read_submissions() == []
+
+
+def test_interrupted_before_there_is_an_answer(job: JobDirectory, scheduler: FakeScheduler) -> None:
+    scheduler.submit = fails(KeyboardInterrupt())  # type: ignore[method-assign]
+    told = (
+        r"^whether air was submitted is not known; look with 'squeue --me --name=air'; if it is not there, 'do this'$"
+    )
+    with pytest.raises(KeyboardInterrupt, match=told):
+        hand_over(job, scheduler=scheduler, mend="do this")
+
+
+def test_interrupted_again_while_it_is_cancelled_it_is_told(job: JobDirectory, scheduler: FakeScheduler) -> None:
+    scheduler.cancel = fails(KeyboardInterrupt())  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt, match=r"^slurm 1 was not noted, and goes on \(interrupted\)$"):
+        submit(scheduler, job, job.read().launch, fails(KeyboardInterrupt()))
 
 
 def fails(why: BaseException) -> Callable[..., str]:

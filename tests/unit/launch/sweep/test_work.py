@@ -202,6 +202,23 @@ def test_a_full_disk_keeps_none_running(sweep, scheduler, monkeypatch):
     assert scheduler.cancelled == ["1"]
 
 
+def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(sweep, scheduler, monkeypatch):
+    sweep.submit_array()
+    fail(sweep, scheduler, 1)
+    assert sweep.submit_array() == ["lr-001"]
+    cancel = scheduler.cancel
+
+    def some(number):
+        if number == "1":
+            raise LaunchError("scancel 1: Access denied")
+        cancel(number)
+
+    monkeypatch.setattr(scheduler, "cancel", some)
+    with pytest.raises(LaunchError, match=r"^scancel 1: Access denied$"):
+        sweep.cancel()
+    assert scheduler.cancelled == ["2"]
+
+
 def test_cancelled_together(sweep, scheduler):
     sweep.submit_array()
     finish(sweep, scheduler, 0)
