@@ -6,13 +6,12 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.launch import control
-from glmforge.launch.job import SUPERVISOR_LEASE, Cause, JobDirectory, Submission
+from glmforge.launch.job import Cause, JobDirectory, Submission
 from glmforge.launch.requeue.cancelled import Cancelling, is_cancelled
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.show.words import next_command
 from glmforge.launch.state.find import Job, find_jobs
 from glmforge.launch.submit import hand_over
-from glmforge.launch.supervisor import supervise
 from glmforge.observe.record_files import RunFileError
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
 
@@ -235,7 +234,3 @@ def test_a_damaged_job_is_neither_ended_nor_submitted(tmp_path: Path, scheduler:
         control.cancel(damaged, scheduler.of)
     with pytest.raises(LaunchError, match="cannot be submitted"):
         control.resubmit(damaged, scheduler.of)
-
-
-def test_the_supervisors_lease_has_the_name_that_is_looked_for() -> None:
-    assert supervise.LEASE == SUPERVISOR_LEASE

@@ -123,7 +123,7 @@ class Chain:
         """Cancel every stage that waits or runs, the last ones first; their names."""
         cancelling = Cancelling()
         cancelling.note_whole(self.directory.own, "the whole chain")
-        live = [told for told in self.states() if _is_live(told.job)]
+        live = [told for told in self.states() if told.job.is_to_cancel]
         self._cancel([told.job for told in reversed(live)], cancelling)  # else the next one might start in between
         return [told.stage.name for told in live]
 

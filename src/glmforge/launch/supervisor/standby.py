@@ -25,13 +25,10 @@ from pathlib import Path
 from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.lease import LastChange, Lease
 from glmforge.errors import HostError
-from glmforge.launch.job import JobDirectory
+from glmforge.launch.job import SUPERVISOR_LEASE, JobDirectory
 from glmforge.launch.supervisor.lost_nodes import lost_nodes
 from glmforge.launch.supervisor.run_lock import RunLock, run_locks
 from glmforge.observe.record_files import RunFileError
-
-LEASE = ".supervisor"
-"""The directory of the supervisor's claims, in the job's."""
 
 SILENT_S = 30.0
 """Without a heartbeat of the supervisor, which comes every two seconds."""
@@ -47,7 +44,7 @@ class Standby:
 
     def __init__(self, job: JobDirectory, lost: Callable[[str], bool], silent_s: float = SILENT_S) -> None:
         self.job, self.lost, self.silent_s = job, lost, silent_s
-        self._lease, self._change = Lease(job.root, "standby", name=LEASE), LastChange()
+        self._lease, self._change = Lease(job.root, "standby", name=SUPERVISOR_LEASE), LastChange()
         self._claim = b""
 
     def look(self, batch_node: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
-from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
+from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.requeue.companion import dismiss, look_soon
 from glmforge.launch.requeue.refused_starts import STARTED
 from glmforge.launch.starters.base import Running, Starter
@@ -35,7 +35,6 @@ from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
 from glmforge.launch.supervisor.run_lock import last_seen, run_locks
 from glmforge.launch.supervisor.settle import settle
-from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.worlds import bearable
 from glmforge.observe.record_files import RunFileError
 
@@ -73,7 +72,7 @@ class Supervisor:
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
         what = f"glmforge supervise {self.job.name}"
-        with Bell() as self.bell, Lease(self.job.root, what, lease_s=LEASE_S, name=LEASE) as self.lease:
+        with Bell() as self.bell, Lease(self.job.root, what, lease_s=LEASE_S, name=SUPERVISOR_LEASE) as self.lease:
             began = len(self.job.read_attempts())
             self.books.say(
                 STARTED,

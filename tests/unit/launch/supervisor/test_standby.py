@@ -13,10 +13,10 @@ from glmforge.cluster import lease as lease_module
 from glmforge.cluster.lease import Lease
 from glmforge.config import dump_config, load_config
 from glmforge.errors import HostError
-from glmforge.launch.job import JobDirectory
+from glmforge.launch.job import SUPERVISOR_LEASE, JobDirectory
 from glmforge.launch.supervisor import standby as standby_module
 from glmforge.launch.supervisor.run_lock import RunLock, last_seen
-from glmforge.launch.supervisor.standby import LEASE, Standby, StandbyStep
+from glmforge.launch.supervisor.standby import Standby, StandbyStep
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import a_job
 
@@ -25,14 +25,14 @@ from helpers.fake_starter import a_job
 def test_a_silent_supervisor_on_a_node_that_is_lost(tmp_path: Path, is_lost: bool) -> None:
     asked: list[str] = []
     watching = Standby(JobDirectory(tmp_path), lambda node: asked.append(node) or is_lost, silent_s=0.0)  # type: ignore[func-returns-value]
-    with Lease(tmp_path, "test", name=LEASE, lease_s=3600):
+    with Lease(tmp_path, "test", name=SUPERVISOR_LEASE, lease_s=3600):
         assert watching.look("node1") is is_lost
     assert asked == ["node1"]
 
 
 def test_one_that_gives_signs_of_life(tmp_path: Path) -> None:
     watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=3600)
-    with Lease(tmp_path, "test", name=LEASE, lease_s=3600):
+    with Lease(tmp_path, "test", name=SUPERVISOR_LEASE, lease_s=3600):
         assert not watching.look("node1")
 
 
@@ -52,8 +52,8 @@ def test_a_heartbeat_is_that_of_the_newest_supervisor(tmp_path: Path, monkeypatc
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr(lease_module.time, "monotonic", lambda: float(next(clock)))
     watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=30)
-    (tmp_path / LEASE).mkdir()
-    (tmp_path / LEASE / "x").touch()
+    (tmp_path / SUPERVISOR_LEASE).mkdir()
+    (tmp_path / SUPERVISOR_LEASE / "x").touch()
     write_claim(tmp_path, "10", "one")
     silent = []
     for number, content in (("9", "one"), ("9", "two"), ("9", "three"), ("10", "two")):
@@ -68,8 +68,8 @@ def test_claims_that_cannot_be_read_have_not_changed(tmp_path: Path, monkeypatch
     watching = Standby(JobDirectory(tmp_path), lambda node: True, silent_s=30)
     write_claim(tmp_path, "1", "one")
     assert not watching.is_silent()
-    (tmp_path / LEASE).rename(tmp_path / "away")
-    (tmp_path / LEASE).touch()  # no directory
+    (tmp_path / SUPERVISOR_LEASE).rename(tmp_path / "away")
+    (tmp_path / SUPERVISOR_LEASE).touch()  # no directory
     assert not watching.is_silent()
     assert watching.is_silent()
 
@@ -162,8 +162,8 @@ def test_a_full_disk_is_no_reason_to_leave_the_job(
 
 
 def write_claim(root: Path, number: str, content: str) -> None:
-    (root / LEASE).mkdir(exist_ok=True)
-    (root / LEASE / number.zfill(8)).write_text(content)
+    (root / SUPERVISOR_LEASE).mkdir(exist_ok=True)
+    (root / SUPERVISOR_LEASE / number.zfill(8)).write_text(content)
 
 
 @dataclass

@@ -6,10 +6,9 @@ import pytest
 
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import LaunchError
-from glmforge.launch.job import AttemptRecord, Cause, JobDirectory
+from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory
 from glmforge.launch.supervisor.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.nodes import Ledger, allow
-from glmforge.launch.supervisor.standby import LEASE
 from glmforge.launch.supervisor.supervise import Supervisor
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
@@ -176,7 +175,7 @@ def test_no_attempt_is_wasted_while_the_scheduler_is_down(tmp_path: Path) -> Non
 
 def test_two_supervisors_of_a_job_are_told_apart(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
-    with Lease(job.root, "another", name=LEASE), pytest.raises(HeldError, match="in use by 'another'"):
+    with Lease(job.root, "another", name=SUPERVISOR_LEASE), pytest.raises(HeldError, match="in use by 'another'"):
         supervise(job, lambda ranks, number: {})
 
 
