@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,11 @@ def test_a_link_in_the_directory_leads_nobody_out(tmp_path: Path) -> None:
     assert (tmp_path / "precious/file").exists()
 
 
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(HostError, match="Not a directory; set a --directory that you can write to"):
-        Places(tmp_path / "file/cluster").make()
+def test_a_directory_that_cannot_be_written() -> None:
+    with tempfile.NamedTemporaryFile() as file:  # pytest's own directories may have too long names
+        places = Places(Path(file.name) / "cluster")
+        with pytest.raises(HostError, match="Not a directory; set a --directory that you can write to"):
+            places.make()
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
