@@ -100,10 +100,12 @@ def main() -> int:
             if RANK == 0:
                 print("warned: saved, and gives way", flush=True)
                 (given.save / "preempted").touch()
+            del model  # before the group: freed after it, on Gloo, it may never end
             dist.destroy_process_group()
             return PREEMPTED
     if RANK == 0:
         (given.save / "preempted").unlink(missing_ok=True)
+    del model  # before the group: freed after it, on Gloo, it may never end
     dist.destroy_process_group()
     return 0
 
