@@ -76,11 +76,11 @@ class Starter(Protocol):
     def ask(self, node: str, words: Sequence[str]) -> str:
         """What a program prints on a node, reached in the way in which ranks are.
 
-        Raises `LaunchError` if the program fails, `NoAnswerError` if the node does not answer.
+        Raises `LaunchError` if the program fails, `SilentNodeError` if the node does not answer.
         """
 
 
-class NoAnswerError(LaunchError):
+class SilentNodeError(LaunchError):
     """A node that was asked is not reached, or does not answer: the node's fault, as far as can be seen from here."""
 
     def __init__(self, node: str, why: str) -> None:

@@ -18,7 +18,7 @@ from glmforge.files import read_json
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
 from glmforge.launch.script.container import in_apptainer
-from glmforge.launch.starters.base import NoAnswerError, Ranks
+from glmforge.launch.starters.base import Ranks, SilentNodeError
 
 KILL_LIMIT_S = 10.0
 """That ending every process may take; a node that does not answer in it is left to its own watch."""
@@ -116,7 +116,7 @@ def ask(
 ) -> str:
     """What a command prints that runs a program on `node`; `by_ssh`: it is ssh, and its status 255 is ssh's own.
 
-    Raises `LaunchError`; that is a `NoAnswerError` if the node does not answer, or is not reached.
+    Raises `LaunchError`; that is a `SilentNodeError` if the node does not answer, or is not reached.
     """
     try:
         done = subprocess.run(
@@ -136,14 +136,14 @@ def ask(
         waits = _WAITS.search((error.stderr or b"").decode(errors="replace"))
         if waits is not None:
             raise LaunchError(f"{node}: {silent}: {last_line(waits[0])}") from None
-        raise NoAnswerError(node, f"{silent}; look at it, or exclude it") from None
+        raise SilentNodeError(node, f"{silent}; look at it, or exclude it") from None
     if done.returncode == UNREACHABLE and by_ssh:
-        raise NoAnswerError(node, "; ".join(explain_unreachable(done.stderr)))
+        raise SilentNodeError(node, "; ".join(explain_unreachable(done.stderr)))
     if done.returncode:
         lines = done.stderr.splitlines()
         refused = next(filter(_NOT_REACHED.match, lines), None)
         if refused is not None:
-            raise NoAnswerError(node, last_line(refused))
+            raise SilentNodeError(node, last_line(refused))
         said = last_line("\n".join(line for line in lines if not OF_SRUN.match(line))) or last_line(done.stderr)
         why = said or f"'{command[0]}' ended with status {done.returncode}"
         raise LaunchError(f"{node}: {why}")

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from glmforge.errors import GlmforgeError
 from glmforge.launch.job import AttemptRecord, Cause, JobDescription, Verdict, utc_now
-from glmforge.launch.starters.base import NoAnswerError
+from glmforge.launch.starters.base import SilentNodeError
 from glmforge.launch.supervisor.attempt import Watched
 from glmforge.launch.supervisor.books import Books
 from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, told_step
@@ -41,7 +41,7 @@ def settle(
         if failed_to_start is None:
             return judge(evidence, history, same_error)
         # Where the scheduler does not answer, no node is to blame for its silence.
-        silent = failed_to_start.node if isinstance(failed_to_start, NoAnswerError) and books.known else None
+        silent = failed_to_start.node if isinstance(failed_to_start, SilentNodeError) and books.known else None
         return judge_start(str(failed_to_start), evidence, history, same_error, silent=silent)
 
     verdict = judged(evidence)

@@ -13,7 +13,7 @@ import pytest
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.errors import LaunchError
 from glmforge.launch.starters import running
-from glmforge.launch.starters.base import NoAnswerError, Starter
+from glmforge.launch.starters.base import SilentNodeError, Starter
 from glmforge.launch.starters.local import LocalStarter
 from glmforge.launch.starters.mpirun import MpirunStarter
 from glmforge.launch.starters.srun import SrunStarter
@@ -79,7 +79,7 @@ def test_a_node_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(LaunchError, match=rf"^'{tmp_path}' cannot be started: "):
         ask("a", [str(tmp_path)])
     monkeypatch.setattr(running, "ASK_LIMIT_S", 0.0)
-    with pytest.raises(NoAnswerError, match="a: has not answered") as silent:
+    with pytest.raises(SilentNodeError, match="a: has not answered") as silent:
         ask("a", [sys.executable, "-c", "import signal; signal.pause()"])
     assert silent.value.node == "a"
 
@@ -88,7 +88,7 @@ def test_a_node_that_srun_does_not_reach(programs: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     said = "srun: error: Task launch for StepId=17.0 failed on node node2: Communication connection failure"
     (programs / "srun").write_text(f"#!/bin/sh\necho '{said}' >&2; echo 'srun: Job step aborted' >&2; exit 1\n")
-    with pytest.raises(NoAnswerError, match=r"node2: srun: error: Task launch .* connection failure") as silent:
+    with pytest.raises(SilentNodeError, match=r"node2: srun: error: Task launch .* connection failure") as silent:
         SrunStarter().ask("node2", WORDS)
     assert silent.value.node == "node2"
 
@@ -111,7 +111,7 @@ def test_a_node_is_not_silent_while_srun_waits_for_slurm(
     monkeypatch.setattr("glmforge.launch.starters.running.subprocess.run", hangs)
     with pytest.raises(LaunchError, match="node2: has not answered within 30 s") as failed:
         SrunStarter().ask("node2", WORDS)
-    assert isinstance(failed.value, NoAnswerError) is is_silent
+    assert isinstance(failed.value, SilentNodeError) is is_silent
     assert may_start_later(str(failed.value))
 
 
@@ -132,7 +132,7 @@ def test_what_is_asked_reads_nothing_of_the_supervisors(tmp_path: Path) -> None:
 def test_a_status_is_sshs_only_where_ssh_was_called(status: int) -> None:
     with pytest.raises(LaunchError, match=r"^a: ValueError: Connection refused by the table$") as failed:
         LocalStarter().ask("a", ["sh", "-c", f"echo 'ValueError: Connection refused by the table' >&2; exit {status}"])
-    assert not isinstance(failed.value, NoAnswerError)
+    assert not isinstance(failed.value, SilentNodeError)
 
 
 def test_ssh_that_does_not_get_through(tmp_path: Path) -> None:

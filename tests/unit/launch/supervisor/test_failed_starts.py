@@ -7,7 +7,7 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.launch.job import Cause, JobDirectory, utc_now
-from glmforge.launch.starters.base import NoAnswerError, Ranks
+from glmforge.launch.starters.base import Ranks, SilentNodeError
 from glmforge.launch.supervisor.errors import may_start_later, read_starter
 from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.supervise import Supervisor
@@ -95,7 +95,7 @@ class Asked(FakeStarter):
 
 
 NODES = ("node1", "node2", "node3")
-SILENT = NoAnswerError("node1", "has not answered within 30 s; look at it, or exclude it")
+SILENT = SilentNodeError("node1", "has not answered within 30 s; look at it, or exclude it")
 
 
 @pytest.mark.parametrize(("gone", "cause"), [({}, Cause.MACHINE), ({"node1": "Slurm says DOWN*"}, Cause.NODE_LOST)])
@@ -154,7 +154,7 @@ def test_no_node_is_blamed_while_the_scheduler_does_not_answer(tmp_path: Path) -
     "failure",
     [
         LaunchError("node1: python: error: unknown option --frobnicate"),
-        NoAnswerError("node1", "its host key is not known; compare it and add it to known_hosts"),
+        SilentNodeError("node1", "its host key is not known; compare it and add it to known_hosts"),
     ],
 )
 def test_what_asking_another_time_does_not_mend_stops_at_the_second(tmp_path: Path, failure: LaunchError) -> None:
