@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import Commands, commands_in
+from helpers.dev_cluster import short_directory
 from helpers.distributed import fork_server
 from helpers.tiny_data import TinyData, make_tiny_data
 
@@ -51,6 +52,13 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     if any(hasattr(module, name) for module in modules for name in _FORKING):
         fork_server()
         forkserver.ensure_running()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """What `tmp_path` is, for those who need short paths in it, as sockets do."""
+    with short_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,8 @@ exit "$(cat "$0.end")"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), grace_time_s=0) as cluster:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster(grace_time_s=0) as cluster:
         yield cluster
 
 

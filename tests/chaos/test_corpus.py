@@ -59,8 +59,7 @@ def test_other_numbers_of_workers(pipeline, whole, tmp_path, workers):
 
 
 def test_on_a_slurm_cluster_of_two_nodes(pipeline, whole, tmp_path, monkeypatch):
-    (tmp_path / "slurm").mkdir()
-    with slurm_cluster(tmp_path / "slurm") as cluster:
+    with slurm_cluster() as cluster:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])

@@ -47,8 +47,8 @@ def mount_points() -> list[str]:
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "plain"])
-def test_up_fail_heal_down(tmp_path: Path, mode: str) -> None:
-    directory = tmp_path / "cluster"
+def test_up_fail_heal_down(short_path: Path, mode: str) -> None:
+    directory = short_path / "cluster"
     before, mounts = interfaces(), mount_points()
     for number in range(NUM_ROUNDS):
         began = time.monotonic()
@@ -66,13 +66,13 @@ def test_up_fail_heal_down(tmp_path: Path, mode: str) -> None:
         print(f"{mode} {number}: up in {up:.2f} s, all in {time.monotonic() - began:.2f} s")
     assert interfaces() == before
     assert mount_points() == mounts
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "plain"])
-def test_up_killed_at_any_moment(tmp_path: Path, mode: str) -> None:
+def test_up_killed_at_any_moment(short_path: Path, mode: str) -> None:
     random_ = random.Random(SEED)
-    directory = tmp_path / "cluster"
+    directory = short_path / "cluster"
     command = [sys.executable, "-m", "glmforge", "cluster", "dev", "up", "--directory", str(directory), "--nodes", "2"]
     command += ["--plain"] if mode == "plain" else []
     num_killed = num_late = 0
@@ -92,7 +92,7 @@ def test_up_killed_at_any_moment(tmp_path: Path, mode: str) -> None:
     again = glmforge("up", "--directory", str(directory), "--nodes", "2", *command[10:])
     assert again.returncode == 0, again.stderr
     assert glmforge("down", "--directory", str(directory)).returncode == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 def _is_up(directory: Path) -> bool:
@@ -110,14 +110,14 @@ def _wait_until_gone(directory: Path) -> None:
         assert time.monotonic() < deadline, left
 
 
-def test_a_job_that_loses_a_node_is_requeued_and_finishes(tmp_path: Path) -> None:
+def test_a_job_that_loses_a_node_is_requeued_and_finishes(short_path: Path) -> None:
     """Slurm finds out by itself; the accounts say what became of the job."""
     install_slurm_or_skip(accounting=True)
     options = DevOptions(nodes=3, gpus=2, slurmd_timeout_s=10, accounting=True)
-    with development_cluster(tmp_path / "cluster", options) as dev:
+    with development_cluster(short_path / "cluster", options) as dev:
         cluster = Cluster(dev)
         waits = 'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then sleep 600; fi; srun hostname'
-        log = tmp_path / "log"
+        log = short_path / "log"
         job = cluster.submit(["-N2", "--gpus-per-node=1", f"--output={log}", f"--wrap={waits}"])
         cluster.poll(job, lambda: cluster.job(job)["JobState"] == "RUNNING", LIMIT_S)
         lost = cluster.job(job)["BatchHost"]
@@ -138,12 +138,12 @@ def test_a_job_that_loses_a_node_is_requeued_and_finishes(tmp_path: Path) -> Non
         assert cluster.run("srun", "-N3", "hostname").split()
 
 
-def test_clusters_beside_each_other(tmp_path: Path) -> None:
+def test_clusters_beside_each_other(short_path: Path) -> None:
     """Each has addresses of its own, and fails alone."""
     options = DevOptions(nodes=2, gpus=1, mode="namespaces")
     with (
-        development_cluster(tmp_path / "one", options) as one,
-        development_cluster(tmp_path / "two", options) as two,
+        development_cluster(short_path / "one", options) as one,
+        development_cluster(short_path / "two", options) as two,
     ):
         assert not {one.address(node) for node in one.nodes} & {two.address(node) for node in two.nodes}
         one.fail("node1")
@@ -152,24 +152,24 @@ def test_clusters_beside_each_other(tmp_path: Path) -> None:
     assert belongings.left() == []
 
 
-def test_two_at_once_are_told_apart(tmp_path: Path) -> None:
+def test_two_at_once_are_told_apart(short_path: Path) -> None:
     """One makes the cluster; the other says in one line that it does, or has done."""
     command = [sys.executable, "-m", "glmforge", "cluster", "dev", "up", "--nodes", "1", "--directory"]
-    command.append(str(tmp_path / "cluster"))
+    command.append(str(short_path / "cluster"))
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=LIMIT_S)[1] for process in both]
     assert sorted(process.returncode for process in both) == [0, 1]
     (refusal,) = [text for text, process in zip(said, both, strict=True) if process.returncode]
     assert "is just changing this cluster; wait" in refusal or "a cluster is up there already" in refusal
     assert len(refusal.splitlines()) == 1
-    status = json.loads(glmforge("status", "--json", "--directory", str(tmp_path / "cluster")).stdout)
+    status = json.loads(glmforge("status", "--json", "--directory", str(short_path / "cluster")).stdout)
     assert {host["state"] for host in status["hosts"]} == {"up"}
-    assert glmforge("down", "--directory", str(tmp_path / "cluster")).returncode == 0
+    assert glmforge("down", "--directory", str(short_path / "cluster")).returncode == 0
 
 
 @pytest.mark.parametrize(("which", "daemon"), [(0, "slurmctld of head"), (3, "sshd of head"), (4, "slurmd of node1")])
 def test_a_port_that_somebody_took_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, daemon: str
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, daemon: str
 ) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         ports = free_ports(20)
@@ -179,24 +179,24 @@ def test_a_port_that_somebody_took_meanwhile(
             lambda count: [taken.getsockname()[1] if n == which else ports[n] for n in range(count)],
         )
         with pytest.raises(HostError, match=daemon) as raised:
-            DevCluster.start(tmp_path / "cluster", DevOptions(nodes=2, gpus=0, mode="plain"))
+            DevCluster.start(short_path / "cluster", DevOptions(nodes=2, gpus=0, mode="plain"))
     assert "\n" not in str(raised.value)
     print(raised.value)
-    assert processes_of(tmp_path / "cluster") == []
+    assert processes_of(short_path / "cluster") == []
 
 
-def test_an_unhealthy_node_is_drained_and_a_prolog_keeps_jobs_away(tmp_path: Path) -> None:
-    check, prolog = tmp_path / "check", tmp_path / "prolog"
+def test_an_unhealthy_node_is_drained_and_a_prolog_keeps_jobs_away(short_path: Path) -> None:
+    check, prolog = short_path / "check", short_path / "prolog"
     drain = "scontrol update NodeName=$(hostname) State=DRAIN Reason=sick"
-    check.write_text(f"#!/bin/sh\n[ ! -e {tmp_path}/sick-$(hostname) ] || {drain}\n")
-    prolog.write_text(f"#!/bin/sh\nhostname >> {tmp_path}/prologs\n")
+    check.write_text(f"#!/bin/sh\n[ ! -e {short_path}/sick-$(hostname) ] || {drain}\n")
+    prolog.write_text(f"#!/bin/sh\nhostname >> {short_path}/prologs\n")
     for program in (check, prolog):
         program.chmod(0o755)
     options = DevOptions(nodes=2, gpus=0, prolog=prolog, health_check=check, health_check_interval_s=2)
-    with development_cluster(tmp_path / "cluster", options) as dev:
+    with development_cluster(short_path / "cluster", options) as dev:
         dev.slurm("srun", "-N2", "true")
-        assert sorted((tmp_path / "prologs").read_text().split()) == ["node1", "node2"]
-        (tmp_path / "sick-node2").touch()
+        assert sorted((short_path / "prologs").read_text().split()) == ["node1", "node2"]
+        (short_path / "sick-node2").touch()
         deadline = time.monotonic() + LIMIT_S
         while "sick" not in (drained := dev.slurm("sinfo", "-R", "-h")):
             assert time.monotonic() < deadline

@@ -11,7 +11,7 @@ import pytest
 
 from glmforge.cluster.dev import DevOptions, development_cluster
 from helpers.chaos import small_disk
-from helpers.dev_cluster import Cluster, install_slurm_or_skip
+from helpers.dev_cluster import Cluster, install_slurm_or_skip, short_directory
 
 pytestmark = pytest.mark.chaos
 
@@ -19,10 +19,10 @@ LIMIT_S = 300
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     install_slurm_or_skip(accounting=True)
     options = DevOptions(nodes=2, gpus=2, cpus=4, slurmd_timeout_s=600, accounting=True, mode="plain")
-    with development_cluster(tmp_path_factory.mktemp("slurm") / "cluster", options) as dev:
+    with short_directory() as directory, development_cluster(directory / "cluster", options) as dev:
         yield Cluster(dev)
 
 

@@ -81,8 +81,8 @@ EVENTS = ("started", "preempted", "resumed", "finished")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster() as cluster:
         yield cluster
 
 

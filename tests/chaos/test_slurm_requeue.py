@@ -29,8 +29,8 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllersClock
 
 
 @pytest.fixture(scope="module")
-def cluster(clock: ControllersClock, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), grace_time_s=0) as cluster:
+def cluster(clock: ControllersClock) -> Iterator[Cluster]:
+    with slurm_cluster(grace_time_s=0) as cluster:
         yield cluster
 
 

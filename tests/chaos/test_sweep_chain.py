@@ -26,8 +26,8 @@ PATIENCE = ["fault_tolerance.hang_timeout_s=600", "parallel.process_group_timeou
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster() as cluster:
         yield cluster
 
 

@@ -1,6 +1,6 @@
 """Development clusters in tests: jobs on a real Slurm of two nodes, hosts in namespaces, and what must not be left.
 
-    with slurm_cluster(directory) as cluster:
+    with slurm_cluster() as cluster:
         job = cluster.submit([...sbatch options..., "script", ...arguments...], environment={...})
         cluster.wait(job, timeout_s)
 
@@ -11,6 +11,7 @@ requeued job waits for before it starts again (two minutes) is skipped.
 import os
 import secrets
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -106,7 +107,7 @@ class Cluster:
         return any(self._left(name, number, began_at(hosts[name].keeper)) for name in up)
 
     def _left(self, node: str, number: str, since: float) -> bool:
-        spool = self.dev.places.host(node) / "spool"
+        spool = self.dev.places.spool(node)
         for path in [*spool.glob(f"*_{number}.*"), *spool.glob(f"job{int(number):05d}")]:
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime > since:
@@ -196,13 +197,20 @@ def hosts_or_skip() -> None:
 
 
 @contextmanager
-def slurm_cluster(directory: Path, grace_time_s: int = 300) -> Iterator[Cluster]:
-    """A plain cluster in `directory`, which must be empty, within the block; patient with a busy machine."""
+def short_directory() -> Iterator[Path]:
+    """A new directory for clusters: below pytest's own, paths get longer than those of Slurm's sockets may be."""
+    with tempfile.TemporaryDirectory(prefix="dev-") as directory:
+        yield Path(directory)
+
+
+@contextmanager
+def slurm_cluster(grace_time_s: int = 300) -> Iterator[Cluster]:
+    """A plain cluster within the block; patient with a busy machine."""
     install_slurm_or_skip()
     size = DevOptions(nodes=NUM_NODES, gpus=GPUS_PER_NODE, cpus=CPUS_PER_NODE)
     first_job = 1 + secrets.randbelow(
         9000
     )  # another such cluster on this machine makes other ports of its jobs' numbers
     options = replace(size, slurmd_timeout_s=600, grace_time_s=grace_time_s, mode="plain", first_job=first_job)
-    with development_cluster(directory, options) as dev:
+    with short_directory() as directory, development_cluster(directory / "cluster", options) as dev:
         yield Cluster(dev)

@@ -10,7 +10,7 @@ from helpers.dev_cluster import slurm_cluster
 def test_ranks_of_srun_measure(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     bench = [sys.executable, "-m", "glmforge", "cluster", "bench", "--backend", "gloo", "--collective", "all_reduce"]
-    with slurm_cluster(tmp_path / "cluster") as cluster:
+    with slurm_cluster() as cluster:
         shown = cluster.run(
             *("srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", *bench),
             *("--min-bytes", "64K", "--max-bytes", "64K", "--iterations", "2", "--json", str(result)),

@@ -26,8 +26,8 @@ SMALL = LaunchConfig(launcher="slurm", nodes=2)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster() as cluster:
         kept = os.environ.get("SLURM_CONF")
         os.environ["SLURM_CONF"] = cluster.environment["SLURM_CONF"]
         try:

@@ -42,8 +42,8 @@ runpy.run_path("{script}", run_name="__main__")
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster() as running:
         yield running
 
 

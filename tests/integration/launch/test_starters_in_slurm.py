@@ -17,8 +17,8 @@ _TRAPS = "SLURM_EXPORT_ENV=NONE SLURM_NTASKS_PER_NODE=1 SLURM_DISTRIBUTION=cycli
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+def cluster() -> Iterator[Cluster]:
+    with slurm_cluster() as running:
         yield running
 
 

@@ -128,7 +128,7 @@ class BringUp:
         for name in (HEAD, *self.state.options.node_names):
             for directory in (self.places.host(name), self.places.disk(name), self.places.home(name)):
                 directory.mkdir(mode=0o700)
-            (self.places.host(name) / "spool").mkdir(mode=0o700)
+            self.places.spool(name).mkdir(mode=0o700)
             self.state.hosts[name] = HostRecord(address="127.0.0.1")
 
     def _head_and_addresses(self) -> None:

@@ -19,7 +19,10 @@ SAFE_PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")
 """What means nothing but itself in Slurm's files, and in a shell."""
 _FOLDERS = ("glmforge", "dev")
 _MARK = ".glmforge-dev-cluster"
-_LONGEST = 85
+_SPOOL = "spool"
+_LONGEST_SOCKET = f"/{_SPOOL}/node200/node200_99999999.4294967291"
+"""Of a job's batch step, which Slurm numbers so."""
+LONGEST = 107 - len(_LONGEST_SOCKET)
 """Bytes of a directory: the kernel takes 107 of a socket's path."""
 
 _HIDDEN = ("/run", "/var/run", "/dev", "/proc", "/sys")
@@ -46,9 +49,9 @@ class Places:
             raise ConfigError(
                 f"{shown(path)}: Slurm takes only absolute paths of letters, digits and _+.-; set another --directory"
             )
-        if len(path) > _LONGEST:
+        if len(path) > LONGEST:
             raise ConfigError(
-                f"{path}: sockets below it would have too long paths; set a --directory of at most {_LONGEST} bytes"
+                f"{path}: sockets below it would have too long paths; set a --directory of at most {LONGEST} bytes"
             )
         if any(self.directory.is_relative_to(hidden) for hidden in _HIDDEN):
             raise ConfigError(f"{path}: hosts of the cluster would not see it; set a --directory elsewhere")
@@ -89,6 +92,10 @@ class Places:
         """What is one host's own."""
         return self / "hosts" / name
 
+    def spool(self, name: str) -> Path:
+        """What slurmd keeps of a node's jobs, and the sockets of their steps."""
+        return self / _SPOOL / name
+
     def disk(self, name: str) -> Path:
         """Where a node's local disk really lies."""
         return self.host(name) / "disk"
@@ -107,7 +114,7 @@ class Places:
             if any(self.directory.iterdir()):
                 raise HostError(f"{self.directory}: is not empty; name a new or an empty directory")
             (self / _MARK).touch()
-            for name in ("slurm", "munge", "state", "gpus", "ssh", "log", "local", "hosts"):
+            for name in ("slurm", "munge", "state", "gpus", "ssh", "log", "local", "hosts", _SPOOL):
                 (self / name).mkdir(mode=0o700)
         except OSError as error:
             raise _unusable(self.directory, error) from None

@@ -23,7 +23,7 @@ AuthInfo=socket={socket}
 SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/hosts/%n/spool
+SlurmdSpoolDir={spool}
 SlurmctldPidFile={directory}/state/slurmctld.pid
 SlurmdPidFile={directory}/hosts/%n/slurmd.pid
 ProctrackType=proctrack/linuxproc
@@ -57,6 +57,7 @@ def slurm_conf(places: Places, state: ClusterState) -> str:
         socket=places.munge_socket,
         user=user_name(),
         directory=places.directory,
+        spool=places.spool("%n"),
         slurmd_timeout=options.slurmd_timeout_s,
         first_job=options.first_job,
     )

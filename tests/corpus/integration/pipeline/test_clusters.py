@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,8 +42,7 @@ def local(tmp_path: Path) -> dict[str, bytes]:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A Slurm cluster that this process's commands and their jobs find."""
-    # A short path: Slurm's sockets lie below it, and the kernel takes 107 bytes at most.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as directory, slurm_cluster(Path(directory)) as running:
+    with slurm_cluster() as running:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("SLURM_CONF", running.environment["SLURM_CONF"])

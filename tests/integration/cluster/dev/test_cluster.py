@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
+from glmforge.cluster.dev.places import LONGEST
 from glmforge.errors import GlmforgeError, HostError
-from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
+from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip, short_directory
 from helpers.leftovers import belongings_of, mounts_of, processes_of
 
 HOLDER = """
 import sys, time
 from pathlib import Path
+from glmforge.cluster.dev.places import LONGEST
 from glmforge.cluster.dev import DevOptions, development_cluster
 options = DevOptions(nodes=1, gpus=0, slurm=False, mode=sys.argv[2])
 with development_cluster(Path(sys.argv[1]), options) as cluster:
@@ -24,15 +26,17 @@ with development_cluster(Path(sys.argv[1]), options) as cluster:
 
 
 @pytest.fixture(scope="module", params=["namespaces", "plain"])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
+    """In a directory whose path is as long as may be."""
     install_slurm_or_skip()
     if request.param == "namespaces":
         hosts_or_skip()
-    directory = tmp_path_factory.mktemp("dev")
     options = DevOptions(nodes=3, gpus=2, cpus=4, slurmd_timeout_s=600, mode=request.param)
-    with development_cluster(directory, options) as cluster:
-        belongings = belongings_of(cluster)
-        yield cluster
+    with short_directory() as short:
+        directory = short / ("x" * (LONGEST - len(f"{short}/")))
+        with development_cluster(directory, options) as cluster:
+            belongings = belongings_of(cluster)
+            yield cluster
     assert belongings.left() == []
 
 
@@ -54,6 +58,13 @@ def test_a_job_runs_on_every_node_and_sees_its_gpus(cluster: DevCluster) -> None
     assert [host[2:] for host in hosts] == [["2", "0,1"]] * 3
     if cluster.state.mode == "namespaces":
         assert [host[1] for host in hosts] == ["node1", "node2", "node3"]
+
+
+def test_a_batch_job_runs(cluster: DevCluster) -> None:
+    """The socket of its batch step has the longest of all paths; where it cannot be made, the job is requeued."""
+    log = cluster.directory / "shared-log"
+    cluster.slurm("sbatch", "--wait", f"--output={log}", "--wrap", "echo $SLURM_RESTART_COUNT")
+    assert log.read_text() == "\n"
 
 
 def test_a_node_fails_and_is_healed(cluster: DevCluster) -> None:
@@ -114,38 +125,40 @@ def test_hosts_of_their_own(cluster: DevCluster) -> None:
 
 
 @pytest.mark.parametrize("mode", ["namespaces", "plain"])
-def test_a_cluster_ends_with_the_process_that_holds_it(tmp_path: Path, mode: str) -> None:
+def test_a_cluster_ends_with_the_process_that_holds_it(short_path: Path, mode: str) -> None:
     hosts_or_skip() if mode == "namespaces" else install_slurm_or_skip()
-    command = [sys.executable, "-c", HOLDER, str(tmp_path), mode]
+    directory = short_path / "cluster"
+    command = [sys.executable, "-c", HOLDER, str(directory), mode]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         uplink = holder.stdout.readline().strip()
-        keepers = processes_of(tmp_path)
+        keepers = processes_of(directory)
         holder.kill()
     assert keepers
     assert uplink
-    while processes_of(tmp_path) or mounts_of(tmp_path):  # the test's time limit is the machine's patience
+    while processes_of(directory) or mounts_of(directory):  # the test's time limit is the machine's patience
         pass
-    DevCluster.end(tmp_path)
-    assert not tmp_path.exists()
+    DevCluster.end(directory)
+    assert not directory.exists()
     assert not Path("/sys/class/net", uplink).exists()
 
 
-def test_what_cannot_be(cluster: DevCluster, tmp_path: Path) -> None:
-    up = cluster.directory
+def test_what_cannot_be(cluster: DevCluster, short_path: Path) -> None:
+    up, absent = cluster.directory, short_path / "absent"
+    (short_path / "thesis.tex").touch()
     for expected, wrong in {
         r"a cluster is up there already; end it: glmforge cluster dev down": lambda: DevCluster.start(up, DevOptions()),
         r"node9: is no host of this cluster; name one of head, node1, node2, node3": lambda: cluster.fail("node9"),
         r"head: without it there is no cluster; name one of node1, node2, node3": lambda: (
             cluster.cut("head") if cluster.state.mode == "namespaces" else cluster.fail("head")
         ),
-        r"no development cluster is up there; start one: glmforge cluster dev up": lambda: DevCluster.open(tmp_path),
-        r"no development cluster is there; nothing to end": lambda: DevCluster.end(tmp_path),
-        r"is not empty; name a new or an empty directory": lambda: DevCluster.start(tmp_path.parent, DevOptions()),
+        r"no development cluster is up there; start one: glmforge cluster dev up": lambda: DevCluster.open(absent),
+        r"no development cluster is there; nothing to end": lambda: DevCluster.end(absent),
+        r"is not empty; name a new or an empty directory": lambda: DevCluster.start(short_path, DevOptions()),
     }.items():
         with pytest.raises(GlmforgeError, match=expected) as raised:
             wrong()
         assert "\n" not in str(raised.value)
     with cluster.places.lock(), pytest.raises(HostError, match="another command is just changing this cluster; wait"):
         cluster.fail("node1")
-    assert tmp_path.parent.exists()
+    assert [path.name for path in short_path.iterdir()] == ["thesis.tex"]

@@ -37,8 +37,7 @@ def write_scripts(directory: Path, nodes: int) -> Path:
 
 def test_on_slurm(tmp_path: Path) -> None:
     install_slurm_or_skip()
-    (tmp_path / "slurm").mkdir()
-    with slurm_cluster(tmp_path / "slurm") as cluster:
+    with slurm_cluster() as cluster:
         job_script = write_scripts(tmp_path, NUM_NODES)
         cluster.run("sbatch", "--test-only", str(job_script), "train")
         too_many = write_scripts(tmp_path, NUM_NODES + 1)

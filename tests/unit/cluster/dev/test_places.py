@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from glmforge.errors import ConfigError, HostError
         ("/tmp/a%n", "absolute paths"),
         ("/tmp/a\nSlurmUser=root", "absolute paths"),
         ("/tmp/../etc", "absolute paths"),
-        ("/" + "a" * 85, "at most 85 bytes"),
+        ("/" + "a" * 65, "at most 65 bytes"),
         ("/run/user/0/cluster", "would not see it"),
         ("/dev/shm/cluster", "would not see it"),
     ],
@@ -35,14 +34,14 @@ def test_names_that_are_none(name: str) -> None:
         default_directory(name)
 
 
-def test_clusters_of_different_names_lie_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_directory("one") == tmp_path / "glmforge/dev/one"
+def test_clusters_of_different_names_lie_apart(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(short_path))
+    assert default_directory("one") == short_path / "glmforge/dev/one"
     assert default_directory("one") != default_directory("two")
 
 
-def test_all_is_made_below_the_directory_and_removed(tmp_path: Path) -> None:
-    places = Places(tmp_path / "new")
+def test_all_is_made_below_the_directory_and_removed(short_path: Path) -> None:
+    places = Places(short_path / "new")
     places.make()
     assert places.is_ours()
     assert places.directory.stat().st_mode & 0o77 == 0
@@ -54,36 +53,36 @@ def test_all_is_made_below_the_directory_and_removed(tmp_path: Path) -> None:
     assert not places.directory.exists()
 
 
-def test_a_directory_with_something_in_it_is_nobodys(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("x")
-    places = Places(tmp_path)
+def test_a_directory_with_something_in_it_is_nobodys(short_path: Path) -> None:
+    (short_path / "thesis.tex").write_text("x")
+    places = Places(short_path)
     with pytest.raises(HostError, match="is not empty; name a new or an empty directory"):
         places.make()
     places.remove()
-    assert (tmp_path / "thesis.tex").exists()
+    assert (short_path / "thesis.tex").exists()
 
 
-def test_a_link_in_the_directory_leads_nobody_out(tmp_path: Path) -> None:
-    (tmp_path / "precious").mkdir()
-    (tmp_path / "precious/file").write_text("x")
-    places = Places(tmp_path / "cluster")
+def test_a_link_in_the_directory_leads_nobody_out(short_path: Path) -> None:
+    (short_path / "precious").mkdir()
+    (short_path / "precious/file").write_text("x")
+    places = Places(short_path / "cluster")
     places.make()
-    (places / "state/link").symlink_to(tmp_path / "precious")
-    (places / "link").symlink_to(tmp_path / "precious")
+    (places / "state/link").symlink_to(short_path / "precious")
+    (places / "link").symlink_to(short_path / "precious")
     places.remove()
-    assert (tmp_path / "precious/file").exists()
+    assert (short_path / "precious/file").exists()
 
 
-def test_a_directory_that_cannot_be_written() -> None:
-    with tempfile.NamedTemporaryFile() as file:  # pytest's own directories may have too long names
-        places = Places(Path(file.name) / "cluster")
-        with pytest.raises(HostError, match="Not a directory; set a --directory that you can write to"):
-            places.make()
+def test_a_directory_that_cannot_be_written(short_path: Path) -> None:
+    (short_path / "file").touch()
+    places = Places(short_path / "file/cluster")
+    with pytest.raises(HostError, match="Not a directory; set a --directory that you can write to"):
+        places.make()
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_at_a_time(short_path: Path) -> None:
     """Also between processes, and over the removal of the file by whoever held it."""
-    places = Places(tmp_path / "cluster")
+    places = Places(short_path / "cluster")
     other = (
         "import sys; from pathlib import Path; from glmforge.cluster.dev.places import Places\n"
         "with Places(Path(sys.argv[1])).lock(): pass"
@@ -95,7 +94,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
             pass
     assert "another command is just changing this cluster; wait until it ends" in refused.stderr
     assert subprocess.run(command, check=False).returncode == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 def test_ports_are_different() -> None:
