@@ -313,17 +313,19 @@ BLOWS: dict[str, Callable[[Chaos, Job], float]] = {
 @contextmanager
 def filled(disk: Path, ballast: Path) -> Iterator[None]:
     """Leave no room on a small file system."""
-    try:
-        with ballast.open("wb") as file:
-            while True:
-                file.write(b"\0" * 65536)
-                file.flush()
-    except OSError:
-        pass
+    fill(ballast)
     try:
         yield
     finally:
         ballast.unlink()
+
+
+def fill(ballast: Path) -> None:
+    """Leave no room on the file system of this file."""
+    with suppress(OSError), ballast.open("wb") as file:
+        while True:
+            file.write(b"\0" * 65536)
+            file.flush()
 
 
 @contextmanager

@@ -85,8 +85,8 @@ def cut_link(job: Launched) -> Mend:
 
 def restart_controller(job: Launched) -> Mend:
     """Killed, and started again."""
-    _kill_controller(job)
-    _start_controller(job)
+    kill_controller(job)
+    start_controller(job)
     return _nothing
 
 
@@ -96,10 +96,10 @@ def kill_rank_without_controller(job: Launched) -> Mend:
     One that has just started again may refuse a step, for it takes the last one's memory for in use.
     """
     waited = len(_waits(job))
-    _kill_controller(job)
+    kill_controller(job)
     job.signal_rank(1, "KILL")
     job.wait_until(lambda: len(_waits(job)) > waited)
-    _start_controller(job)
+    start_controller(job)
     return _nothing
 
 
@@ -107,14 +107,14 @@ def _waits(job: Launched) -> list[object]:
     return [event for event in job.events("decided") if event["do"] == "wait"]
 
 
-def _kill_controller(job: Launched) -> None:
+def kill_controller(job: Launched) -> None:
     dev = job.cluster.dev
     old = dev.run(HEAD, "pidof", "slurmctld").stdout.split()
     dev.run(HEAD, "kill", "-KILL", *old)
     _wait(lambda: not set(old) & set(dev.run(HEAD, "pidof", "slurmctld", check=False).stdout.split()))
 
 
-def _start_controller(job: Launched) -> None:
+def start_controller(job: Launched) -> None:
     dev = job.cluster.dev
     dev.run(HEAD, find("slurmctld") or "slurmctld", "-f", str(dev.places.slurm_conf))
     _wait(lambda: "UP" in _ask(job, "scontrol", "ping"))
@@ -124,23 +124,28 @@ def kill_slurmd(job: Launched) -> Mend:
     """Of a node without the supervisor: its tasks go on, without anybody who could end them."""
     dev = job.cluster.dev
     node = next(node for node in reversed(job.nodes) if has_slurmd(job, node) and node != job.batch_node())
-    dev.run(node, "kill", "-KILL", *_slurmd(job, node))
+    dev.run(node, "kill", "-KILL", *slurmd_of(job, node))
 
     def start() -> None:
         if not job.is_up(node):  # it has been killed since, and comes back with a slurmd
             return
-        dev.run(node, find("slurmd") or "slurmd", "-N", node, "-f", str(dev.places.slurm_conf))
+        start_slurmd(job, node)
         _wait(lambda: re.search(r"State=(IDLE|MIXED|ALLOCATED)\b[^*]", _ask(job, "scontrol", "show", "node", node)))
 
     return start
 
 
+def start_slurmd(job: Launched, node: str) -> None:
+    dev = job.cluster.dev
+    dev.run(node, find("slurmd") or "slurmd", "-N", node, "-f", str(dev.places.slurm_conf))
+
+
 def has_slurmd(job: Launched, node: str) -> bool:
     """Whether the host is up, and it runs there."""
-    return job.is_up(node) and bool(_slurmd(job, node))
+    return job.is_up(node) and bool(slurmd_of(job, node))
 
 
-def _slurmd(job: Launched, node: str) -> list[str]:
+def slurmd_of(job: Launched, node: str) -> list[str]:
     return job.cluster.dev.run(node, "pidof", "slurmd", check=False).stdout.split()
 
 
@@ -205,15 +210,15 @@ def corrupt_newest(job: Launched) -> Mend:
     job.wait_until(lambda: len(list_checkpoints(checkpoints)) >= 2)
     for number in (0, 1):
         job.signal_rank(number, "STOP")  # so that nothing newer comes
-    newest = list_checkpoints(checkpoints)[-1]
-    _flip_a_bit(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
+    newest = list_checkpoints(checkpoints)[0]
+    flip_a_bit(max(newest.glob("*.distcp"), key=lambda path: path.stat().st_size))
     for number in (0, 1):
         with suppress(HostError):
             job.signal_rank(number, "KILL")
     return _nothing
 
 
-def _flip_a_bit(file: Path) -> None:
+def flip_a_bit(file: Path) -> None:
     with file.open("r+b") as opened:
         middle = os.fstat(opened.fileno()).st_size // 2
         opened.seek(middle)

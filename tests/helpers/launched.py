@@ -201,11 +201,11 @@ class Launched:
             assert time.monotonic() < deadline, f"not reached in {limit_s:g} s\n{self.said()}"
             assert not self.is_over() or reached(), f"it has ended\n{self.said()}"
             if self.is_slurms:
-                self._hurry(hurried)
+                self.hurry(hurried)
             time.sleep(0.2)  # looks at what other processes have done; the outcome does not depend on it
 
-    def _hurry(self, hurried: set[str]) -> None:
-        """Have Slurm start the job soon after a requeue, once no node has to tidy up after it."""
+    def hurry(self, hurried: set[str]) -> None:
+        """Have Slurm start the job soon after a requeue, once no node has to tidy up after it; once for each."""
         done = subprocess.run(
             ["squeue", "--noheader", "--jobs", self.number, "--format", "%T %r"],
             env=self.cluster.environment, capture_output=True, text=True, check=False,

@@ -212,10 +212,11 @@ class DevCluster:
             network.set_link(self._head, node, up=False)
             record.cut = True
 
-    def heal(self, node: str) -> None:
+    def heal(self, node: str, *, wait: bool = True) -> None:
         """Bring a node back: its link, or the whole host with its daemons.
 
-        Returns when Slurm would give it jobs, and ssh reaches it. A node on which a daemon has ended is started anew.
+        Returns when Slurm would give it jobs, and ssh reaches it; without `wait` before that. A node on which a daemon
+        has ended is started anew.
         """
         with self._changing(node) as record:
             if record.state == "cut":
@@ -227,7 +228,8 @@ class DevCluster:
             self._bring_ups.append(bring_up)
             if record.state == "failed":
                 bring_up.again(node)
-            bring_up.wait_until_up([node])
+            if wait:
+                bring_up.wait_until_up([node])
 
     def limit_rate(self, node: str, rate: str | None) -> None:
         """Limit a node's link in both directions, to "10mbit"; None: no limit."""
