@@ -112,7 +112,7 @@ def measure(directory: Path, number: int, seconds: float, chance: random.Random)
         "during_recovery": sum(row["during"] != "training" for row in soak.struck),
         "attempts": job.attempt,
         "attempts_that_trained": len({event["attempt"] for event in job.events("training")}),
-        "requeues": len(requeues(job)),
+        "requeues": max(event["restart"] for event in job.events("supervisor started")),
         "steps": len(losses),
         "bit_equal": losses == expected,
         "longest_without_a_step_s": round(soak.longest_s),
@@ -120,10 +120,6 @@ def measure(directory: Path, number: int, seconds: float, chance: random.Random)
         "goodput": goodput,
         "faults": soak.struck,
     }
-
-
-def requeues(job: Launched) -> list[dict[str, Any]]:
-    return [event for event in job.events("decided") if event["do"] == "requeue"]
 
 
 @dataclass
