@@ -31,26 +31,26 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
     carry_out(guide, tmp_path)
 
 
-def test_the_guide_to_infrastructure_does_what_it_says(tmp_path: Path) -> None:
+def test_the_guide_to_infrastructure_does_what_it_says(short_path: Path) -> None:
     hosts_or_skip()
     try:
-        carry_out(ON_HOSTS, tmp_path)
+        carry_out(ON_HOSTS, short_path)
     finally:
-        if (tmp_path / "lab").exists():
-            DevCluster.end(tmp_path / "lab")
+        if (short_path / "lab").exists():
+            DevCluster.end(short_path / "lab")
 
 
 @pytest.mark.chaos  # minutes of jobs that are taken down and come back
 @pytest.mark.parametrize("guide", ON_SLURM)
-def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> None:
+def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, short_path: Path) -> None:
     hosts_or_skip()
     install_slurm_or_skip()
-    shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(base, short_path, symlinks=True, dirs_exist_ok=True)
     try:
-        carry_out(guide, tmp_path)
+        carry_out(guide, short_path)
     finally:
-        if (tmp_path / "lab").exists():
-            DevCluster.end(tmp_path / "lab")
+        if (short_path / "lab").exists():
+            DevCluster.end(short_path / "lab")
 
 
 def test_every_guide_is_followed() -> None:

@@ -89,8 +89,8 @@ def expected(*planted: tuple[PlantedFault[Node], Node]) -> Noticed:
     return frozenset((check, node.name) for fault, node in planted for check in fault.checks)
 
 
-def test_several_faults_at_once_are_each_named_and_gone_after_the_mend(short_path: Path) -> None:
-    with nodes_of(short_path, 3) as nodes:
+def test_several_faults_at_once_are_each_named_and_gone_after_the_mend(tmp_path: Path) -> None:
+    with nodes_of(tmp_path, 3) as nodes:
         _, second, third = nodes
         planted = [
             (BY_NAME["a full disk"], second),

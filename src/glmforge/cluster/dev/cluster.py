@@ -63,6 +63,8 @@ class DevCluster:
         `say` is told what takes long. Installs Debian packages that are missing, if this is root.
         """
         places = Places(directory)
+        if options.slurm:
+            places.check_room_for_sockets()
         with places.lock():
             _make_room(places, say)
             mode, why_plain = choose_mode(places, options)

@@ -23,7 +23,7 @@ _SPOOL = "spool"
 _LONGEST_SOCKET = f"/{_SPOOL}/node200/node200_99999999.4294967291"
 """Of a job's batch step, which Slurm numbers so."""
 LONGEST = 107 - len(_LONGEST_SOCKET)
-"""Bytes of a directory: the kernel takes 107 of a socket's path."""
+"""Bytes of the directory of a cluster with Slurm: the kernel takes 107 of a socket's path."""
 
 _HIDDEN = ("/run", "/var/run", "/dev", "/proc", "/sys")
 """What each host has of its own."""
@@ -49,15 +49,19 @@ class Places:
             raise ConfigError(
                 f"{shown(path)}: Slurm takes only absolute paths of letters, digits and _+.-; set another --directory"
             )
-        if len(path) > LONGEST:
-            raise ConfigError(
-                f"{path}: sockets below it would have too long paths; set a --directory of at most {LONGEST} bytes"
-            )
         if any(self.directory.is_relative_to(hidden) for hidden in _HIDDEN):
             raise ConfigError(f"{path}: hosts of the cluster would not see it; set a --directory elsewhere")
 
     def __truediv__(self, name: str) -> Path:
         return self.directory / name
+
+    def check_room_for_sockets(self) -> None:
+        """Raises `ConfigError` for a directory that is too long for one with Slurm."""
+        if len(str(self.directory)) > LONGEST:
+            raise ConfigError(
+                f"{self.directory}: Slurm's sockets below it would have too long paths; set a --directory of at most "
+                f"{LONGEST} bytes"
+            )
 
     @property
     def state(self) -> Path:

@@ -59,12 +59,12 @@ def test_gpus_are_the_same_devices_everywhere() -> None:
     ]
 
 
-def test_programs_around_jobs(short_path: Path) -> None:
-    program = short_path / "program"
+def test_programs_around_jobs(tmp_path: Path) -> None:
+    program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     options = DevOptions(prolog=program, health_check=program, health_check_interval_s=7)
-    places = Places(short_path / "cluster")
+    places = Places(tmp_path / "cluster")
     places.make()
     write_slurm_files(places, state_of(options))
     settings = settings_of(places.slurm_conf.read_text())

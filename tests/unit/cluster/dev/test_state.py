@@ -21,15 +21,15 @@ def make_state(places: Places) -> ClusterState:
     return state
 
 
-def test_what_is_written_is_read(short_path: Path) -> None:
-    places = Places(short_path / "cluster")
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    places = Places(tmp_path / "cluster")
     assert read_state(places) is None
     state = make_state(places)
     assert read_state(places) == state
 
 
-def test_states_of_a_host(short_path: Path) -> None:
-    state = make_state(Places(short_path / "cluster"))
+def test_states_of_a_host(tmp_path: Path) -> None:
+    state = make_state(Places(tmp_path / "cluster"))
     node = state.hosts["node1"]
     assert (node.state, state.is_running) == ("up", True)
     node.cut = True
@@ -50,8 +50,8 @@ def test_states_of_a_host(short_path: Path) -> None:
         ({"surprise": 1}, "is not the state"),
     ],
 )
-def test_a_file_that_is_no_state(short_path: Path, change: dict[str, Any], reason: str) -> None:
-    places = Places(short_path / "cluster")
+def test_a_file_that_is_no_state(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    places = Places(tmp_path / "cluster")
     make_state(places)
     places.state.write_text(json.dumps(json.loads(places.state.read_text()) | change))
     with pytest.raises(HostError, match=reason) as raised:
@@ -59,8 +59,8 @@ def test_a_file_that_is_no_state(short_path: Path, change: dict[str, Any], reaso
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_that_is_half_there(short_path: Path) -> None:
-    places = Places(short_path / "cluster")
+def test_a_file_that_is_half_there(tmp_path: Path) -> None:
+    places = Places(tmp_path / "cluster")
     make_state(places)
     places.state.write_text(places.state.read_text()[:100])
     with pytest.raises(HostError, match="is not the state of a development cluster"):
