@@ -27,6 +27,9 @@ class FakeScheduler:
         """Submission -> its array, with the throttle."""
         self.cancelled: list[str] = []
         self.is_down = False
+        """It takes no jobs."""
+        self.is_silent = False
+        """It tells nothing of those that it has."""
 
     def check(self, launch: LaunchConfig) -> None:
         if launch.partition == "nowhere":
@@ -64,8 +67,10 @@ class FakeScheduler:
         return self._seen(submission).state
 
     def _seen(self, id_: str) -> Seen:
+        if self.is_silent:
+            return Seen(id_, State.UNKNOWN, "the scheduler does not answer")
         if id_ not in self.after:
-            return Seen(id_, State.UNKNOWN, "the scheduler knows no such job")
+            return Seen(id_, State.UNKNOWN, "the scheduler knows no such job", is_forgotten=True)
         if id_ in self.ended:
             return Seen(id_, self.ended[id_])
         needed = [self.ended.get(need) for need in self.after[id_]]

@@ -118,8 +118,9 @@ class Runner:
 def is_to_submit(job: Job) -> bool:
     """Whether the job has not finished, and is not on its way.
 
-    One that Slurm or PBS has forgotten is not; if it runs after all, its supervisor's lease refuses a second one.
+    One that its scheduler has forgotten is not; if it runs after all, its supervisor's lease refuses a second one. One
+    whose scheduler does not answer may be.
     """
-    if job.state is JobState.UNKNOWN and job.files is not None:
-        return job.files.description.launch.launcher in ("slurm", "pbs")
+    if job.state is JobState.UNKNOWN:
+        return job.seen is not None and job.seen.is_forgotten
     return job.state.is_over and job.state is not JobState.FINISHED

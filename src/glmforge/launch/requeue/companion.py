@@ -39,6 +39,7 @@ from glmforge.launch.requeue.refused_starts import (
 from glmforge.launch.schedulers import slurm_small
 from glmforge.launch.schedulers.commands import ask
 from glmforge.launch.schedulers.slurm import Slurm
+from glmforge.launch.schedulers.slurm_jobs import asking
 from glmforge.launch.submit.hand_over import hand_over
 from glmforge.observe.record_files import RunFileError
 
@@ -82,7 +83,7 @@ def dismiss(job: JobDirectory) -> None:
     """The job is over, and nobody is to bring it back. A companion that Slurm does not remove ends by itself."""
     with suppress(GlmforgeError):
         if numbers := companions(job).values():
-            ask("scancel", "--quiet", *numbers)
+            ask("scancel", "--quiet", *numbers, environment=asking())
 
 
 def look_soon(job: JobDirectory) -> None:
@@ -178,7 +179,7 @@ def _submit(job: JobDirectory, submission: str, trigger: Trigger, *, looks_again
         job.event(COMPANION, what, submission=submission, companion=number, trigger=trigger)
     except RunFileError:
         with suppress(LaunchError):
-            ask("scancel", "--quiet", number)
+            ask("scancel", "--quiet", number, environment=asking())
         raise
 
 

@@ -105,7 +105,7 @@ def _look(id_: str) -> Seen:
     except LaunchError as error:
         return Seen(id_, State.UNKNOWN, str(error))
     if fields is None:
-        return Seen(id_, State.UNKNOWN, "PBS knows no such job, or has forgotten it")
+        return Seen(id_, State.UNKNOWN, "PBS knows no such job, or has forgotten it", is_forgotten=True)
     state, reason = _state(fields)
     return Seen(
         id_,

@@ -17,7 +17,7 @@ from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import SLURMS_ANSWER_IS_LOST, NoAnswerError, ask
 from glmforge.launch.schedulers.slurm_again import release, requeue
 from glmforge.launch.schedulers.slurm_check import check
-from glmforge.launch.schedulers.slurm_jobs import is_forgotten, look_at
+from glmforge.launch.schedulers.slurm_jobs import asking, is_forgotten, look_at
 
 _ID = re.compile(r"\d{1,12}(_\d{1,9})?")
 _SUBMIT_LIMIT_S = 120.0
@@ -78,7 +78,7 @@ class Slurm:
         """Raises `LaunchError` if Slurm does not do it."""
         if not _ID.fullmatch(submission):
             raise LaunchError(f"{shown(submission)}: is no number of a Slurm job")
-        answer = ask("scancel", submission)
+        answer = ask("scancel", submission, environment=asking())
         if answer.status and not is_forgotten(answer):
             raise LaunchError(f"scancel {submission}: {answer.reason}")
 

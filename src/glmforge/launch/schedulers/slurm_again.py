@@ -28,7 +28,7 @@ def waiting_in_vain(number: str) -> dict[str, str]:
     Raises `LaunchError`.
     """
     form = f"--Format=JobID:{_WIDTH},Reason:40,Dependency:4096"
-    answer = ask("squeue", "--noheader", "--me", "--states=PENDING", form, environment=asking("SQUEUE_"))
+    answer = ask("squeue", "--noheader", "--me", "--states=PENDING", form, environment=asking())
     if answer.status:
         raise slurms_error(answer, "squeue")
     found = {}

@@ -17,6 +17,9 @@ from glmforge.errors import HostError, LaunchError
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import Answer, NoAnswerError, ask
 
+_PREFERENCES = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")
+"""Variables of somebody's profile: SQUEUE_FORMAT prints other columns, SCANCEL_INTERACTIVE asks first."""
+
 _AT_ONCE = 500  # jobs that one command names
 _FIELDS = {
     "JobArrayID": 40,
@@ -149,7 +152,7 @@ def _as_one(id_: str, tasks: Sequence[Seen]) -> Seen:
 
 
 def _of_controller(ids: Sequence[str]) -> list[Seen]:
-    environment = asking("SQUEUE_")
+    environment = asking()
     # An array that is asked for by task only is asked for as a whole: a task that still waits has no number of its own.
     arrays = sorted({id_.partition("_")[0] for id_ in ids}, key=int)
     answer = ask(
@@ -204,7 +207,7 @@ def ask_accounting(ids: Sequence[str], fields: str) -> Answer:
         "--duplicates",  # a job that was requeued stands there once for each start
         f"--jobs={','.join(ids)}",
         f"--format={fields}",
-        environment=asking("SACCT_"),
+        environment=asking(),
     )
 
 
@@ -230,9 +233,9 @@ def _of_accounting(ids: Sequence[str]) -> tuple[list[Seen], str]:
     return rows, "Slurm knows no such job, or has forgotten it"
 
 
-def asking(prefix: str) -> dict[str, str]:
-    """This process's environment, in which nobody's preferences change what is printed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
+def asking() -> dict[str, str]:
+    """This process's environment, in which nobody's preferences change what is printed, or what is cancelled."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_PREFERENCES)}
     return kept | {"SLURM_TIME_FORMAT": "%s"}
 
 

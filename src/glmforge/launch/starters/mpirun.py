@@ -74,11 +74,11 @@ def open_mpi() -> str:
         program = shutil.which(name)
         if program is None:
             continue
-        version = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_LIMIT_S, check=False
-        )
-        if "Open MPI" in version.stdout:
-            return program
+        version = [program, "--version"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # one that cannot say what it is, is not the one
+            said = subprocess.run(version, capture_output=True, text=True, timeout=_VERSION_LIMIT_S, check=False)
+            if "Open MPI" in said.stdout:
+                return program
     raise LaunchError(
         "there is no mpirun of Open MPI on this machine; install it (openmpi-bin), or choose --starter ssh"
     )

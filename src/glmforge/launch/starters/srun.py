@@ -179,7 +179,7 @@ def _ask(*command: str) -> str:
     try:
         done = subprocess.run(
             command,
-            env=asking("SQUEUE_"),
+            env=asking(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

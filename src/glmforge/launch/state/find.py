@@ -118,7 +118,8 @@ def _look(scheduler_of: SchedulerOf, launcher: Launcher, ids: set[str]) -> Mappi
         told = scheduler_of(launcher).look(ids)
     except LaunchError as error:
         return str(error)
-    forgotten = {each: Seen(each, State.UNKNOWN, f"{launcher} does not know it any more") for each in ids}
+    why = f"{launcher} does not know it any more"
+    forgotten = {each: Seen(each, State.UNKNOWN, why, is_forgotten=True) for each in ids}
     return forgotten | told
 
 

@@ -16,7 +16,7 @@ def submissions_in(directory: JobDirectory) -> list[str]:
     Raises `LaunchError` if Slurm does not answer: to submit one anew might be to submit it twice.
     """
     form = f"--Format=ArrayJobID:{_NUMBER},WorkDir:4096"
-    answer = ask("squeue", "--noheader", "--me", f"--name={directory.name}", form, environment=asking("SQUEUE_"))
+    answer = ask("squeue", "--noheader", "--me", f"--name={directory.name}", form, environment=asking())
     if answer.status:
         raise NoAnswerError(
             f"{directory.name}: whether Slurm has it already is not known (squeue: {answer.reason}); try again"

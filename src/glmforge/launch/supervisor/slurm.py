@@ -130,7 +130,7 @@ class SlurmAllocation:
             waiting = _squeue("--states=PENDING", f"--partition={partition}", "--format", "%r")
             if not {"Resources", "Priority"} & set(waiting.split()):
                 options = ["--noheader", "--Node", "--responding", "--states=idle", f"--partition={partition}"]
-                idle = ask_slurm("sinfo", *options, "--format=%N", environment=asking("SINFO_"))
+                idle = ask_slurm("sinfo", *options, "--format=%N", environment=asking())
                 return tuple(dict.fromkeys(idle.split()))
         return ()
 
@@ -161,4 +161,4 @@ class SlurmAllocation:
 
 def _squeue(*options: str) -> str:
     """Of all that there is, whatever a profile has squeue leave out; times as seconds. Raises `HostError`."""
-    return ask_slurm("squeue", "--noheader", *options, environment=asking("SQUEUE_"))
+    return ask_slurm("squeue", "--noheader", *options, environment=asking())

@@ -77,6 +77,7 @@ def test_what_is_forgotten_and_what_does_not_answer(answers: Answers) -> None:
     assert (seen["1"].state, seen["1"].reason) == (State.UNKNOWN, "PBS knows no such job, or has forgotten it")
     assert (seen["2"].state, seen["2"].reason) == (State.UNKNOWN, "qstat: Connection refused")
     assert (seen["x"].state, seen["x"].reason) == (State.UNKNOWN, "is no number of a PBS job")
+    assert [seen[number].is_forgotten for number in "12x"] == [True, False, False]
 
 
 def test_submitting_and_cancelling(answers: Answers, tmp_path: Path) -> None:

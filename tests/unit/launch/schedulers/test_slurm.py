@@ -135,6 +135,15 @@ def test_many_jobs_are_asked_for_at_once(answers: Answers) -> None:
     assert len(calls.read_text().splitlines()) == 2
 
 
+def test_nobodys_profile_keeps_a_job_from_being_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SCANCEL_INTERACTIVE, scancel asks whether it may, and without an answer it does nothing."""
+    (tmp_path / "scancel").write_text('#!/bin/sh\nexit "${SCANCEL_INTERACTIVE:-0}"\n')
+    (tmp_path / "scancel").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
+    Slurm().cancel("5")
+
+
 def test_a_job_that_has_ended_is_left(answers: Answers) -> None:
     answers(scancel={"": (1, "", "scancel: error: Kill job error on job id 5: Invalid job id specified\n")})
     Slurm().cancel("5")

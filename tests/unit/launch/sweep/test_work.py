@@ -134,6 +134,12 @@ def test_what_the_scheduler_has_forgotten_is_submitted_again(sweep, scheduler):
     assert sweep.submit_array() == ["lr-000", "lr-001", "lr-002", "lr-004", "lr-005"]
 
 
+def test_what_may_be_running_while_the_scheduler_does_not_answer_is_left(sweep, scheduler):
+    sweep.submit_array()
+    scheduler.is_silent = True
+    assert sweep.submit_array() == []
+
+
 def test_a_submission_that_fails_leaves_a_sweep_to_be_submitted(sweep, scheduler):
     scheduler.is_down = True
     with pytest.raises(LaunchError, match="nothing was submitted"):
