@@ -15,7 +15,6 @@ be whole in the end, two checkpoints stay whole, and three nodes up. Writes `res
 import argparse
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -26,27 +25,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-from launch_faults import asked_of_slurm, directory_of
+from launch_faults import compared, directory_of, job_to_strike, stopped
 from record import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.errors import HostError
-from glmforge.launch.goodput.measure import as_dict, goodput_of
 from glmforge.launch.job import RankRecord
-from helpers.chaos import fill, small_disk
+from helpers.chaos import fill
 from helpers.launch_faults import flip_a_bit, has_slurmd, kill_controller, slurmd_of, start_controller, start_slurmd
-from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed
-from helpers.tiny_data import make_tiny_data
+from helpers.launched import Launched
 
 CODE = ["src/glmforge/launch", "tests/helpers/launched.py", "tests/helpers/launch_faults.py"]
-NODES, SPARES, RANKS, FEWEST_NODES = 6, 1, 2, 3
+NODES, FEWEST_NODES = 6, 3
 QUIET_STEPS = 5
 """Trained before the first fault and after the last."""
-STEPS = 1_000_000
-"""Of the run, which is stopped before."""
 HANG_TIMEOUT_S = 30
 # Nodes fail far more often here than one may that is kept, and attempts often end before their first step.
 SUPERVISOR = {
@@ -79,45 +73,22 @@ def main() -> None:
 
 
 def measure(directory: Path, number: int, seconds: float, chance: random.Random) -> dict[str, Any]:
-    """Strike, mend, stop the run, and compare."""
-    with small_disk(directory / "disk", 64) as disk:
-        assert disk is not None, "no file system can be mounted here: needs root"
-        with launch_cluster(directory / "cluster", nodes=NODES) as cluster:
-            fault_tolerance = {"hang_timeout_s": HANG_TIMEOUT_S}
-            data = make_tiny_data(directory / "data")
-            config = small_run(data, directory / "run", STEPS, fault_tolerance=fault_tolerance)
-            (directory / "run").mkdir()
-            (disk / "checkpoints").mkdir()
-            (directory / "run/checkpoints").symlink_to(disk / "checkpoints")
-            options = directory / "options.yaml"
-            options.write_text(yaml.safe_dump({"supervisor": SUPERVISOR}))
-            words = ["--launcher", "slurm", "--nodes", "2", "--spare-nodes", str(SPARES), "--cpus-per-task", "1"]
-            job = launch(cluster, directory, config, *words, "--options", str(options))
-            soak = Soak(job, chance, disk)
-            try:
-                soak.endure(sorted(chance.uniform(0, seconds) for _ in range(number)))
-                losses = job.stop()
-                goodput = as_dict(goodput_of(job.files))
-            except BaseException:
-                print(job.said(), *asked_of_slurm(job), sep="\n", file=sys.stderr)
-                raise
-            finally:
-                shutil.copytree(cluster.dev.places.logs, directory / "slurm")  # what is the cluster's is removed
-                job.end()
-        expected = unharmed(config, directory / "unharmed", RANKS, steps=len(losses))
+    """Strike and mend: what befell the job, and what became of it."""
+    fault_tolerance = {"hang_timeout_s": HANG_TIMEOUT_S}
+    with job_to_strike(directory, NODES, SUPERVISOR, fault_tolerance=fault_tolerance) as job:
+        soak = Soak(job, chance, directory / "disk")
+        soak.endure(sorted(chance.uniform(0, seconds) for _ in range(number)))
+        became = stopped(job)
     return {
         "struck": len(soak.struck),
         "minutes": round(seconds / 60, 1),
         "by_kind": dict(Counter(row["fault"] for row in soak.struck).most_common()),
         "during_recovery": sum(row["during"] != "training" for row in soak.struck),
-        "attempts": job.attempt,
         "attempts_that_trained": len({event["attempt"] for event in job.events("training")}),
         "requeues": max(event["restart"] for event in job.events("supervisor started")),
-        "steps": len(losses),
-        "bit_equal": losses == expected,
         "longest_without_a_step_s": round(soak.longest_s),
         "causes": dict(Counter(job.causes()).most_common()),
-        "goodput": goodput,
+        **compared(job, became),
         "faults": soak.struck,
     }
 
