@@ -112,6 +112,8 @@ class FakeAllocation:
     requeued: list[list[str]] = field(default_factory=list)
     drained: dict[str, str] = field(default_factory=dict)
     ours: bool = True
+    again: bool = False
+    """The scheduler has queued the job again."""
     end: datetime | None = None
     queued: float = 0.0
     others: tuple[str, ...] = ()
@@ -136,6 +138,9 @@ class FakeAllocation:
 
     def still_ours(self) -> bool:
         return self.ours
+
+    def queued_again(self) -> bool:
+        return self.again
 
     def ends(self) -> datetime | None:
         return self.end

@@ -14,7 +14,7 @@ import pytest
 
 from glmforge.launch.job import Cause, JobDirectory, RankRecord
 from glmforge.launch.starters.local import LocalStarter
-from glmforge.launch.supervisor.allocation import Here
+from glmforge.launch.supervisor.allocation.base import Here
 from glmforge.launch.supervisor.attempt import Limits
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import a_job

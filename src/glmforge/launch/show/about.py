@@ -16,7 +16,7 @@ from glmforge.launch.show.words import (
 )
 from glmforge.launch.state.find import Job, as_dict
 from glmforge.launch.state.job_files import attempt_numbers
-from glmforge.launch.supervisor.nodes import Ledger, Out
+from glmforge.launch.supervisor.policy.ledger import Ledger, Out
 
 _SHOWN_ATTEMPTS = 20
 _SHOWN_WORDS = 15

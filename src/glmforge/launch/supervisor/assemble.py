@@ -25,8 +25,8 @@ from glmforge.launch.starters.mpirun import MpirunStarter
 from glmforge.launch.starters.srun import SrunStarter
 from glmforge.launch.starters.ssh import SshStarter
 from glmforge.launch.starters.torchrun import TorchrunStarter
-from glmforge.launch.supervisor.allocation import Allocation, Here
-from glmforge.launch.supervisor.slurm import SlurmAllocation
+from glmforge.launch.supervisor.allocation.base import Allocation, Here
+from glmforge.launch.supervisor.allocation.slurm import SlurmAllocation
 from glmforge.launch.supervisor.supervise import Supervisor
 
 _CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")

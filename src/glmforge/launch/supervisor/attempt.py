@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 
 from glmforge.launch.job import RankRecord
 from glmforge.launch.starters.base import Running
-from glmforge.launch.supervisor.allocation import Allocation, ask_lost
+from glmforge.launch.supervisor.allocation.base import Allocation, ask_lost
 from glmforge.launch.supervisor.bell import Bell
-from glmforge.launch.supervisor.errors import who_was_lost
 from glmforge.launch.supervisor.progress import Progress
-from glmforge.launch.supervisor.verdict import HUNG, INTERRUPTED, PREEMPTED
+from glmforge.launch.supervisor.verdict.errors import who_was_lost
+from glmforge.launch.supervisor.verdict.judge import HUNG, INTERRUPTED, PREEMPTED
 
 Say = Callable[..., None]
 """`JobDirectory.event`."""

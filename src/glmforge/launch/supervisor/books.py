@@ -16,11 +16,11 @@ from glmforge.errors import GlmforgeError
 from glmforge.launch.goodput.measure import write_goodput
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.requeue.cancelled import is_cancelled
-from glmforge.launch.supervisor.allocation import Allocation, ask_lost
-from glmforge.launch.supervisor.evidence import Evidence
-from glmforge.launch.supervisor.nodes import Ledger
-from glmforge.launch.supervisor.policy import Do, with_failure
-from glmforge.launch.supervisor.verdict import first_failing
+from glmforge.launch.supervisor.allocation.base import Allocation, ask_lost
+from glmforge.launch.supervisor.policy.decide import Do, with_failure
+from glmforge.launch.supervisor.policy.ledger import Ledger
+from glmforge.launch.supervisor.verdict.evidence import Evidence
+from glmforge.launch.supervisor.verdict.judge import first_failing
 from glmforge.observe.record_files import RunFileError
 
 Checker = Callable[[Sequence[str]], Mapping[str, str]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from glmforge.launch.job import AttemptDirectory, RankRecord
 from glmforge.launch.supervisor.bell import Bell
-from glmforge.launch.supervisor.evidence import read_ranks
+from glmforge.launch.supervisor.verdict.evidence import read_ranks
 
 _MARGIN_S = 10.0
 

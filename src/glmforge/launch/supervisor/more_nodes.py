@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from glmforge.launch.job import AttemptRecord, JobDescription, utc_now
 from glmforge.launch.supervisor.books import Books
-from glmforge.launch.supervisor.evidence import GROW, GROW_BEYOND
-from glmforge.launch.supervisor.growth import GROWS, Growth, futile_times
-from glmforge.launch.supervisor.nodes import Ledger
-from glmforge.launch.supervisor.policy import Situation, choose_nodes
+from glmforge.launch.supervisor.policy.decide import Situation, choose_nodes
+from glmforge.launch.supervisor.policy.growth import GROWS, Growth, futile_times
+from glmforge.launch.supervisor.policy.ledger import Ledger
 from glmforge.launch.supervisor.progress import Progress
+from glmforge.launch.supervisor.verdict.evidence import GROW, GROW_BEYOND
 
 _EVERY_S, _UNANSWERED_EVERY_S = 30.0, 300.0
 """Nobody watches the ranks while a scheduler is asked that does not answer."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glmforge.launch.job import AttemptDirectory, RankRecord
-from glmforge.launch.supervisor.evidence import RunEvent, read_ranks, read_run_events
+from glmforge.launch.supervisor.verdict.evidence import RunEvent, read_ranks, read_run_events
 from glmforge.observe.run import RunDirectory
 
 _TAIL = 1 << 16

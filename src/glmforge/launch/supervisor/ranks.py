@@ -5,7 +5,7 @@ import zlib
 from glmforge.launch.job import AttemptDirectory, JobDescription
 from glmforge.launch.starters.base import Ranks, Starter
 from glmforge.launch.starters.meeting import find_meeting_place
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation.base import Allocation
 from glmforge.observe.job import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE, NAME_VARIABLE
 
 

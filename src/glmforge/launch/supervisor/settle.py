@@ -8,9 +8,9 @@ from glmforge.launch.job import AttemptRecord, Cause, JobDescription, Verdict, u
 from glmforge.launch.starters.base import SilentNodeError
 from glmforge.launch.supervisor.attempt import Watched
 from glmforge.launch.supervisor.books import Books
-from glmforge.launch.supervisor.evidence import Evidence, first_step, gather, last_step, told_step
 from glmforge.launch.supervisor.progress import logged_step
-from glmforge.launch.supervisor.verdict import judge, judge_start
+from glmforge.launch.supervisor.verdict.evidence import Evidence, first_step, gather, last_step, told_step
+from glmforge.launch.supervisor.verdict.judge import judge, judge_start
 
 _NEAR_LIMIT = timedelta(minutes=10)
 

@@ -20,21 +20,21 @@ from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirec
 from glmforge.launch.requeue.companion import dismiss, look_soon
 from glmforge.launch.requeue.refused_starts import STARTED
 from glmforge.launch.starters.base import Running, Starter
-from glmforge.launch.supervisor.allocation import Allocation
+from glmforge.launch.supervisor.allocation.base import Allocation
+from glmforge.launch.supervisor.allocation.run_lock import last_seen, run_locks
 from glmforge.launch.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
 from glmforge.launch.supervisor.bell import Bell
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import GROW, read_ranks, run_directory
-from glmforge.launch.supervisor.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.leftovers import wait_for_ranks
 from glmforge.launch.supervisor.more_nodes import MoreNodes
-from glmforge.launch.supervisor.nodes import Ledger
 from glmforge.launch.supervisor.phases import phases_of
-from glmforge.launch.supervisor.policy import Decision, Do, Situation, decide
+from glmforge.launch.supervisor.policy.decide import Decision, Do, Situation, decide
+from glmforge.launch.supervisor.policy.growth import ATTEMPT_STARTED
+from glmforge.launch.supervisor.policy.ledger import Ledger
 from glmforge.launch.supervisor.progress import Progress
 from glmforge.launch.supervisor.ranks import ranks_of, where_to_meet
-from glmforge.launch.supervisor.run_lock import last_seen, run_locks
 from glmforge.launch.supervisor.settle import settle
+from glmforge.launch.supervisor.verdict.evidence import GROW, read_ranks, run_directory
 from glmforge.launch.supervisor.worlds import bearable
 from glmforge.observe.record_files import RunFileError
 
@@ -129,6 +129,8 @@ class Supervisor:
         return self._settle(attempt, Watched(lost=lost), orphaned=True)
 
     def _decide(self, verdict: Verdict | None) -> Decision:
+        if not self.told and self.allocation.queued_again():
+            self.told.append("scheduler")
         history = self.books.history()
         ledger = self.books.ledger()
         waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since

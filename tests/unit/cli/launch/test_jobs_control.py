@@ -13,7 +13,7 @@ from glmforge.launch.goodput import measure
 from glmforge.launch.job import Cause, utc_now
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.submit import hand_over
-from glmforge.launch.supervisor.nodes import Failure, Ledger, Out
+from glmforge.launch.supervisor.policy.ledger import Failure, Ledger, Out
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
 

@@ -19,7 +19,7 @@ from glmforge.launch.starters.mpirun import MpirunStarter
 from glmforge.launch.starters.srun import SrunStarter
 from glmforge.launch.starters.ssh import SshStarter
 from glmforge.launch.starters.torchrun import TorchrunStarter
-from glmforge.launch.supervisor.errors import may_start_later
+from glmforge.launch.supervisor.verdict.errors import may_start_later
 
 WORDS = ["echo", "10.0.0.1", "20007"]
 

@@ -12,8 +12,8 @@ from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import STARTERS, LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.launch.supervisor import assemble
+from glmforge.launch.supervisor.allocation.slurm import SlurmAllocation
 from glmforge.launch.supervisor.assemble import NodeChecker, allocation_of, starter_of, supervisor_of
-from glmforge.launch.supervisor.slurm import SlurmAllocation
 from helpers.made_jobs import made_job
 
 

@@ -13,8 +13,8 @@ from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
 from glmforge.launch.job import AttemptRecord, Cause, JobDirectory, RankRecord, Verdict, utc_now
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import Evidence, RunEvent
-from glmforge.launch.supervisor.nodes import Ledger, Node, Out
+from glmforge.launch.supervisor.policy.ledger import Ledger, Node, Out
+from glmforge.launch.supervisor.verdict.evidence import Evidence, RunEvent
 from helpers.fake_starter import FakeAllocation
 from helpers.made_jobs import at, made_attempt, made_job
 

@@ -8,9 +8,9 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.launch.job import Cause, JobDirectory, utc_now
 from glmforge.launch.starters.base import Ranks, SilentNodeError
-from glmforge.launch.supervisor.errors import may_start_later, read_starter
-from glmforge.launch.supervisor.nodes import Ledger
+from glmforge.launch.supervisor.policy.ledger import Ledger
 from glmforge.launch.supervisor.supervise import Supervisor
+from glmforge.launch.supervisor.verdict.errors import may_start_later, read_starter
 from helpers.fake_starter import FakeAllocation, FakeRunning, FakeStarter, a_job
 
 ROOT = "mpirun refuses to run as root: launch as another user, or set OMPI_ALLOW_RUN_AS_ROOT=1"
@@ -70,6 +70,10 @@ def test_what_no_other_start_mends_stops_at_the_second(
         ["srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller (connect failure)"],
         ["srun: error: Unable to create step for job 7: Job/step already completing or completed, try again"],
         ["ssh: connect to host node2 port 22: No route to host"],
+        LaunchError("node4: srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 2"),
+        ["srun: error: Unable to create step for job 2: Requested node configuration is not available"],
+        ["srun: error: Unable to create step for job 2: Required node not available (down, drained or reserved)"],
+        ["srun: error: Unable to confirm allocation for job 2: Invalid job id specified"],
         [],
     ],
 )

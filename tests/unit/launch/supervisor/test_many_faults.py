@@ -13,7 +13,7 @@ import pytest
 
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.starters.base import Ranks
-from glmforge.launch.supervisor.nodes import Ledger
+from glmforge.launch.supervisor.policy.ledger import Ledger
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, a_job
 

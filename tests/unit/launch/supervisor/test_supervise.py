@@ -7,8 +7,8 @@ import pytest
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import LaunchError
 from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory
-from glmforge.launch.supervisor.growth import ATTEMPT_STARTED
-from glmforge.launch.supervisor.nodes import Ledger, allow
+from glmforge.launch.supervisor.policy.growth import ATTEMPT_STARTED
+from glmforge.launch.supervisor.policy.ledger import Ledger, allow
 from glmforge.launch.supervisor.supervise import Supervisor
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
@@ -112,6 +112,21 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert status == 0
     assert allocation.requeued == [[]]
     assert events(job, "verdict")[-1]["cause"] == "preempted"
+
+
+def test_what_the_scheduler_has_queued_again_is_not_started_here_any_more(tmp_path: Path) -> None:
+    """Nobody told this supervisor: its node was cut off, or the controller was down."""
+    job, allocation = a_job(tmp_path, nodes=2), FakeAllocation(("a", "b"), can_requeue=True, is_given=True)
+
+    def killed_meanwhile(ranks: object, number: int) -> dict[int, Ends]:
+        allocation.again = True
+        return {1: KILLED}
+
+    starter = FakeStarter(killed_meanwhile)
+    assert Supervisor(job, starter, allocation, wait_s=0.0).run() == 0
+    assert len(starter.started) == 1
+    assert allocation.requeued == [[]]
+    assert [event["do"] for event in events(job, "decided")] == ["restart", "requeue"]
 
 
 def test_a_requeue_leaves_out_what_a_person_has_left_out_and_the_nodes_that_are_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from glmforge.launch.job import RankRecord
 from glmforge.launch.supervisor import attempt
 from glmforge.launch.supervisor.attempt import Limits, Watch, Watched
-from glmforge.launch.supervisor.evidence import GROW, RunEvent
+from glmforge.launch.supervisor.verdict.evidence import GROW, RunEvent
 from helpers.fake_starter import FakeAllocation, FakeRunning
 from helpers.made_jobs import at
 

@@ -86,7 +86,7 @@ def allow(
     from glmforge.launch.requeue.cancelled import who
     from glmforge.launch.state.find import job_directory
     from glmforge.launch.submit.new_job import jobs_root
-    from glmforge.launch.supervisor.nodes import allow as allow_nodes
+    from glmforge.launch.supervisor.policy.ledger import allow as allow_nodes
 
     for node in allow_nodes(job_directory(jobs_root(jobs_dir), name), nodes, who()):
         typer.echo(escaped(f"{name}: {node} is used again"))

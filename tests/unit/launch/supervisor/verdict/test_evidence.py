@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from glmforge.launch.supervisor.evidence import Evidence, RunEvent, first_step, gather, read_run_events, told_step
+from glmforge.launch.supervisor.verdict.evidence import (
+    Evidence,
+    RunEvent,
+    first_step,
+    gather,
+    read_run_events,
+    told_step,
+)
 from glmforge.observe.record_files import JsonlFile
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 

@@ -44,6 +44,9 @@ class Allocation(Protocol):
     def still_ours(self) -> bool:
         """Whether the scheduler lets the job go on; True if it cannot be asked."""
 
+    def queued_again(self) -> bool:
+        """Whether the scheduler has queued the job again without our asking: these nodes are no longer the job's."""
+
     def ends(self) -> datetime | None:
         """When the job's time is over; None if it has no limit, or that is not known."""
 
@@ -106,6 +109,9 @@ class Here:
 
     def still_ours(self) -> bool:
         return True
+
+    def queued_again(self) -> bool:
+        return False
 
     def ends(self) -> datetime | None:
         return None

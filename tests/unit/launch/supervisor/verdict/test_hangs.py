@@ -1,6 +1,6 @@
 """Reports of ranks that hung: what they say, and whom they blame."""
 
-from glmforge.launch.supervisor.hangs import HangDump, parse_dump, who_hangs
+from glmforge.launch.supervisor.verdict.hangs import HangDump, parse_dump, who_hangs
 
 REPORT = """time: 2026-01-01T00:00:00Z
 host: node3

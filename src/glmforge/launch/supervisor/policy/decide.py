@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.launch.job import AttemptRecord, Cause, Verdict
-from glmforge.launch.supervisor.nodes import Failure, Ledger, Out
+from glmforge.launch.supervisor.policy.ledger import Failure, Ledger, Out
 
 FORGIVEN_AFTER = timedelta(hours=1)
 """An attempt of a program that tells no steps has achieved something if it lasted as long as that."""

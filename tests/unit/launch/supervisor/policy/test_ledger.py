@@ -7,7 +7,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.supervisor.nodes import ALLOWED, Failure, Ledger, Node, Out, allow
+from glmforge.launch.supervisor.policy.ledger import ALLOWED, Failure, Ledger, Node, Out, allow
 from helpers.made_jobs import BEGAN, at, made_job
 
 

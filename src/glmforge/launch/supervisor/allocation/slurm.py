@@ -16,8 +16,8 @@ from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.slurm import address_of_node
 from glmforge.errors import HostError, LaunchError
 from glmforge.launch.schedulers.slurm_jobs import asking
-from glmforge.launch.supervisor.lost_nodes import lost_nodes
-from glmforge.launch.supervisor.standby import standby
+from glmforge.launch.supervisor.allocation.lost_nodes import lost_nodes
+from glmforge.launch.supervisor.allocation.standby import standby
 
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}
 _WIDTH = 20
@@ -72,6 +72,11 @@ class SlurmAllocation:
         """A job that is being cancelled, or over its time, is no longer `RUNNING`; one that was requeued comes back."""
         state, restarts = self._state()
         return state not in _OVER or restarts > self.restart
+
+    def queued_again(self) -> bool:
+        """A controller that was down does so when it finds that a node has lost the job's batch script meanwhile, or
+        takes a node for lost that had only been cut off: nobody tells the processes that run there."""
+        return self._state()[1] > self.restart
 
     def _state(self) -> tuple[str, int]:
         """And how often Slurm has started the job again, or is about to; no state if Slurm does not answer."""

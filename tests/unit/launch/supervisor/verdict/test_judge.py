@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from glmforge.launch.job import AttemptRecord, Cause, RankRecord, Verdict
-from glmforge.launch.supervisor.evidence import Evidence, RunEvent
-from glmforge.launch.supervisor.hangs import HangDump
-from glmforge.launch.supervisor.verdict import judge
+from glmforge.launch.supervisor.verdict.evidence import Evidence, RunEvent
+from glmforge.launch.supervisor.verdict.hangs import HangDump
+from glmforge.launch.supervisor.verdict.judge import judge
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = ("a", "b", "c")
@@ -198,6 +198,8 @@ CASES = [
     Case("storage not mounted", Cause.STORAGE, says="not mounted", others=End(
         1, 5, ["glmforge: /runs/a/checkpoints: leads to /mnt/x, which is not there; mount it, or remove the link"])),
     Case("damaged checkpoint", Cause.STORAGE, {0: End(1, 5, ["glmforge: /r/step-00000010: is damaged (checksum)"])}),
+    Case("killed after one was skipped", Cause.MACHINE, {0: End(-9, 50, [
+        "WARNING  /r/step-00000010 is not whole and is skipped:", "         it is damaged"])}, node="a", rank=0),
     Case("ECC", Cause.MACHINE, {2: End(1, 5, ["RuntimeError: CUDA error: uncorrectable ECC error encountered"])},
          node="b", rank=2, says="a GPU is broken"),
     Case("GPU fell off", Cause.MACHINE, {2: End(1, 5, ["NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus"])},

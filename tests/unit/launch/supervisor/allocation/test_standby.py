@@ -14,9 +14,9 @@ from glmforge.cluster.lease import Lease
 from glmforge.config import dump_config, load_config
 from glmforge.errors import HostError
 from glmforge.launch.job import SUPERVISOR_LEASE, JobDirectory
-from glmforge.launch.supervisor import standby as standby_module
-from glmforge.launch.supervisor.run_lock import RunLock, last_seen
-from glmforge.launch.supervisor.standby import Standby, StandbyStep
+from glmforge.launch.supervisor.allocation import standby as standby_module
+from glmforge.launch.supervisor.allocation.run_lock import RunLock, last_seen
+from glmforge.launch.supervisor.allocation.standby import Standby, StandbyStep
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import a_job
 

@@ -12,12 +12,12 @@ import pytest
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
 from glmforge.launch.job import utc_now
+from glmforge.launch.supervisor.allocation.slurm import SlurmAllocation
 from glmforge.launch.supervisor.books import Books, Checker
-from glmforge.launch.supervisor.evidence import GROW_BEYOND
-from glmforge.launch.supervisor.growth import ATTEMPT_STARTED, GROWS, Growth, futile_times
 from glmforge.launch.supervisor.more_nodes import MoreNodes
-from glmforge.launch.supervisor.nodes import Ledger, Node, Out
-from glmforge.launch.supervisor.slurm import SlurmAllocation
+from glmforge.launch.supervisor.policy.growth import ATTEMPT_STARTED, GROWS, Growth, futile_times
+from glmforge.launch.supervisor.policy.ledger import Ledger, Node, Out
+from glmforge.launch.supervisor.verdict.evidence import GROW_BEYOND
 from helpers.fake_starter import FakeAllocation, a_job
 from helpers.made_jobs import made_attempt
 

@@ -13,7 +13,7 @@ from typing import Any
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import escaped, read_end
 from glmforge.launch.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
-from glmforge.launch.supervisor.hangs import HangDump, read_dumps
+from glmforge.launch.supervisor.verdict.hangs import HangDump, read_dumps
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
 

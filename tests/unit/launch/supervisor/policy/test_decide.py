@@ -8,8 +8,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.launch.job import AttemptRecord, Cause, Verdict
-from glmforge.launch.supervisor.nodes import FORGOTTEN_AFTER, Failure, Ledger, Node, Out
-from glmforge.launch.supervisor.policy import (
+from glmforge.launch.supervisor.policy.decide import (
     Decision,
     Do,
     Situation,
@@ -19,6 +18,7 @@ from glmforge.launch.supervisor.policy import (
     failures_in_a_row,
     with_failure,
 )
+from glmforge.launch.supervisor.policy.ledger import FORGOTTEN_AFTER, Failure, Ledger, Node, Out
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -74,12 +74,14 @@ SIGNS = (
 _STARTS_LATER = re.compile(
     r"has not answered|does not answer|no route|no ssh server|connect(ion|ing|)\b|timed out|timeout|busy|unavailable|"
     r"contact|temporar|communication|unreachable|try again|no reason given|credential|node failure|cancelled|"
-    r"killed|terminated|no space left|no port|memory required by task",
+    r"killed|terminated|no space left|no port|memory required by task|node configuration is not available|"
+    r"node not available|expired or invalid job|invalid job id|already complet",
     re.IGNORECASE,
 )
 """Why ranks could not be started now, and may be in a moment. What else a starter says is the same the next time: an
 option that it does not know, a program that is not there, a host key, root. A controller of Slurm that has just started
-refuses a step once for its memory: it takes that of the last one for in use until the nodes have reported."""
+refuses a step for its memory, for it takes that of the last one for in use until the nodes have reported; while it has
+not yet queued a job again whose node was lost, that job has "expired"."""
 _REFUSES = re.compile(r"unrecogni[sz]ed|invalid|illegal|unknown|refuse|no such|no route|timed out", re.IGNORECASE)
 
 _LOST = re.compile(r"rank (\d+) on (\S+) \(process (\d+)[^)]{0,100}\) (was lost|failed first)")
@@ -87,6 +89,7 @@ _NO_ANSWER = re.compile(r"rank (\d+) on (\S+) \(process \d+[^)]{0,100}\).{0,400}
 _FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d+), in (\S{1,100})')
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Lost|Stop\w*)\b(:|$)")
 _OURS = re.compile(r"^glmforge: ")
+_INDENT = " " * len("WARNING  ")
 _CRASH = re.compile(r"error|fail|fatal|terminate called|assert|abort|cannot|not found|killed|denied", re.IGNORECASE)
 
 _NORMAL = (
@@ -182,11 +185,24 @@ def _telling_line(lines: Sequence[str]) -> tuple[str, str]:
     """
     cleaned = [_NORMAL[0][0].sub("", line).rstrip() for line in lines]
     tests = (_OURS.search, lambda line: _EXCEPTION.search(_without_rank(line)), _is_known, _CRASH.search)
+    remarks = _remarks(cleaned)
+    told = [index for index in reversed(range(len(cleaned))) if index not in remarks]
     for test in tests:
-        for index in range(len(cleaned) - 1, -1, -1):
+        for index in told:
             if test(cleaned[index]):
                 return _without_rank(cleaned[index]).strip(), _place(cleaned[:index])
     return "", ""
+
+
+def _remarks(lines: Sequence[str]) -> set[int]:
+    """Lines of our log below the level of an error, with those that they go on in: after them the program went on."""
+    found = set[int]()
+    for index, line in enumerate(lines):
+        text = _without_rank(line)
+        goes_on = index - 1 in found and text.startswith(_INDENT)
+        if goes_on or text.startswith(("DEBUG ", "INFO ", "WARNING ")):
+            found.add(index)
+    return found
 
 
 def _is_known(line: str) -> bool:

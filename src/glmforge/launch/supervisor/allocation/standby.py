@@ -9,7 +9,7 @@ the node either, does what Slurm would have done without `--no-kill`: it requeue
 The standby's own node may go first. So the supervisor looks after it in turn, and starts another on a node that is
 left.
 
-    python -m glmforge.launch.supervisor.standby JOBDIR
+    python -m glmforge.launch.supervisor.allocation.standby JOBDIR
 """
 
 import os
@@ -26,8 +26,8 @@ from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.lease import LastChange, Lease
 from glmforge.errors import HostError
 from glmforge.launch.job import SUPERVISOR_LEASE, JobDirectory
-from glmforge.launch.supervisor.lost_nodes import lost_nodes
-from glmforge.launch.supervisor.run_lock import RunLock, run_locks
+from glmforge.launch.supervisor.allocation.lost_nodes import lost_nodes
+from glmforge.launch.supervisor.allocation.run_lock import RunLock, run_locks
 from glmforge.observe.record_files import RunFileError
 
 SILENT_S = 30.0
@@ -135,7 +135,7 @@ def standby(root: Path, names: Sequence[str], nodes: Callable[[], Sequence[str]]
 def _start_on(node: str, root: Path) -> "subprocess.Popen[bytes]":
     # A step of its own, which Slurm does not end with the node of the srun that started it.
     options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--export=ALL", "--input=none"]
-    program = [sys.executable, "-m", "glmforge.launch.supervisor.standby", str(root)]
+    program = [sys.executable, "-m", "glmforge.launch.supervisor.allocation.standby", str(root)]
     return subprocess.Popen(
         ["srun", "--job-name=standby", *options, *program],
         stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from glmforge.launch.job import AttemptRecord, Cause, RankRecord, Verdict
-from glmforge.launch.supervisor.errors import (
+from glmforge.launch.supervisor.verdict.errors import (
     Kind,
     Words,
     may_start_later,
@@ -27,8 +27,8 @@ from glmforge.launch.supervisor.errors import (
     signature,
     who_was_lost,
 )
-from glmforge.launch.supervisor.evidence import GROW, GROW_BEYOND, Evidence
-from glmforge.launch.supervisor.hangs import who_hangs
+from glmforge.launch.supervisor.verdict.evidence import GROW, GROW_BEYOND, Evidence
+from glmforge.launch.supervisor.verdict.hangs import who_hangs
 
 PREEMPTED, HUNG, INTERRUPTED = 75, 124, 130
 """Exit statuses of our own (docs/runbook.md); 124 also is that of `timeout`."""

@@ -16,7 +16,7 @@ from glmforge.config import dump_config, load_config
 from glmforge.config.schema import RunConfig
 from glmforge.launch.job import JobDirectory, RankRecord
 from glmforge.launch.starters.base import Ranks
-from glmforge.launch.supervisor.run_lock import RunLock, last_seen, run_locks
+from glmforge.launch.supervisor.allocation.run_lock import RunLock, last_seen, run_locks
 from glmforge.launch.supervisor.supervise import Supervisor
 from helpers.fake_starter import NO_PROCESS, Ends, FakeAllocation, FakeRunning, FakeStarter, a_job
 

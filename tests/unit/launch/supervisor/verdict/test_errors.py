@@ -2,7 +2,7 @@
 
 import pytest
 
-from glmforge.launch.supervisor.errors import Kind, read_words, signature, who_was_lost
+from glmforge.launch.supervisor.verdict.errors import Kind, read_words, signature, who_was_lost
 
 TRACE = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in step', "    x = table['k']"]
 LOST = "glmforge: rank 2 on b (process 4711) was lost: it ended without a word; rank 0 on a ends with it. Start again"
@@ -70,6 +70,19 @@ def test_the_place_is_that_of_the_last_of_several_errors() -> None:
 
 def test_a_line_of_ours_says_more_than_an_exception_behind_it() -> None:
     assert read_words(["glmforge: /runs/a: is full", "KeyError: 'x'"]).line == "glmforge: /runs/a: is full"
+
+
+def test_what_was_a_warning_when_it_was_said_is_no_reason_for_the_end() -> None:
+    """Nor are the lines that it goes on in; after it the program went on."""
+    warned = [
+        "WARNING  /r/checkpoints/step-00000245 is not whole and is skipped:",
+        "         /r/checkpoints/step-00000245/__0_0.distcp: SHA-256 differs from manifest.json: it is damaged",
+        "INFO     the disk was full: no space left on device, tried again",
+    ]
+    assert read_words(warned).kind is Kind.NOTHING
+    assert read_words([*warned, "OSError: [Errno 5] Input/output error", *warned]).meaning == "storage fails"
+    assert read_words(["ERROR    /r/checkpoints/step-00000245: is damaged"]).kind is Kind.STORAGE
+    assert read_words(["         no space left on device"]).kind is Kind.STORAGE  # of nothing that was a remark
 
 
 def test_the_last_of_several_that_were_lost_is_named() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import HostError, LaunchError
-from glmforge.launch.supervisor.slurm import SlurmAllocation, lost_nodes
+from glmforge.launch.supervisor.allocation.slurm import SlurmAllocation, lost_nodes
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, root: Path, **programs: str) -> None:
@@ -52,6 +52,7 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     allocation = SlurmAllocation("7", 0, ("n1", "n2"))
     assert allocation.nodes() == ("n1", "n2")
     assert allocation.still_ours()
+    assert not allocation.queued_again()
     assert allocation.ends() is None
     assert SlurmAllocation("7", 1, ("n1", "n2")).queued_s() == 0.0
 
@@ -72,7 +73,9 @@ def test_whether_the_job_may_go_on(
 ) -> None:
     """One that somebody has requeued is on its way out as well, and comes back."""
     answers(monkeypatch, tmp_path, squeue=job_is(state, restarts))
-    assert SlurmAllocation("7", 2, ("n1",)).still_ours() is ours
+    allocation = SlurmAllocation("7", 2, ("n1",))
+    assert allocation.still_ours() is ours
+    assert allocation.queued_again() is (restarts > 2)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("glmforge.launch.supervisor.slurm.time", self)
+        monkeypatch.setattr("glmforge.launch.supervisor.allocation.slurm.time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -218,7 +221,7 @@ def test_a_controller_that_hangs_is_given_up_after_an_hour(monkeypatch: pytest.M
         clock.now += 30
         raise HostError("no answer within 30 s")
 
-    monkeypatch.setattr("glmforge.launch.supervisor.slurm.ask_slurm", hangs)
+    monkeypatch.setattr("glmforge.launch.supervisor.allocation.slurm.ask_slurm", hangs)
     with pytest.raises(LaunchError, match="scontrol requeue"):
         SlurmAllocation("7", 0, ("n1",)).requeue([])
     assert 3600 <= clock.now < 3700
