@@ -23,13 +23,15 @@ from glmforge.launch.starters.base import Ranks, SilentNodeError
 KILL_LIMIT_S = 10.0
 """That ending every process may take; a node that does not answer in it is left to its own watch."""
 
-OF_SRUN = re.compile(r"^srun: error: .{0,300}: Exited with exit code \d+$")
-"""Said after what the program itself has."""
+OF_SRUN = re.compile(
+    r"^srun: (error: .{0,300}: Exited with exit code \d+$|Job step aborted|error: Timed out waiting for job step)"
+)
+"""Said after what the program itself has, or after the reason."""
 
 _WAITS = re.compile(r"^srun: .{0,100}(step creation \w+ disabled|controller not responding).{0,100}", re.MULTILINE)
 """Of srun that waits for Slurm: it has not come to the node yet."""
 
-_NOT_REACHED = re.compile(r"^srun: error: Task launch for .{1,100} failed on node")
+_NOT_REACHED = re.compile(r"^srun: error: (Task launch for .{1,100} failed on node|task \d+ launch failed)")
 """Of srun that has come to the node, and was not let in."""
 
 ASK_LIMIT_S = 30.0

@@ -41,6 +41,9 @@ _END_LIMIT_S = 5.0
 still runs on those is ended by Slurm, or ends itself."""
 
 
+_OF_ATTEMPTS = "attempt-"
+
+
 class SrunStarter:
     """Starts ranks as one step of the job (`Starter`)."""
 
@@ -51,6 +54,7 @@ class SrunStarter:
         job = os.environ.get("SLURM_JOB_ID")
         if job is None:
             raise LaunchError("the starter srun: SLURM_JOB_ID is not set, so this is no job of Slurm's; choose ssh")
+        end_leftovers(job)
         container = container_options(ranks)
         write_assignment(ranks, container_by_starter=bool(container))
         name = step_name(ranks)
@@ -72,7 +76,7 @@ def ask_by_srun(node: str, words: Sequence[str]) -> str:
 
 def step_name(ranks: Ranks) -> str:
     """Of the attempt's step, among all steps of the job."""
-    return f"attempt-{ranks.directory.root.name}"
+    return f"{_OF_ATTEMPTS}{ranks.directory.root.name}"
 
 
 def srun_options(ranks: Ranks, name: str, tasks_per_node: int) -> list[str]:
@@ -157,9 +161,21 @@ class Step:
 
     def _steps(self) -> list[str]:
         """Usually one; none if it has ended, or Slurm does not answer."""
-        listed = _ask("squeue", "--noheader", "--steps", f"--jobs={self._job}", "--format=%i %j")
-        rows = [line.split() for line in listed.splitlines()]
-        return [row[0] for row in rows if len(row) == 2 and row[1] == self._name]
+        return [step for step, name in _steps_of(self._job) if name == self._name]
+
+
+def _steps_of(job: str) -> list[tuple[str, str]]:
+    """Number and name of each that runs."""
+    listed = _ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i %j")
+    rows = [line.split() for line in listed.splitlines()]
+    return [(row[0], row[1]) for row in rows if len(row) == 2]
+
+
+def end_leftovers(job: str) -> None:
+    """Of earlier attempts: Slurm's controller may have been down when they were to be killed."""
+    for step, name in _steps_of(job):
+        if name.startswith(_OF_ATTEMPTS):
+            _ask("scancel", "--signal=KILL", step)
 
 
 def container_options(ranks: Ranks) -> list[str]:

@@ -13,6 +13,7 @@ from glmforge.launch.starters.srun import (
     Step,
     ask_by_srun,
     container_options,
+    end_leftovers,
     srun_environment,
     srun_options,
     step_name,
@@ -33,6 +34,7 @@ class TorchrunStarter:
         if job is None:
             write_assignment(ranks)
             return SshStarter(self.ssh).start_nodes(ranks, "--torchrun")
+        end_leftovers(job)
         container = container_options(ranks)
         write_assignment(ranks, container_by_starter=bool(container))
         name = step_name(ranks)

@@ -162,7 +162,10 @@ def _by_files(files: JobFiles, seen: Seen | str) -> tuple[JobState, str]:
     """The scheduler has forgotten the job, or does not answer."""
     reason = seen if isinstance(seen, str) else seen.reason
     holder = files.holder
-    if holder is not None and not holder.released and is_alive(holder.holder) is not False:
+    is_forgotten = isinstance(seen, Seen) and seen.is_forgotten
+    lives = None if holder is None or holder.released else is_alive(holder.holder)
+    # Of what its scheduler has forgotten, a claim on another machine is left over.
+    if holder is not None and not holder.released and (lives or (lives is None and not is_forgotten)):
         state, why = _running(files)
         return state, "; ".join(filter(None, [why, f"{reason}; its supervisor's last heartbeat: {holder.last_beat}"]))
     if files.cancelled:

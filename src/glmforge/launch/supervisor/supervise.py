@@ -10,11 +10,12 @@ from the same facts, and comes to the same.
 """
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from glmforge.cluster.lease import Lease
+from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import GlmforgeError
 from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.launch.requeue.companion import dismiss, look_soon
@@ -71,8 +72,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
-        what = f"glmforge supervise {self.job.name}"
-        with Bell() as self.bell, Lease(self.job.root, what, lease_s=LEASE_S, name=SUPERVISOR_LEASE) as self.lease:
+        with Bell() as self.bell, ExitStack() as stack:
+            self.lease = self._take_lease(stack)
             began = len(self.job.read_attempts())
             self.books.say(
                 STARTED,
@@ -85,6 +86,17 @@ class Supervisor:
                 status = self._loop()
             self.books.say("supervisor ended", f"status {status}", status=status)
             return status
+
+    def _take_lease(self, stack: ExitStack) -> Lease:
+        """One that the scheduler has queued again waits for a supervisor on a node that was only cut off."""
+        what = f"glmforge supervise {self.job.name}"
+        while True:
+            try:
+                return stack.enter_context(Lease(self.job.root, what, lease_s=LEASE_S, name=SUPERVISOR_LEASE))
+            except HeldError:
+                is_again = self.allocation.is_given and self.allocation.restart > 0
+                if not is_again or not self._wait(LEASE_S):
+                    raise
 
     def _loop(self) -> int:
         verdict = self._what_was_left()
@@ -123,8 +135,7 @@ class Supervisor:
         """Of an attempt whose supervisor was lost."""
         directory = self.job.attempt(attempt.number)
         lost = self.books.lost(attempt.nodes)
-        same = (attempt.submission, attempt.restart) == (self.allocation.submission, self.allocation.restart)
-        if same or not self.allocation.is_given:
+        if self._is_of_this_start(attempt) or not self.allocation.is_given:
             wait_for_ranks(directory, lost, self.config.grace_s, self.bell)
         return self._settle(attempt, Watched(lost=lost), orphaned=True)
 
@@ -204,6 +215,7 @@ class Supervisor:
         if no_place is not None:
             return self._settle(attempt, Watched(), failed_to_start=no_place)
         ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)
+        self.lease.ensure_held()
         try:
             running = self.starter.start(ranks)
         except GlmforgeError as error:
@@ -256,8 +268,12 @@ class Supervisor:
         verdict = settle(self.books, self.description, attempt, watched, **known)
         self._ranks_have_ended(attempt)
         self.told += [name for name in watched.signals if name != GROW]
-        self._leaves_allocation(verdict, watched)
+        if self._is_of_this_start(attempt):  # what an earlier one was told is done
+            self._leaves_allocation(verdict, watched)
         return verdict
+
+    def _is_of_this_start(self, attempt: AttemptRecord) -> bool:
+        return (attempt.submission, attempt.restart) == (self.allocation.submission, self.allocation.restart)
 
     def _ranks_have_ended(self, attempt: AttemptRecord) -> None:
         ranks, _ = read_ranks(self.job.attempt(attempt.number).root)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.launch.job import JobDirectory
-from glmforge.launch.starters.srun import Step
+from glmforge.launch.starters.srun import Step, end_leftovers
 from helpers.ranks import ranks_of
 
 
@@ -31,3 +31,18 @@ def test_what_somebody_wants_listed_by_default_hides_no_step(
         Step("7", "attempt-0001", ranks, process).signal(signal.SIGUSR1)
     assert told.exists()
     assert told.read_text() == "--signal=USR1 7.3\n"
+
+
+def test_steps_of_earlier_attempts_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When they were to end, Slurm's controller may have been down."""
+    told = tmp_path / "told"
+    programs = {
+        "squeue": 'printf "7.0 ask\\n7.3 attempt-0001\\n7.4 standby\\n7.7 attempt-0002\\n"',
+        "scancel": f'echo "$*" >> {told}',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    end_leftovers("7")
+    assert told.read_text() == "--signal=KILL 7.3\n--signal=KILL 7.7\n"

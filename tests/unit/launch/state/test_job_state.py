@@ -122,7 +122,16 @@ def test_so_is_one_whose_supervisor_is_on_a_machine_that_cannot_be_asked(
     made_attempt(job, **RUNNING)
     monkeypatch.setattr("glmforge.launch.state.job_state.is_alive", lambda _: None)
     with Lease(job.root, "glmforge supervise", name=SUPERVISOR_LEASE):
-        assert state(tmp_path, MadeScheduler())[0] is JobState.RUNNING
+        assert state(tmp_path, MadeScheduler(broken="squeue: no controller"))[0] is JobState.RUNNING
+
+
+def test_but_not_if_its_scheduler_answers_and_has_forgotten_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor was lost with its node, and its claim is left over: else the job could not be submitted again."""
+    job = made_job(tmp_path)
+    made_attempt(job, **RUNNING)
+    monkeypatch.setattr("glmforge.launch.state.job_state.is_alive", lambda _: None)
+    with Lease(job.root, "glmforge supervise", name=SUPERVISOR_LEASE):
+        assert state(tmp_path, MadeScheduler())[0] is JobState.UNKNOWN
 
 
 @pytest.mark.parametrize(("supervise", "expected"), [(True, JobState.FAILED), (False, JobState.STOPPED)])

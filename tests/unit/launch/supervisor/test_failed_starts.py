@@ -74,6 +74,15 @@ def test_what_no_other_start_mends_stops_at_the_second(
         ["srun: error: Unable to create step for job 2: Requested node configuration is not available"],
         ["srun: error: Unable to create step for job 2: Required node not available (down, drained or reserved)"],
         ["srun: error: Unable to confirm allocation for job 2: Invalid job id specified"],
+        ["srun: error: Unable to create step for job 2: Zero Bytes were transmitted or received"],
+        ["srun: error: Unable to create step for job 2: Protocol authentication error"],
+        [
+            "srun: error: Task launch for StepId=31.0 failed on node n2: Invalid job credential",
+            "srun: error: Application launch failed: Invalid job credential",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        ],
+        LaunchError("'srun' cannot be started: Cannot allocate memory"),
+        LaunchError("/jobs/a/attempts/0007: cannot be written to (Disk quota exceeded)"),
         [],
     ],
 )

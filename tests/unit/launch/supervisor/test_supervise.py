@@ -1,5 +1,6 @@
 """The loop with ranks that end as told: what is decided, what is written down, and that another supervisor goes on."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from glmforge.errors import LaunchError
 from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory
 from glmforge.launch.supervisor.policy.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.policy.ledger import Ledger, allow
-from glmforge.launch.supervisor.supervise import Supervisor
+from glmforge.launch.supervisor.supervise import LEASE_S, Supervisor
 from glmforge.observe.record_files import RunFileError
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
 
@@ -112,6 +113,38 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert status == 0
     assert allocation.requeued == [[]]
     assert events(job, "verdict")[-1]["cause"] == "preempted"
+
+
+def test_what_an_earlier_start_was_told_is_done(tmp_path: Path) -> None:
+    """Its ranks gave way, and its supervisor was killed before it wrote that down."""
+    job = a_job(tmp_path, nodes=2)
+    gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
+    supervise(job, lambda ranks, number: gave_way, can_requeue=True, is_given=True)
+    record = job.attempt(1).record
+    AttemptRecord.model_validate_json(record.read_text()).model_copy(update={"verdict": None}).write(record)
+    place = {"can_requeue": True, "is_given": True, "restart": 1}
+    status, starter, allocation = supervise(job, lambda ranks, number: {}, **place)
+    assert (status, len(starter.started), allocation.requeued) == (0, 1, [])
+
+
+def test_what_was_queued_again_waits_for_a_supervisor_that_still_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node that was only cut off. To end with an error would end the job."""
+    job = a_job(tmp_path, nodes=2)
+    waited = list[float]()
+    with ExitStack() as other:
+        other.enter_context(Lease(job.root, "another", name=SUPERVISOR_LEASE))
+
+        def wait(supervisor: Supervisor, seconds: float) -> bool:
+            waited.append(seconds)
+            other.close()
+            return True
+
+        monkeypatch.setattr(Supervisor, "_wait", wait)
+        status, starter, _ = supervise(job, lambda ranks, number: {}, is_given=True, restart=1)
+    assert (status, len(starter.started)) == (0, 1)
+    assert waited[0] == LEASE_S
 
 
 def test_what_the_scheduler_has_queued_again_is_not_started_here_any_more(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ _STARTS_LATER = re.compile(
     r"has not answered|does not answer|no route|no ssh server|connect(ion|ing|)\b|timed out|timeout|busy|unavailable|"
     r"contact|temporar|communication|unreachable|try again|no reason given|credential|node failure|cancelled|"
     r"killed|terminated|no space left|no port|memory required by task|node configuration is not available|"
-    r"node not available|expired or invalid job|invalid job id|already complet",
+    r"node not available|expired or invalid job|invalid job id|already complet|zero bytes|authentication|"
+    r"unspecified error",
     re.IGNORECASE,
 )
 """Why ranks could not be started now, and may be in a moment. What else a starter says is the same the next time: an
@@ -89,6 +90,7 @@ _NO_ANSWER = re.compile(r"rank (\d+) on (\S+) \(process \d+[^)]{0,100}\).{0,400}
 _FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d+), in (\S{1,100})')
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Lost|Stop\w*)\b(:|$)")
 _OURS = re.compile(r"^glmforge: ")
+_CONNECTED = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer")
 _INDENT = " " * len("WARNING  ")
 _CRASH = re.compile(r"error|fail|fatal|terminate called|assert|abort|cannot|not found|killed|denied", re.IGNORECASE)
 
@@ -151,8 +153,11 @@ def read_starter(lines: Sequence[str]) -> str:
 
 
 def may_start_later(line: str) -> bool:
-    """Whether that is of the moment."""
-    return _STARTS_LATER.search(line) is not None
+    """Whether that is of the moment, or of a machine: another one may be taken."""
+    if _STARTS_LATER.search(line) is not None:
+        return True
+    of_machine = (Kind.MACHINE, Kind.STORAGE, Kind.PASSING)
+    return any(sign.kind in of_machine and sign.pattern.search(line) for sign in SIGNS)
 
 
 def who_was_lost(lines: Sequence[str]) -> Named | None:
@@ -191,16 +196,21 @@ def _telling_line(lines: Sequence[str]) -> tuple[str, str]:
         for index in told:
             if test(cleaned[index]):
                 return _without_rank(cleaned[index]).strip(), _place(cleaned[:index])
-    return "", ""
+    broken = [cleaned[index] for index in sorted(remarks, reverse=True) if _tells_of_machine(cleaned[index])]
+    return _without_rank(broken[0]).strip() if broken else "", ""
+
+
+def _tells_of_machine(line: str) -> bool:
+    return any(sign.kind is Kind.MACHINE and sign.pattern.search(line) for sign in SIGNS)
 
 
 def _remarks(lines: Sequence[str]) -> set[int]:
-    """Lines of our log below the level of an error, with those that they go on in: after them the program went on."""
+    """Lines of a log below the level of an error, with those that they go on in: after them the program went on."""
     found = set[int]()
     for index, line in enumerate(lines):
         text = _without_rank(line)
         goes_on = index - 1 in found and text.startswith(_INDENT)
-        if goes_on or text.startswith(("DEBUG ", "INFO ", "WARNING ")):
+        if goes_on or text.startswith(("DEBUG ", "INFO ", "WARNING ")) or _CONNECTED.search(text):
             found.add(index)
     return found
 

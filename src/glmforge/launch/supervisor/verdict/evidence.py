@@ -5,7 +5,7 @@ whose node died while it wrote is exactly the one that is to be judged.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Evidence:
         ended_early: it ended the other ranks because one had failed.
         still_ours: whether the scheduler lets the job go on: False when it is being cancelled or is at its limit.
         near_limit: the job's time is nearly over.
-        starter: the last lines that the starter itself has said; only where no rank was started.
+        starter: the last lines that the starter itself has said; only where a rank was not started.
         orphaned: the supervisor that had started it ended before it did.
         unread: files that were damaged.
     """
@@ -129,15 +129,15 @@ def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecor
     root = job.attempt(attempt.number).root
     ranks, damaged = read_ranks(root)
     run = run_directory(description)
-    return Evidence(
+    evidence = Evidence(
         attempt=attempt,
         ranks=tuple(ranks),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
-        starter=() if ranks else said_by_starter(root),
         unread=tuple(damaged),
         **known,
     )
+    return replace(evidence, starter=said_by_starter(root)) if len(ranks) < evidence.world_size else evidence
 
 
 def said_by_starter(root: Path) -> tuple[str, ...]:

@@ -60,9 +60,12 @@ def judge(evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error:
 
 
 def same_before(verdict: Verdict, attempt: AttemptRecord, history: Sequence[AttemptRecord]) -> list[AttemptRecord]:
-    """Earlier attempts that ended with the same error at the same step."""
+    """Earlier attempts that ended with the same error at the same step; before any step, those since the last step."""
     if not verdict.error:
         return []
+    if verdict.step is None:
+        trained = [number for number, each in enumerate(history, 1) if each.last_step is not None]
+        history = history[max(trained, default=0) :]
     return [
         each
         for each in history
@@ -179,6 +182,10 @@ def _failed(evidence: Evidence) -> Verdict:
         why = f"{who}: it crashed ({name}){': ' + words.line if words.line else ''}"
         crash = f"{name} {error or ''}".strip()
         return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=crash)
+    if words.kind is Kind.NOTHING and status in _ENDED_BY_OTHERS:
+        said = read_starter(evidence.starter)
+        why = f"{who}: it was told to end, and not by its supervisor{': ' + said if said else ''}"
+        return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=why[:2000])
     if words.kind is Kind.FOLLOWED:
         why = f"{who}, and only noticed that another was lost: {words.line}"
         return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=why[:2000])

@@ -82,6 +82,8 @@ def test_what_was_a_warning_when_it_was_said_is_no_reason_for_the_end() -> None:
     assert read_words(warned).kind is Kind.NOTHING
     assert read_words([*warned, "OSError: [Errno 5] Input/output error", *warned]).meaning == "storage fails"
     assert read_words(["ERROR    /r/checkpoints/step-00000245: is damaged"]).kind is Kind.STORAGE
+    assert read_words([*warned, "WARNING NVRM: Xid 79, GPU has fallen off the bus"]).kind is Kind.MACHINE
+    assert read_words(["[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of ranks: 1"]).kind is Kind.NOTHING
     assert read_words(["         no space left on device"]).kind is Kind.STORAGE  # of nothing that was a remark
 
 

@@ -9,7 +9,7 @@ import pytest
 from glmforge.launch.job import AttemptRecord, Cause, RankRecord, Verdict
 from glmforge.launch.supervisor.verdict.evidence import Evidence, RunEvent
 from glmforge.launch.supervisor.verdict.hangs import HangDump
-from glmforge.launch.supervisor.verdict.judge import judge
+from glmforge.launch.supervisor.verdict.judge import judge, judge_start
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = ("a", "b", "c")
@@ -198,6 +198,10 @@ CASES = [
     Case("storage not mounted", Cause.STORAGE, says="not mounted", others=End(
         1, 5, ["glmforge: /runs/a/checkpoints: leads to /mnt/x, which is not there; mount it, or remove the link"])),
     Case("damaged checkpoint", Cause.STORAGE, {0: End(1, 5, ["glmforge: /r/step-00000010: is damaged (checksum)"])}),
+    Case("told to end by nobody knows whom", Cause.UNKNOWN, {1: End(-15)}, rank=1, missing=[0, 2, 3, 4, 5],
+         more={"starter": ("srun: error: Task launch for StepId=2.1 failed on node c: Unspecified error",
+                           "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.")},
+         history=[], says="Unspecified error"),
     Case("killed after one was skipped", Cause.MACHINE, {0: End(-9, 50, [
         "WARNING  /r/step-00000010 is not whole and is skipped:", "         it is damaged"])}, node="a", rank=0),
     Case("ECC", Cause.MACHINE, {2: End(1, 5, ["RuntimeError: CUDA error: uncorrectable ECC error encountered"])},
@@ -279,6 +283,28 @@ def test_a_damaged_checkpoint_blames_no_node() -> None:
     """Whoever read it."""
     ends = {2: End(1, 5, ["glmforge: /r/step-00000010: is damaged (checksum)"])}
     assert judge(evidence(Case("", Cause.STORAGE, ends))).node is None
+
+
+def failed_before_any_step(number: int, error: str) -> AttemptRecord:
+    return attempt(number, None, Verdict(cause=Cause.UNKNOWN, why=error, error=error))
+
+
+def test_an_error_before_any_step_is_the_same_only_if_none_trained_since() -> None:
+    error, trained = "srun: error: of some kind", attempt(2, 400)
+    now = Evidence(attempt(3, None))
+    for history, cause in (
+        ([failed_before_any_step(1, error)], Cause.CODE),
+        ([failed_before_any_step(1, error), trained], Cause.UNKNOWN),
+    ):
+        assert judge_start(error, now, history).cause is cause
+
+
+def test_to_be_told_to_end_twice_is_no_error_of_the_code() -> None:
+    case = Case("", Cause.UNKNOWN, {1: End(-15)}, missing=[0, 2, 3, 4, 5])
+    first = judge(evidence(case))
+    assert first.error is None
+    again = replace(case, history=[attempt(1, None, first), attempt(2, None, first)])
+    assert judge(evidence(again), again.history).cause is Cause.UNKNOWN
 
 
 def test_names_of_hosts_are_no_difference() -> None:
