@@ -137,21 +137,28 @@ def _longest_run(hits, a, b, n, required, seen_at, run_first, run_start):  # typ
     """(words of the longest common run, first byte, end) over the runs that are long enough.
 
     Two n-grams whose words overlap or touch, at the same distance in text and passage, are one run: between them lie
-    n-grams that are not indexed, but no word that differs.
+    n-grams that are not indexed, but no word that differs. An n-gram that the passage has more than once is looked at
+    from its last place to its first: what each goes on from lies before it, and is still noted where it was last.
     """
     best, start, stop = 0, np.int64(1 << 60), np.int64(-1)
-    for h in range(a, b):
-        at, word = hits[h, 2], hits[h, 3]
-        first, first_byte = word, hits[h, 4]
-        for back in range(1, min(n, word) + 1):
-            if seen_at[word - back] == at - back:
-                first, first_byte = run_first[word - back], run_start[word - back]
-                break
-        seen_at[word], run_first[word], run_start[word] = at, first, first_byte
-        run = word - first + n
-        best = max(best, run)
-        if run >= required:
-            start, stop = min(start, first_byte), max(stop, hits[h, 5])
+    same = a
+    while same < b:
+        at, next_word_at = hits[same, 2], same + 1
+        while next_word_at < b and hits[next_word_at, 2] == at:
+            next_word_at += 1
+        for h in range(next_word_at - 1, same - 1, -1):
+            word = hits[h, 3]
+            first, first_byte = word, hits[h, 4]
+            for back in range(1, min(n, word) + 1):
+                if seen_at[word - back] == at - back:
+                    first, first_byte = run_first[word - back], run_start[word - back]
+                    break
+            seen_at[word], run_first[word], run_start[word] = at, first, first_byte
+            run = word - first + n
+            best = max(best, run)
+            if run >= required:
+                start, stop = min(start, first_byte), max(stop, hits[h, 5])
+        same = next_word_at
     for h in range(a, b):
         seen_at[hits[h, 3]] = -NEVER
     return best, start, stop

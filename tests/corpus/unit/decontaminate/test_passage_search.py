@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glmforge_corpus.decontaminate.normalised_words import fold_table
@@ -86,8 +86,18 @@ def longest_chain(cluster: list[tuple[int, int]], hit: tuple[int, int], n: int) 
     return last + n - hit[1]
 
 
+AGAIN = ["worda", "wordb", "worda", "wordb"]
+
+
 @settings(max_examples=300, deadline=None)
-@given(WORDS, st.lists(WORDS, min_size=1, max_size=3), st.integers(2, 4), st.integers(0, 3), st.sampled_from([1, 3]))
+@example(text=AGAIN, passages=[AGAIN, ["wordb", "worda"]], n=2, more=0, max_items=1)
+@given(
+    text=WORDS,
+    passages=st.lists(WORDS, min_size=1, max_size=3),
+    n=st.integers(2, 4),
+    more=st.integers(0, 3),
+    max_items=st.sampled_from([1, 3]),
+)
 def test_found_is_what_trying_everything_finds(
     text: Words, passages: list[Words], n: int, more: int, max_items: int
 ) -> None:
