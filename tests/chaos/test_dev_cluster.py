@@ -15,7 +15,7 @@ from glmforge.cluster.dev import DevCluster, DevOptions, bring_up, development_c
 from glmforge.cluster.dev.places import free_ports
 from glmforge.errors import HostError
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
-from helpers.leftovers import belongings_of, mounts_of, processes_of
+from helpers.leftovers import belongings_of, interfaces, mounts_of, processes_of
 
 pytestmark = pytest.mark.chaos
 
@@ -33,11 +33,6 @@ def _possible() -> None:
 def glmforge(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "glmforge", "cluster", "dev", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
-
-
-def interfaces() -> set[str]:
-    """This machine's, but those of other clusters."""
-    return {path.name for path in Path("/sys/class/net").iterdir() if not path.name.startswith("glmforge")}
 
 
 def mount_points() -> list[str]:

@@ -84,3 +84,8 @@ def _namespaces_of(pid: str) -> list[str]:
 
 def _processes() -> Iterator[Path]:
     return (path for path in Path("/proc").iterdir() if path.name.isdecimal())
+
+
+def interfaces() -> set[str]:
+    """This machine's, but those of other clusters."""
+    return {path.name for path in Path("/sys/class/net").iterdir() if not path.name.startswith("glmforge")}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.distributed import RankFailure, run_ranks
+from helpers.leftovers import interfaces
 from helpers.linked_hosts import OVERHEAD, LinkedHost, linked_hosts
 
 BYTES = 4_000_000
@@ -72,10 +73,10 @@ def test_a_cut_link_is_silent(hosts):
 
 
 def test_nothing_is_left_and_two_pairs_do_not_meet(tmp_path, hosts):
-    before = subprocess.run(["ip", "link"], check=True, capture_output=True).stdout
+    before = interfaces()
     with linked_hosts(tmp_path) as others:
         assert names_of(others) == ["host0", "host1"]
-        assert subprocess.run(["ip", "link"], check=True, capture_output=True).stdout == before
+        assert interfaces() == before
         keepers = [host.keeper for host in others]
     assert not any(map(psutil.pid_exists, keepers))
     assert (tmp_path / "host0.disk").is_dir()
