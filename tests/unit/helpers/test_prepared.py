@@ -24,7 +24,7 @@ sys.exit(int(sys.argv[1]))
 _WAITS = """
 import os, signal, sys, time
 def told(number, frame):
-    os.write(1, f"told {number}\n".encode())  # print may be just at work, and cannot be called again
+    os.write(1, f"told {number}{os.linesep}".encode())  # print may be just at work, and cannot be called again
     sys.exit(7)
 signal.signal(signal.SIGUSR1, told)
 print(os.getpid(), flush=True)
