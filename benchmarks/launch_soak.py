@@ -210,18 +210,18 @@ def stop_rank(soak: Soak) -> Mend | None:
 
 def kill_node(soak: Soak) -> Mend | None:
     """With everything on it, the supervisor perhaps."""
-    node = soak.node()
-    if node is None:
-        return None
-    soak.job.cluster.dev.fail(node)
-    return lambda: soak.job.cluster.dev.heal(node, wait=False)
+    return take_node(soak, soak.job.cluster.dev.fail)
 
 
 def cut_link(soak: Soak) -> Mend | None:
+    return take_node(soak, soak.job.cluster.dev.cut)
+
+
+def take_node(soak: Soak, take: Callable[[str], None]) -> Mend | None:
     node = soak.node()
     if node is None:
         return None
-    soak.job.cluster.dev.cut(node)
+    take(node)
     return lambda: soak.job.cluster.dev.heal(node, wait=False)
 
 

@@ -131,6 +131,11 @@ class AttemptRecord(_Record):
     last_step: NonNegativeInt | None = Field(default=None, description="of any rank")
     verdict: Verdict | None = None
 
+    @property
+    def trained(self) -> bool:
+        """Whether a step was made, as far as steps are told."""
+        return self.last_step is not None and self.last_step > (self.first_step or 0)
+
 
 class RankRecord(_Record):
     """A process of an attempt, as the program that started it on its node saw it."""

@@ -143,10 +143,10 @@ def _longest_run(hits, a, b, n, required, seen_at, run_first, run_start):  # typ
     best, start, stop = 0, np.int64(1 << 60), np.int64(-1)
     same = a
     while same < b:
-        at, next_word_at = hits[same, 2], same + 1
-        while next_word_at < b and hits[next_word_at, 2] == at:
-            next_word_at += 1
-        for h in range(next_word_at - 1, same - 1, -1):
+        at, after = hits[same, 2], same + 1
+        while after < b and hits[after, 2] == at:
+            after += 1
+        for h in range(after - 1, same - 1, -1):
             word = hits[h, 3]
             first, first_byte = word, hits[h, 4]
             for back in range(1, min(n, word) + 1):
@@ -158,7 +158,7 @@ def _longest_run(hits, a, b, n, required, seen_at, run_first, run_start):  # typ
             best = max(best, run)
             if run >= required:
                 start, stop = min(start, first_byte), max(stop, hits[h, 5])
-        same = next_word_at
+        same = after
     for h in range(a, b):
         seen_at[hits[h, 3]] = -NEVER
     return best, start, stop

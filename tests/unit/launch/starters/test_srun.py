@@ -11,6 +11,13 @@ from glmforge.launch.starters.srun import Step, end_leftovers
 from helpers.ranks import ranks_of
 
 
+def put_on_path(monkeypatch: pytest.MonkeyPatch, directory: Path, programs: dict[str, str]) -> None:
+    for name, line in programs.items():
+        (directory / name).write_text(f"#!/bin/sh\n{line}\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
 @pytest.mark.parametrize("wish", ["SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_PARTITION"])
 def test_what_somebody_wants_listed_by_default_hides_no_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str
@@ -21,10 +28,7 @@ def test_what_somebody_wants_listed_by_default_hides_no_step(
         "squeue": 'env | grep -q ^SQUEUE_ || printf "7.0 ask\\n7.3 attempt-0001\\n"',
         "scancel": f'echo "$*" >> {told}',
     }
-    for name, line in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    put_on_path(monkeypatch, tmp_path, programs)
     monkeypatch.setenv(wish, "nothing")
     with subprocess.Popen(["true"]) as process:
         ranks = ranks_of(JobDirectory(tmp_path / "air").attempt(1), ["python"], ["me"])
@@ -40,9 +44,6 @@ def test_steps_of_earlier_attempts_are_killed(monkeypatch: pytest.MonkeyPatch, t
         "squeue": 'printf "7.0 ask\\n7.3 attempt-0001\\n7.4 standby\\n7.7 attempt-0002\\n"',
         "scancel": f'echo "$*" >> {told}',
     }
-    for name, line in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    put_on_path(monkeypatch, tmp_path, programs)
     end_leftovers("7")
     assert told.read_text() == "--signal=KILL 7.3\n--signal=KILL 7.7\n"

@@ -126,7 +126,7 @@ def with_failure(
 def made_nothing(attempt: AttemptRecord) -> bool:
     """Whether an attempt made no training step; where steps are not told, whether it was short."""
     if attempt.last_step is not None:
-        return attempt.last_step <= (attempt.first_step or 0)
+        return not attempt.trained
     return attempt.ended is None or attempt.ended - attempt.began < FORGIVEN_AFTER
 
 

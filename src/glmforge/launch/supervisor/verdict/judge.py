@@ -64,7 +64,7 @@ def same_before(verdict: Verdict, attempt: AttemptRecord, history: Sequence[Atte
     if not verdict.error:
         return []
     if verdict.step is None:
-        trained = [number for number, each in enumerate(history, 1) if each.last_step is not None]
+        trained = [number for number, each in enumerate(history, 1) if each.trained]
         history = history[max(trained, default=0) :]
     return [
         each

@@ -291,10 +291,12 @@ def failed_before_any_step(number: int, error: str) -> AttemptRecord:
 
 def test_an_error_before_any_step_is_the_same_only_if_none_trained_since() -> None:
     error, trained = "srun: error: of some kind", attempt(2, 400)
+    only_loaded = trained.model_copy(update={"first_step": 400})
     now = Evidence(attempt(3, None))
     for history, cause in (
         ([failed_before_any_step(1, error)], Cause.CODE),
         ([failed_before_any_step(1, error), trained], Cause.UNKNOWN),
+        ([failed_before_any_step(1, error), only_loaded], Cause.CODE),
     ):
         assert judge_start(error, now, history).cause is cause
 
