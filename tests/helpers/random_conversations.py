@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glmforge.data.tokens.special import SPECIAL_TOKENS
+
 ODD = (
     *("é", "e\u0301", "ß", "中文", "日本語\u3000", "שלום", "مرحبا", "🇩🇪", "𝔘𝔫𝔦", "\U0010ffff", "\ue000", "\ufeff"),
     *("\U0001f468\u200d\U0001f467", "\u200b", "\u202e", "\u2028", "\x85", "\x00", "\x7f", "\r\n", "\t", "\n\n"),
@@ -18,12 +20,19 @@ ODD = (
 )
 WORDS = ("the", "forge", "is", "hot", "Hammer", "Amboss", "et", "cetera", "why", "42", "3.14", "x = 1", "def f():")
 
+_TYPED = "\ue0fe"
+
+
+class TypingTokens(random.Random):
+    """Draws texts in which control tokens are typed; see `record_with_typed_tokens`."""
+
+    odd = (*ODD, *[_TYPED] * len(ODD))
+
 
 def text(draw: random.Random, longest: int = 12, *, empty: bool = False) -> str:
     """Some words and oddities, but no role token made of them; not only space unless `empty`."""
-    parts = [
-        draw.choice(ODD if draw.random() < 0.4 else WORDS) for _ in range(draw.randint(0 if empty else 1, longest))
-    ]
+    odd, number = getattr(draw, "odd", ODD), draw.randint(0 if empty else 1, longest)
+    parts = [draw.choice(odd if draw.random() < 0.4 else WORDS) for _ in range(number)]
     joined = draw.choice(("", " ", "\n")).join(parts).replace("<|user|>", "<|user >")
     return joined if empty or joined.strip() else joined + "x"
 
@@ -55,6 +64,27 @@ def record(draw: random.Random) -> dict[str, Any]:
             messages += [{"role": "tool", "content": text(draw, empty=True)} for _ in calls]
         messages.append(_answer(draw, thinks))
     return {"messages": messages} | ({"tools": tools} if tools else {})
+
+
+def record_with_typed_tokens(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A record whose texts and keys spell control tokens, in every role, and the same one with a word for each.
+
+    No question ends with one: a `/nothink` there is the template's. Some results are lists, some questions parts.
+    """
+    draw = TypingTokens(seed)
+    made = record(draw)
+    for message in made["messages"]:
+        if message["role"] == "tool" and draw.random() < 0.5:
+            message["content"] = [draw.choice(({"output": text(draw)}, text(draw), 7)) for _ in range(2)]
+        elif message["role"] == "user":
+            message["content"] = [{"type": "text", "text": message["content"]}, text(draw) + "?"]
+        for call in message.get("tool_calls", ()):
+            call["function"] = {"name": call["function"]["name"] + _TYPED, "arguments": arguments_of(call)}
+    for tool in made.get("tools", ()):
+        tool["name"] += _TYPED
+    marked = json.dumps(made, ensure_ascii=False)
+    typed = re.sub(_TYPED, lambda _: draw.choice(SPECIAL_TOKENS), marked)
+    return json.loads(typed), json.loads(marked.replace(_TYPED, "typed"))
 
 
 def _tool(draw: random.Random) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """A file of prompts answered into a file of answers: `glmforge generate`. Both hold a JSON object per line.
 
-A prompt's line has `prompt` (text, or token ids) or `messages` (a conversation, for the chat template) and, if wanted,
-an `id` and settings of its own by the names of `SamplingParams`. Its answer has the number of its `line`, its `id`, and
-`samples`, or an `error` where it cannot be served; the others go on.
+A prompt's line has `prompt` (text, or token ids) or `messages` (a conversation, for the chat template; with `tools`,
+and `thinking` if the model is to reason first) and, if wanted, an `id` and settings of its own by the names of
+`SamplingParams`. What a prompt or a message spells is text; a prompt with `control_tokens` is a rendered one, in which
+`<|user|>` and its kind are control tokens. Its answer has the number of its `line`, its `id`, and `samples`, or an
+`error` where it cannot be served; the others go on.
 
 Answers are kept in `ANSWERS.unfinished` as they come, so that the same command, given again, goes on where it was
 stopped. When all are there, they are put in the order of their prompts, and only then is there a file ANSWERS.
@@ -20,6 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from glmforge.config.explain import suggest
+from glmforge.data.chat.conversation import Conversation
+from glmforge.data.chat.records import tools_of
 from glmforge.data.files import disk_errors, partial_path, publish, refuse_unwritable
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
@@ -33,7 +37,8 @@ from glmforge.observe.units import counted
 _log = logging.getLogger(__name__)
 
 _SETTINGS = [field.name for field in fields(SamplingParams)]
-_KEYS = ["id", "prompt", "messages", *_SETTINGS]
+_OF_MESSAGES = ["tools", "functions", "thinking"]
+_KEYS = ["id", "prompt", "control_tokens", "messages", *_OF_MESSAGES, *_SETTINGS]
 
 
 @dataclass(frozen=True)
@@ -158,12 +163,33 @@ def read_line(
     if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than strings
         own["logit_bias"] = {_token(key): bias for key, bias in own["logit_bias"].items()}
     settings = replace(params, **own)
-    if "prompt" in line:
+    kind, others = ("messages", ["control_tokens"]) if "messages" in line else ("prompt", _OF_MESSAGES)
+    if stray := next((key for key in others if key in line), None):
+        raise RequestError(f'{stray}: does not go with "{kind}"')
+    if kind == "prompt" and not _flag(line, "control_tokens"):
         return line.get("id"), line["prompt"], settings
     if tokenizer is None:
-        raise RequestError('messages: the model has no tokenizer; give token ids as "prompt"')
-    ids = tokenizer.apply_chat_template(line["messages"], add_generation_prompt=True, thinking=False)
-    return line.get("id"), ids, settings
+        raise RequestError(f'{kind}: the model has no tokenizer; give token ids as "prompt"')
+    return line.get("id"), (_messages if kind == "messages" else _rendered)(line, tokenizer), settings
+
+
+def _rendered(line: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+    if not isinstance(line["prompt"], str):
+        raise RequestError("control_tokens: goes with a prompt that is text; token ids say themselves what they are")
+    return tokenizer.encode_with_special_tokens(line["prompt"])
+
+
+def _messages(line: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+    thinking = _flag(line, "thinking")
+    asked = Conversation.from_messages(line["messages"], tools_of(line), is_prompt=True)
+    return tokenizer.apply_chat_template(asked.messages, asked.tools, add_generation_prompt=True, thinking=thinking)
+
+
+def _flag(line: dict[str, Any], key: str) -> bool:
+    value = line.get(key, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{key}: must be true or false, not {shown(repr(value)[:100])}")
+    return value
 
 
 def _token(key: str) -> int:

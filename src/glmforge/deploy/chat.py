@@ -5,6 +5,7 @@ Turns begin alike, so an engine that shares prefixes computes only what is new i
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
@@ -12,6 +13,7 @@ from glmforge.generate.answer import Update
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prompts import Prompt
+from glmforge.verify.reply import reply_message
 
 OnText = Callable[[str], None]
 MAX_NEW_TOKENS = 256
@@ -40,14 +42,14 @@ class Conversation:
 
     engine: Engine
     thinking: bool = False
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
     def reply(self, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
         """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
         self.messages.append({"role": "user", "content": text})
         ids = self._prompt(self._room(params.max_new_tokens))
         answer = _answer(self.engine, ids, params, on_text and _from_first_word(on_text)).strip()
-        self.messages.append({"role": "assistant", "content": answer})
+        self.messages.append(reply_message(answer))
         return answer
 
     def _room(self, max_new_tokens: int) -> int:

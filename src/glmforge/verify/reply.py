@@ -69,6 +69,17 @@ def parse_reply(text: str) -> Reply:
     return reply
 
 
+def reply_message(text: str) -> dict[str, Any]:
+    """The assistant's message that a reply is, for the next prompt; one that is malformed is text as it stands."""
+    try:
+        reply = parse_reply(text)
+    except MalformedReply:
+        return {"role": "assistant", "content": text, "reasoning_content": ""}
+    calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in reply.tool_calls]
+    message = {"role": "assistant", "content": reply.content, "reasoning_content": reply.reasoning}
+    return message | ({"tool_calls": calls} if calls else {})
+
+
 def argument_value(text: str) -> Any:
     """The value of an argument whose type is not known: what its JSON says, or the text where it is none."""
     try:

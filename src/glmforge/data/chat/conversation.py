@@ -2,10 +2,11 @@
 
 `Conversation.from_messages` takes what OpenAI's interface calls messages and says in one line what is wrong with them.
 Rendered, its result is what the template makes of the messages as given: texts in parts are joined, reasoning that was
-written into the answer has a field of its own, arguments of calls that came as JSON text are values.
+written into the answer has a field of its own, arguments of calls that came as JSON text are values, a tool's list of
+results is a list of texts.
 
 A field that is nearly one of those known is refused as misspelt: learning from a conversation whose reasoning was
-ignored for a typing error is the worse end. Other unknown fields are none of ours.
+ignored for a typing error would be worse. Other unknown fields are ignored.
 """
 
 import difflib
@@ -14,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from glmforge.data.chat_template.template import split_reasoning
 from glmforge.data.tokens.loss_weights import MAX_WEIGHT, MIN_WEIGHT
 from glmforge.errors import DataError
 from glmforge.files import parse_json, shown
@@ -26,11 +28,13 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""What an assistant's reasoning is called: by GLM's template, by servers, by data sets."""
+
 _FIELDS = (
     "role",
     "content",
-    "reasoning_content",
-    "reasoning",
+    *REASONING_FIELDS,
     "tool_calls",
     "function_call",
     "loss_weight",
@@ -46,8 +50,8 @@ class Conversation:
     """Messages in the template's own form.
 
     Attributes:
-        messages: `role` (system, user, assistant, tool), `content` (text); of an assistant also `reasoning_content`
-            (text) and `tool_calls`, each `{"function": {"name": ..., "arguments": {...}}}`.
+        messages: `role` (system, user, assistant, tool), `content` (text, or a tool's list of texts); of an assistant
+            also `reasoning_content` (text) and `tool_calls`, each `{"function": {"name": ..., "arguments": {...}}}`.
         tools: JSON schemas of the functions that may be called; None if there are none.
         weights: for each message, how much it is to be learnt; None where the record does not say.
     """
@@ -57,8 +61,11 @@ class Conversation:
     weights: tuple[float | None, ...] = ()
 
     @classmethod
-    def from_messages(cls, messages: object, tools: object = None) -> "Conversation":
+    def from_messages(cls, messages: object, tools: object = None, *, is_prompt: bool = False) -> "Conversation":
         """Check messages and tools as OpenAI's interface has them.
+
+        Args:
+            is_prompt: the assistant's answer is still to come, so the last message may be anybody's.
 
         Raises:
             DataError: what is wrong, and with which message.
@@ -66,7 +73,7 @@ class Conversation:
         if not isinstance(messages, list | tuple) or not messages:
             raise DataError(f"messages must be a list of at least one message, not {_quoted(messages)}")
         checked = [_checked(message, f"message {number}") for number, message in enumerate(messages)]
-        _check_order([message for message, _ in checked])
+        _check_order([message for message, _ in checked], is_prompt=is_prompt)
         return cls(
             tuple(message for message, _ in checked), _checked_tools(tools), tuple(weight for _, weight in checked)
         )
@@ -100,11 +107,12 @@ def _checked(given: object, where: str) -> tuple[dict[str, Any], float | None]:
         raise DataError(f"{where}: unknown role {_quoted(role)}; known: {', '.join(_ROLES)}")
     present = {field: value for field, value in given.items() if value is not None}
     refuse_misspelt(present, _FIELDS, where)
-    message: dict[str, Any] = {"role": _ROLES[role], "content": _text(present.get("content"), where)}
+    read = _results if _ROLES[role] == "tool" else _text
+    message: dict[str, Any] = {"role": _ROLES[role], "content": read(present.get("content"), where)}
     if message["role"] == "assistant":
         _add_assistant_fields(message, present, where)
     else:
-        for field in ("reasoning_content", "reasoning", "tool_calls", "function_call"):
+        for field in (*REASONING_FIELDS, "tool_calls", "function_call"):
             if present.get(field):
                 raise DataError(f"{where}: {field} in a message of role '{role}': only the assistant's may have it")
         if message["role"] == "user" and not message["content"].strip():
@@ -118,29 +126,54 @@ def _text(content: object, where: str) -> str:
         return content or ""
     if not isinstance(content, list | tuple):
         raise DataError(f"{where}: content must be text or a list of text parts, not {_quoted(content)}")
-    texts = []
-    for part in content:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        text = (part.get("text") or part.get("value") or "") if isinstance(part, Mapping) else part
-        if kind != "text" or not isinstance(text, str):
-            raise DataError(f"{where}: content has the part {_quoted(part)}: this model reads text only")
-        texts.append(text)
-    return "".join(texts)
+    return "".join(_part(part, where) for part in content)
+
+
+def _part(part: object, where: str) -> str:
+    """A text, or a mapping with one: `text`, which ShareGPT's files call `value`."""
+    text = part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text":
+        text = part.get("text", part.get("value"))
+    if not isinstance(text, str):
+        raise DataError(f"{where}: content has the part {_quoted(part)}: this model reads text only, in 'text'")
+    return text
+
+
+def _results(content: object, where: str) -> str | list[str]:
+    """What a tool returned: one text, or a list of results, which the template writes one after another.
+
+    A list of text parts is one text, as everywhere; the published template would write them as Python prints them.
+    """
+    if not isinstance(content, list | tuple):
+        return _text(content, where)
+    if not content:
+        raise DataError(f"{where}: content is an empty list; give the tool's result, or leave the record out")
+    if all(isinstance(part, Mapping) and part.get("type") == "text" and "output" not in part for part in content):
+        return _text(content, where)
+    return [_result(item, where) for item in content]
+
+
+def _result(item: object, where: str) -> str:
+    output = item["output"] if isinstance(item, Mapping) and "output" in item else item
+    if isinstance(output, bool) or not isinstance(output, str | int | float):
+        raise DataError(f"{where}: content has the result {_quoted(item)}: expected text, or an output that is text")
+    return str(output)
 
 
 def _add_assistant_fields(message: dict[str, Any], present: Mapping[str, Any], where: str) -> None:
-    reasoning = present.get("reasoning_content", present.get("reasoning"))
-    if reasoning is None and "</think>" in message["content"]:
-        before, _, _ = message["content"].partition("</think>")
-        reasoning = before.split("<think>")[-1]
-        message["content"] = message["content"].split("</think>")[-1]
-    if reasoning is not None:
-        message["reasoning_content"] = _text(reasoning, f"{where}, reasoning_content")
-    given = present.get("tool_calls") or ([present["function_call"]] if present.get("function_call") else [])
-    if not isinstance(given, list | tuple):
-        raise DataError(f"{where}: tool_calls must be a list of calls, not {_quoted(given)}")
+    given = {field: _text(present[field], f"{where}, {field}") for field in REASONING_FIELDS if field in present}
+    stated = {text for text in given.values() if text.strip()}
+    if len(stated) > 1:
+        raise DataError(f"{where}: {' and '.join(given)} differ; keep one of them")
     if given:
-        message["tool_calls"] = [{"function": _call(call, where)} for call in given]
+        message["reasoning_content"] = next(iter(stated), "")
+    elif "</think>" in message["content"]:
+        message["reasoning_content"], message["content"] = split_reasoning(message["content"])
+    calls = present.get("tool_calls") or ([present["function_call"]] if present.get("function_call") else [])
+    if not isinstance(calls, list | tuple):
+        raise DataError(f"{where}: tool_calls must be a list of calls, not {_quoted(calls)}")
+    if calls:
+        message["tool_calls"] = [{"function": _call(call, where)} for call in calls]
     elif not message["content"].strip() and not message.get("reasoning_content", "").strip():
         raise DataError(f"{where}: the assistant says nothing; give it content or tool_calls, or leave the record out")
 
@@ -186,8 +219,8 @@ def _checked_tools(tools: object) -> tuple[Mapping[str, Any], ...] | None:
     return tuple(tools)
 
 
-def _check_order(messages: Sequence[Mapping[str, Any]]) -> None:
-    if messages[-1]["role"] != "assistant":
+def _check_order(messages: Sequence[Mapping[str, Any]], *, is_prompt: bool) -> None:
+    if messages[-1]["role"] != "assistant" and not is_prompt:
         raise DataError(f"the last message must be the assistant's, not of role '{messages[-1]['role']}'")
     for number, message in enumerate(messages):
         before = messages[number - 1] if number else {}

@@ -12,12 +12,11 @@ would lose its reasoning, the conversation is unfolded: each question becomes a 
 that the model will see when it is asked, and only what answers this question is learnt in it. Every turn is still
 learnt once, and the price is that histories are read again. Without reasoning a conversation is one document.
 
-A message's text is rendered into the control tokens' own stream, so it must not spell role tokens itself: a user who
-could write `<|assistant|>` could put words into the model's mouth, and into its loss. The role tokens of the encoded
-text are compared with those that the messages call for.
+Control tokens are the template's alone. What messages and tools spell is text, so a user who writes `<|assistant|>`
+opens no turn and puts no words into the model's mouth, or into its loss. The role tokens are compared with those that
+the messages call for: another tokenizer may bring a template that opens turns in another way.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from glmforge.config.chat import ChatConfig
 from glmforge.data.chat.conversation import Conversation
-from glmforge.data.chat_template.template import render
 from glmforge.data.tokens.special import ASSISTANT, END_OF_TEXT, OBSERVATION, ROLE_TOKENS, SYSTEM, USER
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
@@ -52,8 +50,7 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig)
     """The documents that a conversation makes: one, or one for each question where reasoning would be lost otherwise.
 
     Raises:
-        DataError: nothing is to be learnt, a message spells a control token, or the tokenizer's chat template does not
-            render what GLM's does.
+        DataError: nothing is to be learnt, or the tokenizer's chat template does not open turns as GLM's does.
     """
     thinking = conversation.has_reasoning if config.thinking == "auto" else config.thinking == "on"
     if not thinking:
@@ -112,12 +109,12 @@ def _encode(
 ) -> EncodedConversation:
     messages, tools = conversation.messages, conversation.tools
     closing = OBSERVATION if messages[-1].get("tool_calls") else USER
-    text = render(messages, tools, thinking=thinking, template=tokenizer.chat_template) + closing
-    ids = np.array(tokenizer.encode_with_special_tokens(text), np.int32)
+    rendered = tokenizer.apply_chat_template(messages, tools, thinking=thinking)
+    ids = np.array([*rendered, tokenizer.special_id(closing)], np.int32)
     roles = np.flatnonzero(np.isin(ids, [tokenizer.special_id(token) for token in (*ROLE_TOKENS, END_OF_TEXT)]))
     expected = [*_roles(conversation), closing]
     if ids[roles].tolist() != [tokenizer.special_id(token) for token in expected]:
-        raise _foreign_roles(conversation)
+        raise DataError("the tokenizer's chat template does not open turns as GLM's does; use the one GLM came with")
     given = [] if thinking else tokenizer.encode_with_special_tokens("\n<think></think>")
     of_tokens = np.zeros(len(ids), np.float32)
     answers = (weight for message, weight in zip(messages, weights, strict=True) if message["role"] == "assistant")
@@ -136,15 +133,6 @@ def _roles(conversation: Conversation) -> Iterator[str]:
         yield SYSTEM
     before = None
     for message in conversation.messages:
-        if not message["role"] == before == "tool":
+        if not message["role"] == before == "tool" or isinstance(message["content"], list):
             yield _ROLE_TOKEN[message["role"]]
         before = message["role"]
-
-
-def _foreign_roles(conversation: Conversation) -> DataError:
-    parts = [(f"message {number}", message) for number, message in enumerate(conversation.messages)]
-    for where, part in [*parts, ("tools", conversation.tools or ())]:
-        for token in (END_OF_TEXT, *ROLE_TOKENS):
-            if token in json.dumps(part, ensure_ascii=False, default=str):
-                return DataError(f"{where}: its text spells the control token {token}: remove it")
-    return DataError("the tokenizer's chat template does not open turns as GLM's does: take the one GLM came with")

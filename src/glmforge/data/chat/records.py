@@ -1,18 +1,19 @@
 """Records of conversations as people keep them, told apart by their fields.
 
     messages                                OpenAI: role and content; tools, tool_calls, reasoning_content, loss_weight
-    conversations                           ShareGPT: from and value; tools as JSON text, system
+    conversations                           ShareGPT: from and value; tools as JSON text, system, reasoning_content
     instruction, output                     Alpaca: also input, history (pairs of texts), system
     prompt, completion                      two texts, or two lists of messages
 
 The first kind in this order whose fields are there decides. A preference pair (`chosen`, `rejected`) and an answer
-marked as bad (`label: false`, as KTO has it) are refused: their texts are not there to be imitated.
+marked as bad (`label: false`, as KTO has it) are refused: their texts are not there to be imitated. So are pictures and
+sounds, which this model cannot read. `functions`, which OpenAI's interface had before `tools`, are read as tools.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from glmforge.data.chat.conversation import Conversation, refuse_misspelt
+from glmforge.data.chat.conversation import REASONING_FIELDS, Conversation, refuse_misspelt
 from glmforge.errors import DataError
 from glmforge.files import parse_json, shown
 
@@ -34,6 +35,9 @@ _SHARE_GPT_ROLES = {
     "tool": "tool",
 }
 
+_TURN_FIELDS = (*REASONING_FIELDS, "loss_weight", "weight")
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation that a record holds.
@@ -46,14 +50,31 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         raise DataError("a preference pair (chosen, rejected), not a conversation to imitate")
     if present.get("label") is False:
         raise DataError("an answer that is marked as bad (label: false), not a conversation to imitate")
+    for field in _MEDIA:
+        if present.get(field):
+            raise DataError(f"it has {field}: this model reads text only")
     for needed, known, read in _KINDS:
         if all(field in present for field in needed):
             refuse_misspelt(present, known, "record")
-            return Conversation.from_messages(read(present), present.get("tools"))
+            return Conversation.from_messages(read(present), tools_of(present))
     raise DataError(
         f"no conversation: it has the fields {shown(', '.join(present)) or 'none'}, and needs "
         + ", or ".join(" and ".join(needed) for needed, _, _ in _KINDS)
     )
+
+
+def tools_of(record: Mapping[str, Any]) -> object:
+    """`tools`, or the `functions` that OpenAI's interface had before: their schemas without the type around them."""
+    tools, functions = record.get("tools"), record.get("functions")
+    if isinstance(functions, str) and functions.strip():
+        functions = parse_json(functions, list, source="functions", error=DataError)
+    if not functions:
+        return tools
+    if tools:
+        raise DataError("it has both tools and functions; keep one of them")
+    if not isinstance(functions, list | tuple) or not all(isinstance(function, Mapping) for function in functions):
+        raise DataError(f"functions must be a list of JSON schemas, not {shown(repr(functions)[:100])}")
+    return [{"type": "function", "function": function} for function in functions]
 
 
 def _openai(record: Mapping[str, Any]) -> Messages:
@@ -76,8 +97,8 @@ def _share_gpt(record: Mapping[str, Any]) -> Messages:
         if role == "call":
             _add_calls(messages, value, number)
         else:
-            weights = {field: turn[field] for field in ("loss_weight", "weight") if turn.get(field) is not None}
-            messages.append({"role": role, "content": value, **weights})
+            fields = {field: turn[field] for field in _TURN_FIELDS if turn.get(field) is not None}
+            messages.append({"role": role, "content": value, **fields})
     return _with_system(record, messages)
 
 
@@ -119,16 +140,18 @@ def _with_system(record: Mapping[str, Any], messages: Messages) -> Messages:
 
 
 _KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any]], Messages]], ...] = (
-    (("messages",), ("messages", "tools", "system"), _openai),
-    (("conversations",), ("conversations", "tools", "system"), _share_gpt),
+    (("messages",), ("messages", "tools", "functions", "system"), _openai),
+    (("conversations",), ("conversations", "tools", "functions", "system"), _share_gpt),
     (
         ("instruction", "output"),
-        ("instruction", "input", "output", "history", "system", "tools"),
+        ("instruction", "input", "output", "history", "system", "tools", "functions"),
         _alpaca,
     ),
-    (("prompt", "completion"), ("prompt", "completion", "system", "tools"), _prompt_completion),
+    (("prompt", "completion"), ("prompt", "completion", "system", "tools", "functions"), _prompt_completion),
 )
 """Fields that tell a kind, fields that it may have, and its reader."""
 
-RECORD_FIELDS = tuple(dict.fromkeys([*(f for _, known, _ in _KINDS for f in known), "chosen", "rejected", "label"]))
+RECORD_FIELDS = tuple(
+    dict.fromkeys([*(f for _, known, _ in _KINDS for f in known), "chosen", "rejected", "label", *_MEDIA])
+)
 """All fields that any kind reads."""

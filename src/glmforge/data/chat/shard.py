@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glmforge.data.chat_template.template import Message, render
+from glmforge.data.chat_template.template import Message
 from glmforge.data.tokens.shard_writer import ShardWriter
 from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -28,10 +28,9 @@ def tokenize_conversations(
     num_text_bytes = 0
     with ShardWriter(prefix, tokenizer.vocab_size, overwrite=overwrite) as writer:
         for conversation in conversations:
-            text = render(conversation, thinking=False, template=tokenizer.chat_template)
-            ids = [*tokenizer.encode_with_special_tokens(text), tokenizer.end_of_text_id]
+            ids = [*tokenizer.apply_chat_template(conversation, thinking=False), tokenizer.end_of_text_id]
             writer.add(np.array(ids, dtype=np.int32), np.array([len(ids)], dtype=np.int32))
-            num_text_bytes += len(text.encode())
+            num_text_bytes += len(tokenizer.decode(ids[:-1]).encode())
         if num_text_bytes == 0:
             raise DataError(f"{prefix}: no conversation to write; the sources hold no docstrings or dialogues")
         return writer.finish(tokenizer.fingerprint, source, num_text_bytes)

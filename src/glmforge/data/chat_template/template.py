@@ -7,6 +7,9 @@ transformers. Another tokenizer may bring another template, so all are compiled 
 
 A turn has no end token: the next role token ends it. Turns before the last user message lose their reasoning,
 as they do when the model is served.
+
+`render_parts` says which control tokens are the template's own. What users, tools, system prompts and earlier answers
+spell is text, with the published template's one exception: a `/nothink` that ends a user's message.
 """
 
 import json
@@ -19,6 +22,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
 from glmforge.data.chat_template.budget import budget_for
+from glmforge.data.chat_template.content import ContentMarks
 from glmforge.data.chat_template.sandbox import TEMPLATE_FAULTS, compile_template
 from glmforge.errors import DataError
 from glmforge.files import shown
@@ -26,6 +30,8 @@ from glmforge.files import shown
 Message = Mapping[str, Any]
 
 CHAT_TEMPLATE = (files("glmforge.data.chat_template") / "template.jinja").read_text(encoding="utf-8")
+
+_NO_THINK = "/nothink"
 
 
 def render(
@@ -35,12 +41,16 @@ def render(
     thinking: bool = True,
     template: str = CHAT_TEMPLATE,
 ) -> str:
-    """The prompt of a conversation.
+    """The prompt of a conversation, as text.
+
+    Text cannot say which control tokens are the template's and which a message only spells: encode
+    `render_parts`, or take `Tokenizer.apply_chat_template`.
 
     Args:
         messages: `role` (system, user, assistant, tool) and `content`; an assistant may have
             `reasoning_content` (or `<think>...</think>` in its content) and `tool_calls`, whose arguments are
-            a mapping or, as OpenAI's interface returns them, JSON text.
+            a mapping or, as OpenAI's interface returns them, JSON text. A tool's content may be a list of results:
+            texts, numbers, or mappings with an `output`.
         tools: JSON schemas of the functions that may be called.
         add_generation_prompt: end with the opening of the assistant's next turn.
         thinking: False asks for an answer without reasoning.
@@ -49,12 +59,51 @@ def render(
     Raises:
         DataError: a role, a content or a tool call that the format has no place for.
     """
-    _check_shape(messages, tools)
-    plain = [_with_parsed_arguments(message, index) for index, message in enumerate(messages)]
+    return _render(_normalized(messages, tools), tools, add_generation_prompt, thinking, template)
+
+
+def render_parts(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = False,
+    thinking: bool = True,
+    template: str = CHAT_TEMPLATE,
+    *,
+    control_tokens: Sequence[str],
+) -> list[str]:
+    """What `render` gives, as text and control token in turn; beginning and ending with a text, which may be empty.
+
+    Args:
+        control_tokens: spellings of all tokens that are not text. Those in the result are the template's.
+
+    Raises:
+        DataError: as `render`.
+    """
+    normalized = _normalized(messages, tools)
+    marks = ContentMarks(control_tokens, [normalized, tools])
     try:
-        with budget_for(plain, tools):
+        marked = [_marked(message, marks) for message in normalized]
+        rendered = _render(marked, marks.add(tools), add_generation_prompt, thinking, template)
+    except RecursionError as error:
+        raise DataError(f"conversation of {len(normalized)} messages: nested too deeply") from error
+    return marks.split(rendered)
+
+
+def _marked(message: dict[str, Any], marks: ContentMarks) -> dict[str, Any]:
+    marked = {field: value if field == "role" else marks.add(value) for field, value in message.items()}
+    content = message.get("content")
+    if message.get("role") == "user" and isinstance(content, str) and content.endswith(_NO_THINK):
+        marked["content"] = marks.add(content.removesuffix(_NO_THINK)) + _NO_THINK
+    return marked
+
+
+def _render(
+    messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool, thinking: bool, template: str
+) -> str:
+    try:
+        with budget_for(messages, tools):
             return _compile(template).render(
-                messages=plain,
+                messages=messages,
                 tools=list(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=thinking,
@@ -69,10 +118,10 @@ def render(
         ) from error
     except TEMPLATE_FAULTS as error:
         raise DataError(
-            f"the chat template fails on a conversation of {len(plain)} messages: {_in_words(error)}"
+            f"the chat template fails on a conversation of {len(messages)} messages: {_in_words(error)}"
         ) from error
     except TemplateError as error:
-        raise DataError(f"conversation of {len(plain)} messages: {_in_words(error)}") from error
+        raise DataError(f"conversation of {len(messages)} messages: {_in_words(error)}") from error
 
 
 @lru_cache(maxsize=16)
@@ -95,14 +144,45 @@ def _check_shape(messages: object, tools: object) -> None:
         raise DataError(f"conversation: tools are {shown(repr(tools)[:100])}, which is not a list of JSON schemas")
 
 
-def _with_parsed_arguments(message: Message, index: int) -> dict[str, Any]:
+def _normalized(messages: Sequence[Message], tools: object) -> list[dict[str, Any]]:
+    """Messages whose texts in parts are joined, inline reasoning has its field, and arguments are parsed."""
+    _check_shape(messages, tools)
+    return [_normalized_message(message, index) for index, message in enumerate(messages)]
+
+
+def _normalized_message(message: Message, index: int) -> dict[str, Any]:
     plain = dict(message)
+    content = plain["content"] = joined_text(plain.get("content"), plain.get("role"))
+    if plain.get("role") != "assistant":
+        return plain
+    if isinstance(content, str) and "</think>" in content and not isinstance(plain.get("reasoning_content"), str):
+        plain["reasoning_content"], plain["content"] = split_reasoning(content)
     calls = plain.get("tool_calls")
     if calls:
         if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
             raise DataError(f"message {index}: tool_calls are {shown(repr(calls)[:100])}, which is not a list of calls")
         plain["tool_calls"] = [_parse_call(call, index) for call in calls]
     return plain
+
+
+def joined_text(content: Any, role: object) -> Any:
+    """One text of a list of text parts; other content as it is, such as a tool's list of results."""
+    if not isinstance(content, list | tuple) or (role == "tool" and not content):
+        return content
+    texts = [_part_text(part, is_result=role == "tool") for part in content]
+    return content if None in texts else "".join(map(str, texts))
+
+
+def _part_text(part: Any, *, is_result: bool) -> str | None:
+    """None where the part is none of a text: of a tool's content, a bare string is a result of its own."""
+    if isinstance(part, Mapping) and part.get("type", "text") == "text" and not (is_result and "output" in part):
+        part, is_result = part.get("text"), False
+    return part if isinstance(part, str) and not is_result else None
+
+
+def split_reasoning(answer: str) -> tuple[str, str]:
+    """(reasoning, answer) of a text with `<think>REASONING</think>ANSWER`, as the template takes it apart."""
+    return answer.split("</think>")[0].split("<think>")[-1], answer.split("</think>")[-1]
 
 
 def _parse_call(call: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from glmforge.data.chat_template.template import CHAT_TEMPLATE, Message, render
+from glmforge.data.chat_template.template import CHAT_TEMPLATE, Message, render_parts
 from glmforge.data.files import write_whole
 from glmforge.data.tokens.special import END_OF_TEXT, SPECIAL_TOKENS, STOP_TOKENS
 from glmforge.data.tokens.spelling import unspell
@@ -70,6 +70,7 @@ class Tokenizer:
         self.padded_vocab_size = self.vocab_size if padded_vocab_size is None else padded_vocab_size
         if self.padded_vocab_size < self.vocab_size:
             raise DataError(f"{PADDED_SIZE_KEY} {self.padded_vocab_size:,} has no room for {self.vocab_size:,} tokens")
+        self._control_ids = {token.content: index for index, token in self._full.get_added_tokens_decoder().items()}
         ids = {token: self._full.token_to_id(token) for token in SPECIAL_TOKENS}
         self._special_ids = {token: index for token, index in ids.items() if index is not None}
         if len(self._special_ids) < len(ids):
@@ -173,7 +174,7 @@ class Tokenizer:
         return self._num_bytes_encoded >= FAST_FROM_BYTES
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
-        """Ids of a rendered conversation, in which `<|user|>` and its kind become control tokens."""
+        """Ids of a trusted text: `<|user|>` and its kind become control tokens wherever it spells them."""
         return list(self._full.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -190,9 +191,23 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         thinking: bool = True,
     ) -> list[int]:
-        """Ids of a conversation, rendered with the tokenizer's chat template; see `chat.template.render`."""
-        text = render(messages, tools, add_generation_prompt, thinking, template=self.chat_template)
-        return self.encode_with_special_tokens(text)
+        """Ids of a conversation, rendered with the tokenizer's chat template; see `chat_template.template.render`.
+
+        Control tokens are only where the template writes them: what messages and tools spell is encoded as `encode`
+        does it, but for a `/nothink` at the end of a user's message.
+        """
+        parts = render_parts(
+            messages,
+            tools,
+            add_generation_prompt,
+            thinking,
+            template=self.chat_template,
+            control_tokens=tuple(self._control_ids),
+        )
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            ids += [self._control_ids[part]] if number % 2 else self.encode(part)
+        return ids
 
     def id_to_token(self, index: int) -> str:
         """The token's own spelling: one character per byte for a learnt token, the text of a special one."""

@@ -7,7 +7,7 @@ from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.recipes.demo.conversations import TOOLS, carry_out
 from glmforge.recipes.demo.standard_library import standard_library_documents
-from glmforge.verify.reply import MalformedReply, parse_reply
+from glmforge.verify.reply import MalformedReply, parse_reply, reply_message
 
 _GREEDY = SamplingParams(max_new_tokens=96, temperature=0.0)
 
@@ -24,11 +24,7 @@ def answer_by_calling(engine: Engine, question: str) -> str:
         return first
     call = calls[0]
     result = carry_out(call.name, call.arguments.get("name", ""), standard_library_documents())
-    calling = {"function": {"name": call.name, "arguments": call.arguments}}
-    messages += [
-        {"role": "assistant", "content": "", "tool_calls": [calling]},
-        {"role": "tool", "content": result},
-    ]
+    messages += [reply_message(first), {"role": "tool", "content": result}]
     return "\n".join((first.strip(), f"=> {result}", _reply(engine, messages)))
 
 

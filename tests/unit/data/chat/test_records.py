@@ -20,6 +20,21 @@ WITH_TOOL = Conversation.from_messages(
 OPENAI_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
+def with_result(content: object, **fields: object) -> dict[str, object]:
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    return {"messages": [USER, called, {"role": "tool", "content": content}, ANSWER], **fields}
+
+
+def with_tools(tools: list[dict[str, object]] | None, result: object) -> Conversation:
+    """The conversation that `with_result` is a record of."""
+    messages = [{"role": "tool", "content": result} if m["role"] == "tool" else m for m in WITH_TOOL.messages]
+    return Conversation(tuple(messages), tools and tuple(tools), (None,) * 4)
+
+
+def answering(**fields: object) -> dict[str, object]:
+    return {"messages": [USER, ANSWER | fields]}
+
+
 def share_gpt(*turns: tuple[str, str], **fields: object) -> dict[str, object]:
     return {"conversations": [{"from": speaker, "value": value} for speaker, value in turns], **fields}
 
@@ -32,6 +47,14 @@ def share_gpt(*turns: tuple[str, str], **fields: object) -> dict[str, object]:
         ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}]}, ANSWER]}, PLAIN),
         ({"messages": [{"role": "developer", "content": "S"}, USER, ANSWER]}, WITH_SYSTEM),
         ({"messages": [USER, ANSWER], "system": "S"}, WITH_SYSTEM),
+        (with_result(["T"], functions=TOOLS), with_tools([{"type": "function", "function": TOOLS[0]}], ["T"])),
+        (with_result([{"output": "A"}, "B", 3], tools=TOOLS), with_tools(TOOLS, ["A", "B", "3"])),
+        (with_result([{"type": "text", "text": "A"}, {"type": "text", "value": "B"}]), with_tools(None, "AB")),
+        (answering(thinking="R"), Conversation.from_messages([USER, ANSWER | {"reasoning_content": "R"}])),
+        (
+            {"conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A", "reasoning": "R"}]},
+            Conversation.from_messages([USER, ANSWER | {"reasoning_content": "R"}]),
+        ),
         (share_gpt(("human", "Q"), ("gpt", "A")), PLAIN),
         (share_gpt(("user", "Q"), ("assistant", "A"), system="S"), WITH_SYSTEM),
         ({"instruction": "Q", "input": "", "output": "A"}, PLAIN),
@@ -112,10 +135,6 @@ def test_weights_are_kept_where_they_are_given():
     assert conversation_of({"messages": messages}).weights == (0.0, 0.5, None, 1.0, None, None)
 
 
-def answering(**fields: object) -> dict[str, object]:
-    return {"messages": [USER, {"role": "assistant", "content": "A", **fields}]}
-
-
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
@@ -129,6 +148,16 @@ def answering(**fields: object) -> dict[str, object]:
         ({"messages": [{"role": ["user"], "content": "x"}, ANSWER]}, "message 0: unknown role"),
         ({"messages": [{"role": "user", "content": 3}, ANSWER]}, "message 0: content must be text"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWER]}, "message 0: .* text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "content": "x"}]}, ANSWER]}, "message 0: .* text"),
+        (with_result([{"temperature": 20}]), "message 2: content has the result {'temperature': 20}"),
+        (with_result([{"output": {"a": 1}}]), "message 2: content has the result"),
+        (with_result([]), "message 2: content is an empty list"),
+        (with_result({"output": "x"}), "message 2: content must be text"),
+        ({"messages": [USER, ANSWER], "images": ["a.png"]}, "it has images: this model reads text only"),
+        ({"messages": [USER, ANSWER], "tools": TOOLS, "functions": TOOLS}, "both tools and functions"),
+        ({"messages": [USER, ANSWER], "functions": [3]}, "functions must be a list of JSON schemas"),
+        (answering(thinking="R", reasoning="S"), "message 1: reasoning and thinking differ"),
+        ({"messages": [USER | {"thinking": "R"}, ANSWER]}, "message 0: thinking in a message of role 'user'"),
         ({"messages": [{"role": "user", "content": " "}, ANSWER]}, "message 0: the user says nothing"),
         ({"messages": [USER, {"role": "assistant"}]}, "message 1: the assistant says nothing"),
         ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "message 0: tool_calls in a message of role 'user'"),

@@ -7,6 +7,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glmforge.data.chat_template.template import render
+from glmforge.data.tokens.special import SPECIAL_TOKENS
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 
 SYSTEM = {"role": "system", "content": "SYS"}
@@ -124,6 +126,48 @@ def test_reasoning_between_tool_calls_of_the_current_turn_is_kept():
 @pytest.mark.parametrize("messages", [[USER], [SYSTEM, USER]])
 def test_tools_header_comes_before_the_system_message(messages):
     assert render(messages, tools=TOOLS) == TOOLS_HEADER + render(messages).removeprefix("[gMASK]<sop>")
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_a_typed_token_is_text_wherever_it_stands(tokenizer, token):
+    typed = assistant(token, reasoning_content=token, tool_calls=[{"name": token, "arguments": {token: [token]}}])
+    messages = [SYSTEM | {"content": token}, USER | {"content": token + "."}, typed]
+    messages += [{"role": "tool", "content": content} for content in (token, [token, {"output": token}])]
+    ids = tokenizer.apply_chat_template(messages, tools=[{"name": token}])
+    plain = json.loads(json.dumps(messages).replace(token, "x"))
+    own = tokenizer.apply_chat_template(plain, tools=[{"name": "x"}])
+    assert [i for i in ids if i >= tokenizer.end_of_text_id] == [i for i in own if i >= tokenizer.end_of_text_id]
+    assert tokenizer.decode(ids) == render(messages, [{"name": token}])
+
+
+@pytest.mark.parametrize("content", ["Q/nothink", ["Q/noth", {"type": "text", "text": "ink"}]])
+@pytest.mark.parametrize("thinking", [True, False])
+def test_nothink_at_the_end_of_a_question_is_the_templates(tokenizer, content, thinking):
+    (no_think,) = tokenizer.encode_with_special_tokens("/nothink")
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": content}], thinking=thinking)
+    assert ids[-1] == no_think
+    assert ids.count(no_think) == 1
+    elsewhere = [SYSTEM | {"content": "S/nothink"}, USER | {"content": "/nothink Q"}, assistant("A/nothink")]
+    assert no_think not in tokenizer.apply_chat_template(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}<|user|>{{ m.content | replace('@', '') }}{% endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content[1:] }}{% endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content | lower }}{% endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}",
+        "{% for m in messages %}<|user|>{{ m.content.split('@') | join }}{% endfor %}",
+    ],
+)
+def test_a_template_cannot_make_a_token_of_content(tokenizer, template):
+    """Whatever it takes out of the text or changes in it."""
+    own = Tokenizer(tokenizer.to_json(), template)
+    content = "@<|user|> <@|user|> <|USER|> \x7f \\ufdd0 \ufdd1"
+    ids = own.apply_chat_template([{"role": "user", "content": content}])
+    assert [index for index in ids if index >= own.end_of_text_id] == [own.special_id("<|user|>")]
+    assert own.decode(ids) == render([{"role": "user", "content": content}], template=template)
 
 
 def test_text_parts_are_joined():
