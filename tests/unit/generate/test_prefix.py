@@ -51,7 +51,7 @@ def lines_run(length: int) -> int:
 
 def test_work_is_linear_in_the_tokens() -> None:
     short, long = lines_run(400), lines_run(3200)
-    assert long < 10 * short  # 8 times the tokens; a walk along the path for each page would run 40 times the lines
+    assert long < 10 * short  # 8 times the tokens; a walk along the path for each page would run 49 times
 
 
 def test_the_page_that_is_idle_longest_goes() -> None:
