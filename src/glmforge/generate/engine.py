@@ -130,6 +130,8 @@ class Engine:
 
         Ranks that share a model call this together, those without requests too (see `generate.sharded`).
         """
+        if not self.is_idle and self.runner.weights_differ(closely=not self.scheduler.running):
+            self.weights_changed()
         steps = self.scheduler.next_step()
         if not steps and not self.runner.is_collective:
             return []
@@ -185,12 +187,16 @@ class Engine:
         return [list(islice(answers, one.num_samples)) for one in each]
 
     def weights_changed(self, *, recompute: bool = True) -> None:
-        """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        """The weights are others now. With `recompute`, what is in the cache is computed again under them.
+
+        Tokens that were given stay, with the log-probabilities and experts that were told of them under the old ones.
+        Without this call, changes of a whole model's weights are noticed when the engine begins to work; while it
+        works, those that PyTorch counts (`Tensor._version`), which a fused optimizer's are not. Sharded weights, and
+        modules that took the place of others, have to be told.
+        """
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
-            for sequence in self.scheduler.sequences:
-                sequence.forget_record()
             self.scheduler.start_over()
 
     def check(self) -> None:
