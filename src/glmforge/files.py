@@ -140,6 +140,23 @@ def parse_json(
     return value
 
 
+def make_private(path: Path) -> None:
+    """Make a directory that nobody else can write to, for what this program is going to run; or find it so.
+
+    Raises `OSError`, in one line that says why, for one of somebody else's or one in which others may have written.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(f"{shown(path)} is a link; remove it")
+    if found.st_uid != os.geteuid():
+        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or name another place")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"others can write to {shown(path)}; remove it")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        path.chmod(0o700)
+
+
 def shown(name: object) -> str:
     """A path, key or other name from outside as errors show it: in one line, whatever characters it has."""
     text = str(name)
