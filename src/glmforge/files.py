@@ -157,6 +157,16 @@ def make_private(path: Path) -> None:
         path.chmod(0o700)
 
 
+def why_no_text(text: str) -> str | None:
+    """What cannot be written as UTF-8 in it, such as an argument in another encoding; None for good text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as failure:
+        wrong = ascii(text[failure.start])
+        return f"not UTF-8 text: character {failure.start + 1:,}, {wrong}, is half of a surrogate pair"
+    return None
+
+
 def shown(name: object) -> str:
     """A path, key or other name from outside as errors show it: in one line, whatever characters it has."""
     text = str(name)
