@@ -162,8 +162,7 @@ def why_no_text(text: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError as failure:
-        wrong = ascii(text[failure.start])
-        return f"not UTF-8 text: character {failure.start + 1:,}, {wrong}, is half of a surrogate pair"
+        return f"not UTF-8 text: {text[failure.start]!a} is half of a surrogate pair"
     return None
 
 

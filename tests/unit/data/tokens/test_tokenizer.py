@@ -33,7 +33,7 @@ def test_chat_ids_are_the_rendered_prompt(tokenizer):
 
 def test_half_of_a_surrogate_pair_is_no_text(tokenizer):
     for encode in (tokenizer.encode, tokenizer.encode_with_special_tokens):
-        with pytest.raises(DataError, match=r"not UTF-8 text: character 3, '\\ud800'"):
+        with pytest.raises(DataError, match=r"not UTF-8 text: '\\ud800'"):
             encode("ab\ud800")
     with pytest.raises(DataError, match="not UTF-8 text"):
         tokenizer.apply_chat_template([{"role": "user", "content": "\ud800"}])
