@@ -48,7 +48,7 @@ class PrefixTree:
         return list(self._nodes)
 
     def match(self, tokens: Sequence[int], limit: int) -> PrefixNode:
-        """The end of the longest known path that the first `limit` of `tokens` begin with; the caller holds its pages."""
+        """The end of the longest path that the first `limit` of `tokens` begin with; the caller holds its pages."""
         node = self.root
         for start in range(0, limit - self.page_size + 1, self.page_size):
             child = node.children.get(tuple(tokens[start : start + self.page_size]))

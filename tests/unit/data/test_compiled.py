@@ -1,7 +1,6 @@
 """Compiled loops are kept in a directory that nobody else can write to, or nowhere."""
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,4 +36,4 @@ def test_a_directory_of_others_is_not_used(place: Path, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         assert compiled.compiled(double)(4) == 8
     assert "others can write to" in caplog.text
-    assert not os.listdir(made)
+    assert not list(made.iterdir())

@@ -56,7 +56,7 @@ def test_one_bad_prompt_of_many(model: GlmMoe, prompts: list, words: str) -> Non
     [
         ("caf\udce9", {}, r"prompt: not UTF-8 text: '\\udce9' is half"),
         ("x", {"stop": ["ok", "\ud800"]}, "stop: not UTF-8 text"),
-        ("x", {"grammar": "start: \"\ud800\""}, "grammar: not UTF-8 text"),
+        ("x", {"grammar": 'start: "\ud800"'}, "grammar: not UTF-8 text"),
         ("x", {"json_schema": "\ud800"}, "json_schema: not UTF-8 text"),
     ],
     ids=ascii,

@@ -173,7 +173,7 @@ class Tokenizer:
         return self._num_bytes_encoded >= FAST_FROM_BYTES
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
-        """Ids of a rendered conversation, in which `<|user|>` and its kind become control tokens. Raises `DataError`."""
+        """Ids of a rendered conversation, in which `<|user|>` and its kind become control tokens. See `encode`."""
         return _encode(self._full, text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The library is compiled once, by whoever comes first, and done without where it cannot be; nobody else's is loaded."""
+"""The library is compiled once, by whoever comes first, and done without where it cannot be; others' is not loaded."""
 
 import logging
 import os
