@@ -97,10 +97,10 @@ class SamplingParams:
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
             )
         self._check_grammar()
-        for name, texts in {"grammar": [self.grammar], "json_schema": [self.json_schema], "stop": self.stop}.items():
-            for text in texts:
-                if isinstance(text, str) and (reason := why_no_text(text)) is not None:
-                    raise RequestError(f"{name}: {reason}")
+        texts = [("grammar", self.grammar), ("json_schema", self.json_schema), *(("stop", text) for text in self.stop)]
+        for name, text in texts:
+            if isinstance(text, str) and (reason := why_no_text(text)) is not None:
+                raise RequestError(f"{name}: {reason}")
 
     @property
     def has_grammar(self) -> bool:
