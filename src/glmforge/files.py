@@ -140,6 +140,32 @@ def parse_json(
     return value
 
 
+def make_private(path: Path) -> None:
+    """Make a directory that nobody else can write to, for what this program is going to run; or find it so.
+
+    Raises `OSError`, in one line that says why, for one of somebody else's or one in which others may have written.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(f"{shown(path)} is a link; remove it")
+    if found.st_uid != os.geteuid():
+        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or name another place")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"others can write to {shown(path)}; remove it")
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        path.chmod(0o700)
+
+
+def why_no_text(text: str) -> str | None:
+    """What cannot be written as UTF-8 in it, such as an argument in another encoding; None for good text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as failure:
+        return f"not UTF-8 text: {text[failure.start]!a} is half of a surrogate pair"
+    return None
+
+
 def shown(name: object) -> str:
     """A path, key or other name from outside as errors show it: in one line, whatever characters it has."""
     text = str(name)

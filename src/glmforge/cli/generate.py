@@ -14,7 +14,11 @@ from glmforge.errors import GlmforgeError
 from glmforge.files import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from glmforge.data.tokens.tokenizer import Tokenizer
     from glmforge.generate.engine import Engine
+    from glmforge.generate.logprobs import TokenLogprob
     from glmforge.generate.params import SamplingParams
 
 
@@ -40,6 +44,9 @@ class Options:
     prompts: Annotated[Path | None, typer.Argument(help="A file with a JSON object per line.")] = None
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of answers to write.")] = None
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this text, on the screen.")] = None
+    control_tokens: Annotated[
+        bool, typer.Option(help="In --prompt, <|user|> and its kind are control tokens, not text.")
+    ] = False
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128
     min_new_tokens: Annotated[int, typer.Option(help="Shortest answer, in tokens.")] = 0
     temperature: Annotated[float, typer.Option(help="0 always picks the most likely token.")] = 0.0
@@ -58,8 +65,10 @@ class Options:
     stop: Annotated[list[str] | None, typer.Option(help="A text that ends an answer.")] = None
     logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many tokens at each place.")] = None
     prompt_logprobs: Annotated[bool, typer.Option(help="Log-probabilities of the prompts' tokens.")] = False
-    experts: Annotated[bool, typer.Option(help="The experts that each token chose.")] = False
-    json_schema: Annotated[Path | None, typer.Option(help="A file: answers are JSON of this schema.")] = None
+    experts: Annotated[bool, typer.Option(help="The experts that each token chose, in a file of answers.")] = False
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE|JSON", help="Answers are JSON of this schema: a file, or '{...}'.")
+    ] = None
     grammar: Annotated[Path | None, typer.Option(help="A file: answers are texts of this grammar (Lark's).")] = None
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
     device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
@@ -88,12 +97,16 @@ def generate(options: Options) -> None:
     """
     if (options.prompts is None) == (options.prompt is None):
         raise typer.BadParameter("give a file of prompts, or one with --prompt", param_hint="PROMPTS")
+    if options.prompts is None and options.experts:
+        raise typer.BadParameter("goes with a file of prompts; their answers hold it", param_hint="--experts")
+    if options.prompts is not None and options.control_tokens:
+        raise typer.BadParameter("goes with --prompt; in a file, a line says it", param_hint="--control-tokens")
     if (options.prompts is None) != (options.out is None):
         raise typer.BadParameter("goes with a file of prompts, to say where their answers go", param_hint="--out")
     params = _params(options)
     engine = _engine(options)
     if options.prompts is None:
-        _answer_one(engine, options.prompt or "", params)
+        _answer_one(engine, options.prompt or "", params, control_tokens=options.control_tokens)
     else:
         _answer_file(engine, options, params)
 
@@ -105,11 +118,18 @@ def _params(options: Options) -> "SamplingParams":
         field.name: getattr(options, field.name) for field in fields(SamplingParams) if hasattr(options, field.name)
     }
     given["logit_bias"] = dict(_bias(text) for text in options.logit_bias or ())
-    for name in ("json_schema", "grammar"):
-        given[name] = None if given[name] is None else read_text(given[name], error=GlmforgeError)
+    given["json_schema"] = _schema(options.json_schema)
+    given["grammar"] = None if options.grammar is None else read_text(options.grammar, error=GlmforgeError)
     for name in ("banned_tokens", "first_tokens", "stop_ids", "stop"):
         given[name] = tuple(given[name] or ())
     return SamplingParams(**given)
+
+
+def _schema(given: str | None) -> str | None:
+    """A schema as text, from a file unless it is one itself."""
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    return read_text(Path(given), error=GlmforgeError)
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -132,7 +152,7 @@ def _engine(options: Options) -> "Engine":
     return Engine.load(
         options.model,
         EngineConfig(
-            cache_bytes=int(options.cache_gib * 2**30),
+            cache_bytes=_cache_bytes(options.cache_gib),
             max_sequences=options.max_sequences,
             max_step_tokens=options.max_step_tokens,
             seed=secrets.randbits(62),
@@ -145,14 +165,37 @@ def _engine(options: Options) -> "Engine":
     )
 
 
-def _answer_one(engine: "Engine", prompt: str, params: "SamplingParams") -> None:
-    """Print the answer as it comes; several ones when all are there."""
-    if params.num_samples > 1:
-        for sample in engine.generate([prompt], params)[0]:
-            typer.echo(as_shown(sample.text))
-        return
-    engine.generate([prompt], params, on_update=lambda update: typer.echo(as_shown(update.text), nl=False))
-    typer.echo()
+def _cache_bytes(gib: float) -> int:
+    if not 1 <= gib * 2**30 < 2**63:
+        raise typer.BadParameter(f"{gib:g} GiB hold no cache; the default is 0.25", param_hint="--cache-gib")
+    return int(gib * 2**30)
+
+
+def _answer_one(engine: "Engine", text: str, params: "SamplingParams", *, control_tokens: bool) -> None:
+    """Print the answer as it comes, several ones when all are there; and log-probabilities, if they are asked for."""
+    from glmforge.deploy.chat import tokenizer_of
+
+    def show(text: str) -> None:
+        typer.echo(as_shown(text), nl=False)
+
+    only = params.num_samples == 1
+    tokenizer = tokenizer_of(engine)
+    prompt_ids = tokenizer.encode_with_special_tokens(text) if control_tokens else tokenizer.encode(text)
+    prompt = prompt_ids if control_tokens else text
+    (samples,) = engine.generate([prompt], params, on_update=(lambda update: show(update.text)) if only else None)
+    for sample in samples:
+        show("\n" if only else f"{sample.text}\n")
+        if sample.details is not None and sample.details.prompt_logprobs:
+            _show_logprobs(tokenizer, prompt_ids[1:], sample.details.prompt_logprobs)
+        if sample.logprobs:
+            _show_logprobs(tokenizer, sample.tokens, sample.logprobs)
+
+
+def _show_logprobs(tokenizer: "Tokenizer", tokens: "Sequence[int]", logprobs: "Sequence[TokenLogprob]") -> None:
+    """A line for each token: its log-probability, the token, and the likeliest ones with theirs."""
+    for token, (logprob, top) in zip(tokens, logprobs, strict=True):
+        others = "  ".join(f"{tokenizer.decode([one])!r} {value:.3f}" for one, value in top)
+        typer.echo(f"{logprob:8.3f}  {tokenizer.decode([token])!r:<16}  {others}".rstrip())
 
 
 def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -> None:

@@ -6,10 +6,12 @@ that is named by the contents of all files with compiled loops, of this package 
 of them compiles all anew.
 
 It is beside the package or, where that cannot be written, in the user's cache; NUMBA_CACHE_DIR, if set, names another
-place, such as a node's own disk on a cluster.
+place, such as a node's own disk on a cluster. numba runs what lies there, so a directory that is not beside the package
+has to be the user's alone; without one, every process compiles anew.
 """
 
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -20,6 +22,10 @@ from typing import Any, overload
 import numba
 from numba import njit
 from numpy.typing import NDArray
+
+from glmforge.files import make_private
+
+_log = logging.getLogger(__name__)
 
 _MARK = b"compiled"
 _KEPT_VERSIONS = 3
@@ -43,9 +49,10 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     if function is None:
         return lambda decorated: compiled(decorated, **options)
     settings: Any = numba.config
-    before, settings.CACHE_DIR = settings.CACHE_DIR, str(_directory(_package_of(function)))
+    directory = _directory(_package_of(function))
+    before, settings.CACHE_DIR = settings.CACHE_DIR, str(directory or "")
     try:
-        return njit(cache=True, nogil=True, **options)(function)
+        return njit(cache=directory is not None, nogil=True, **options)(function)
     finally:
         settings.CACHE_DIR = before
 
@@ -77,21 +84,30 @@ def _package_of(function: Callable[..., Any]) -> Path:
 
 
 @cache
-def _directory(package: Path) -> Path:
+def _directory(package: Path) -> Path | None:
+    """Where compiled loops are kept; None if nowhere, after a warning that says why."""
     name = f"compiled-{_version(_PACKAGE, package)}"
-    places = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "glmforge"]
+    beside = package / "__pycache__"  # who can write there can change the loops themselves
+    places = [beside, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge"]
     if os.environ.get("NUMBA_CACHE_DIR"):
         places = [Path(os.environ["NUMBA_CACHE_DIR"])]
+    reason = ""
     for place in places:
         directory = place / name
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
+            if place == beside:
+                directory.mkdir(parents=True, exist_ok=True)
+            else:
+                make_private(directory)
+        except OSError as error:
+            reason = str(error)
             continue
         if os.access(directory, os.W_OK):
             _forget_old_versions(directory)
             return directory
-    return places[-1] / name  # cannot be written: numba says so
+        reason = f"{directory} cannot be written"
+    _log.warning("compiled loops are not kept, each process compiles them again: %s", reason)
+    return None
 
 
 def _version(*packages: Path) -> str:

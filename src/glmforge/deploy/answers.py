@@ -12,7 +12,6 @@ stopped. When all are there, they are put in the order of their prompts, and onl
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from glmforge.data.chat.conversation import Conversation
 from glmforge.data.chat.records import tools_of
 from glmforge.data.files import disk_errors, partial_path, publish, refuse_unwritable
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.unfinished import Unfinished
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.files import kind_of, parse_json, shown
 from glmforge.generate.answer import Sample
@@ -91,9 +91,10 @@ def answer_file(
         refuse_unwritable(out, overwrite)  # another process may have come to its end meanwhile
         if overwrite:
             file.truncate(0)
-        done = _begin(file, unfinished, command)
+        answers = Unfinished(file, unfinished, command)
+        done = answers.begin()
         try:
-            for number in _answer(engine, prompts, params, done, file):
+            for number in _answer(engine, prompts, params, done, answers):
                 done.add(number)
                 if on_answer is not None:
                     on_answer(len(done))
@@ -101,7 +102,7 @@ def answer_file(
             raise KeyboardInterrupt(
                 f"{counted(len(done), 'prompt')} answered; the same command goes on with the others"
             ) from None
-        answered = _finish(file, out)
+        answered = _finish(answers, out)
         unfinished.unlink(missing_ok=True)
         return answered
 
@@ -117,7 +118,9 @@ def _held(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int], file: BinaryIO) -> Iterator[int]:
+def _answer(
+    engine: Engine, prompts: Path, params: SamplingParams, done: set[int], answers: Unfinished
+) -> Iterator[int]:
     """Answer what is not `done`, and give the number of each line when it is written."""
     requests: dict[int, _Request] = {}
     lines = _lines(prompts, done)
@@ -132,7 +135,7 @@ def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int
             except GlmforgeError as error:
                 words = str(error) if str(error).startswith(place) else f"{place}: {error}"
                 _log.warning(words)
-                _write(file, {"line": number, "error": words})
+                answers.add({"line": number, "error": words})
                 yield number
         if not requests:
             return
@@ -142,7 +145,7 @@ def _answer(engine: Engine, prompts: Path, params: SamplingParams, done: set[int
             if request.is_done:
                 del requests[update.request]
                 answer = {"line": request.line} | ({} if request.label is None else {"id": request.label})
-                _write(file, answer | {"samples": [_plain(sample) for sample in request.samples]})
+                answers.add(answer | {"samples": [_plain(sample) for sample in request.samples]})
                 yield request.line
 
 
@@ -220,55 +223,17 @@ def _lines(prompts: Path, done: set[int]) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _begin(file: BinaryIO, path: Path, command: dict[str, object]) -> set[int]:
-    """The numbers of the lines that an earlier start of the same command has answered."""
-    file.seek(0)
-    first = file.readline()
-    if not first:
-        _write(file, command)
-        return set()
-    done: set[int] = set()
-    try:
-        if json.loads(first) != json.loads(json.dumps(command)):
-            raise ValueError("another command's")
-        end = len(first)
-        for line in file:
-            if line.endswith(b"\n"):
-                done.add(int(json.loads(line)["line"]))
-                end += len(line)
-    except (ValueError, KeyError, TypeError):
-        raise DataError(
-            f"{path}: has answers to other prompts, of another model or under other settings; "
-            "give the command that began it, remove it, or replace it with --force"
-        ) from None
-    file.truncate(end)  # a line that was not written whole, as when a machine stops
-    return done
-
-
-def _finish(unfinished: BinaryIO, out: Path) -> Answered:
+def _finish(answers: Unfinished, out: Path) -> Answered:
     """Put the answers in the order of their lines."""
-    places: dict[int, int] = {}
-    failed: list[int] = []
-    unfinished.seek(0)
-    start = len(unfinished.readline())
-    for line in unfinished:
-        answer = json.loads(line)
-        places[answer["line"]] = start
-        failed += [answer["line"]] if "error" in answer else []
-        start += len(line)
+    kept = {one.line: one for one in answers.answers()}
+    failed = sorted(one.line for one in kept.values() if one.is_error)
     with partial_path(out).open("wb") as ordered:
-        for _, place in sorted(places.items()):
-            unfinished.seek(place)
-            ordered.write(unfinished.readline())
+        for _, one in sorted(kept.items()):
+            ordered.write(answers.at(one.place))
         ordered.flush()
         os.fsync(ordered.fileno())
     publish(out)
-    return Answered(len(places) - len(failed), sorted(failed))
-
-
-def _write(file: BinaryIO, line: dict[str, object]) -> None:
-    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-    file.flush()
+    return Answered(len(kept) - len(failed), failed)
 
 
 def _checksum(path: Path) -> str:

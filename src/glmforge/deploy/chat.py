@@ -16,6 +16,8 @@ from glmforge.generate.prompts import Prompt
 from glmforge.verify.reply import reply_message
 
 OnText = Callable[[str], None]
+Stopped = Callable[[], bool]
+"""Asked before each step: whether the answer is to end as it is."""
 MAX_NEW_TOKENS = 256
 
 
@@ -24,9 +26,15 @@ def default_max_new_tokens(engine: Engine) -> int:
     return max(1, min(MAX_NEW_TOKENS, _num_positions(engine) // 2))
 
 
-def continue_text(engine: Engine, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
+def _never() -> bool:
+    return False
+
+
+def continue_text(
+    engine: Engine, text: str, params: SamplingParams, on_text: OnText | None = None, stopped: Stopped = _never
+) -> str:
     """What the model writes after `text`, up to end-of-text; `on_text` gets it piece by piece."""
-    return _answer(engine, text or [tokenizer_of(engine).end_of_text_id], params, on_text)
+    return _answer(engine, text or [tokenizer_of(engine).end_of_text_id], params, on_text, stopped)
 
 
 def tokenizer_of(engine: Engine, source: object = "the model") -> Tokenizer:
@@ -44,12 +52,23 @@ class Conversation:
     thinking: bool = False
     messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def reply(self, text: str, params: SamplingParams, on_text: OnText | None = None) -> str:
-        """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit."""
+    def reply(self, text: str, params: SamplingParams, on_text: OnText | None = None, stopped: Stopped = _never) -> str:
+        """The model's answer to `text` after the earlier turns; the oldest are forgotten when they no longer fit.
+
+        A question that cannot be answered, or whose answer was stopped before it began, is no turn.
+        """
+        earlier = list(self.messages)
         self.messages.append({"role": "user", "content": text})
-        ids = self._prompt(self._room(params.max_new_tokens))
-        answer = _answer(self.engine, ids, params, on_text and _from_first_word(on_text)).strip()
-        self.messages.append(reply_message(answer))
+        try:
+            ids = self._prompt(self._room(params.max_new_tokens))
+            answer = _answer(self.engine, ids, params, on_text and _from_first_word(on_text), stopped).strip()
+        except GlmforgeError:
+            self.messages[:] = earlier
+            raise
+        if not answer and stopped():
+            self.messages[:] = earlier
+        else:
+            self.messages.append(reply_message(answer))
         return answer
 
     def _room(self, max_new_tokens: int) -> int:
@@ -95,10 +114,10 @@ def _from_first_word(on_text: OnText) -> OnText:
     return write
 
 
-def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None) -> str:
+def _answer(engine: Engine, prompt: Prompt, params: SamplingParams, on_text: OnText | None, stopped: Stopped) -> str:
     def show(update: Update) -> None:
         if on_text is not None:
             on_text(update.text)
 
-    ((sample,),) = engine.generate([prompt], replace(params, num_samples=1), on_update=show)
+    ((sample,),) = engine.generate([prompt], replace(params, num_samples=1), on_update=show, stopped=stopped)
     return sample.text

@@ -34,5 +34,5 @@ def refuse_impossible(
         )
     if longest > cache_tokens:
         raise RequestError(
-            f"prompt: {asked} can never fit a cache of {cache_tokens:,} tokens; give the engine more cache_bytes"
+            f"prompt: {asked} can never fit a cache of {cache_tokens:,} tokens; give more cache_bytes (--cache-gib)"
         )

@@ -59,15 +59,21 @@ class Engine:
         if num_pages == 0:
             raise GlmforgeError(
                 f"cache_bytes: {config.cache_bytes:,} has no room for a page of {config.page_size} tokens, which takes "
-                f"{page_bytes:,}; give more"
+                f"{page_bytes:,} bytes; give more (--cache-gib)"
             )
-        self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
+        try:
+            self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
+            self.runner.allocate(num_pages, config.page_size)
+        except (MemoryError, RuntimeError) as error:  # what Python and PyTorch raise where there is too little memory
+            raise GlmforgeError(
+                f"cache_bytes: {config.cache_bytes:,} bytes cannot be had on {self.runner.device}; give less "
+                "(--cache-gib)"
+            ) from error
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
         self.speculation: Speculation | None = None
         if config.drafter is not None:
             drafter = make_drafter(config.drafter, self.runner, config.page_size)
             self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
-        self.runner.allocate(num_pages, config.page_size)
         self._num_requests = 0
         self._siblings: dict[int, list[Sequence]] = {}
         """By request, samples that begin when the prompt is computed."""
@@ -130,6 +136,8 @@ class Engine:
 
         Ranks that share a model call this together, those without requests too (see `generate.sharded`).
         """
+        if not self.is_idle and self.runner.weights_differ(closely=not self.scheduler.running):
+            self.weights_changed()
         steps = self.scheduler.next_step()
         if not steps and not self.runner.is_collective:
             return []
@@ -155,9 +163,11 @@ class Engine:
         params: SamplingParams | abc.Sequence[SamplingParams] = GREEDY,
         *,
         on_update: Callable[[Update], None] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
 
+        `stopped` is asked before each step; once it is true, the answers end as they are.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
         """
         if isinstance(prompts, str):
@@ -171,7 +181,7 @@ class Engine:
                 numbers.append(self._add_next(len(numbers), prompt, one))
                 found |= {(numbers[-1], sample): Sample() for sample in range(one.num_samples)}
             num_open = len(found)
-            while self.runner.anyone(num_open > 0 and not self.is_idle):
+            while self.runner.anyone(num_open > 0 and not self.is_idle and not stopped()):
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
@@ -185,12 +195,16 @@ class Engine:
         return [list(islice(answers, one.num_samples)) for one in each]
 
     def weights_changed(self, *, recompute: bool = True) -> None:
-        """The weights are others now. With `recompute`, what is in the cache is computed again under them."""
+        """The weights are others now. With `recompute`, what is in the cache is computed again under them.
+
+        Tokens that were given stay, with the log-probabilities and experts that were told of them under the old ones.
+        Without this call, changes of a whole model's weights are noticed when the engine begins to work; while it
+        works, those that PyTorch counts (`Tensor._version`), which a fused optimizer's are not. Sharded weights, and
+        modules that took the place of others, have to be told.
+        """
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
-            for sequence in self.scheduler.sequences:
-                sequence.forget_record()
             self.scheduler.start_over()
 
     def check(self) -> None:

@@ -5,31 +5,37 @@ prefix tree holds on to pages that nobody uses at present, so a page has a numbe
 none. What lies in a page is the runner's business.
 """
 
+from collections import OrderedDict
+
 
 class OutOfPagesError(Exception):
     """There is no free page. The scheduler makes room, or refuses the request beforehand: users never see this."""
 
 
 class PagePool:
-    """Numbers of pages, 0 to `num_pages` - 1, and how many hold each.
-
-    Attributes:
-        num_idle: pages that are only kept, and could be freed.
-    """
+    """Numbers of pages, 0 to `num_pages` - 1, and how many hold each."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_idle = 0
         self._holders = [0] * num_pages
         self._kept = [False] * num_pages
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Pages that are only kept, idle longest first. A plain dict would take ever longer to find its first one."""
         self._free = list(range(num_pages))[::-1]
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def holders(self, page: int) -> int:
-        return self._holders[page]
+    @property
+    def num_idle(self) -> int:
+        """Pages that are only kept, and could be freed."""
+        return len(self._idle)
+
+    @property
+    def longest_idle(self) -> int | None:
+        """The page that has only been kept for the longest time, if there is one."""
+        return next(iter(self._idle), None)
 
     def take(self) -> int:
         """A free page, held once. Raises `OutOfPagesError`."""
@@ -42,8 +48,8 @@ class PagePool:
     def hold(self, page: int) -> None:
         """One more holder of a page that has one."""
         assert self._holders[page] > 0, f"page {page} is free"
-        self.num_idle -= self._holders[page] == 1 and self._kept[page]
         self._holders[page] += 1
+        self._idle.pop(page, None)
 
     def release(self, page: int) -> None:
         """One holder less; the last one frees the page."""
@@ -52,7 +58,7 @@ class PagePool:
         if self._holders[page] == 0:
             self._free.append(page)
         elif self._holders[page] == 1 and self._kept[page]:
-            self.num_idle += 1
+            self._idle[page] = None
 
     def keep(self, page: int) -> None:
         """One more holder, who keeps it for those who may come, until `let_go`."""
@@ -63,7 +69,7 @@ class PagePool:
         """The end of `keep`."""
         assert self._kept[page], f"page {page} is not kept"
         self._kept[page] = False
-        self.num_idle -= self._holders[page] == 1
+        self._idle.pop(page, None)
         self.release(page)
 
     def check(self, holders: dict[int, int]) -> None:
@@ -71,5 +77,5 @@ class PagePool:
         for page, number in enumerate(self._holders):
             assert number == holders.get(page, 0), f"page {page}: held {number} times, not {holders.get(page, 0)}"
         idle = [page for page, number in enumerate(self._holders) if number == 1 and self._kept[page]]
-        assert self.num_idle == len(idle)
+        assert sorted(self._idle) == idle
         assert sorted(self._free) == [page for page, number in enumerate(self._holders) if number == 0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import why_no_text
 
 MAX_TOP_LOGPROBS = 100
 _MIN_TEMPERATURE = 1e-5  # below it, fp32 logits divided by it overflow
@@ -96,6 +97,10 @@ class SamplingParams:
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
             )
         self._check_grammar()
+        texts = [("grammar", self.grammar), ("json_schema", self.json_schema), *(("stop", text) for text in self.stop)]
+        for name, text in texts:
+            if isinstance(text, str) and (reason := why_no_text(text)) is not None:
+                raise RequestError(f"{name}: {reason}")
 
     @property
     def has_grammar(self) -> bool:

@@ -5,6 +5,7 @@ from collections import abc
 from dataclasses import replace
 
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.files import why_no_text
 from glmforge.generate.params import RequestError, SamplingParams
 
 Prompt = str | abc.Sequence[int]
@@ -24,6 +25,8 @@ def encode_prompt(
             raise RequestError("prompt: is text, and the engine has no tokenizer; give it one, or give token ids")
         return _ids(prompt), params
     if isinstance(prompt, str):
+        if (reason := why_no_text(prompt)) is not None:
+            raise RequestError(f"prompt: {reason}")
         ids, vocab_size = tokenizer.encode(prompt), tokenizer.end_of_text_id + 1  # control tokens come last
     else:
         ids, vocab_size = _ids(prompt), tokenizer.vocab_size

@@ -46,7 +46,11 @@ def _score_prompt(work: Work, logits_LV: Tensor) -> None:
 
 
 def record_experts(steps: Sequence[Work], experts_TMK: Tensor) -> None:
-    """Take up the experts that the tokens of these steps chose, before they advance."""
+    """Take up the experts that the tokens of these steps chose, before they advance.
+
+    What is recorded stays: tokens whose keys are computed again, perhaps under other weights, chose their experts when
+    the token behind them was sampled.
+    """
     pieces = experts_TMK.to("cpu", torch.int16).split([work.num_tokens for work in steps])
     for (sequence, num_tokens), piece in zip(steps, pieces, strict=True):
         params = sequence.request.params
@@ -55,10 +59,11 @@ def record_experts(steps: Sequence[Work], experts_TMK: Tensor) -> None:
         if sequence.experts_TMK is None:
             longest = len(sequence.request.prompt) + params.max_new_tokens
             sequence.experts_TMK = piece.new_zeros(longest, *piece.shape[1:])
-        start = sequence.num_cached
-        sequence.experts_TMK[start : start + num_tokens] = piece
+        start, stop = sequence.num_cached, sequence.num_cached + num_tokens
+        num_known = max(0, sequence.num_recorded - start)
+        sequence.experts_TMK[start + num_known : stop] = piece[num_known:]
         # Drafts behind the last token may yet be refused; then others are written in their place.
-        sequence.num_recorded = max(sequence.num_recorded, min(start + num_tokens, len(sequence.tokens)))
+        sequence.num_recorded = max(sequence.num_recorded, min(stop, len(sequence.tokens)))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
+from glmforge.generate.weights_watch import WeightsWatch
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
 from glmforge.model.block import LayerTokens
@@ -49,6 +50,10 @@ class Runner(Protocol):
 
     def weights_changed(self) -> None:
         """The model's weights are others than in the last step."""
+        ...
+
+    def weights_differ(self, *, closely: bool) -> bool:
+        """Whether weights have been changed since, though nobody said so; `closely` may take a millisecond."""
         ...
 
     def page_bytes(self, page_size: int) -> int:
@@ -113,15 +118,22 @@ class WholeModel:
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
         self._native_wanted = native
-        self.is_native = native and fits(model)
+        self._look_at_weights()
 
     def anyone(self, busy: bool) -> bool:
         return busy
 
     def weights_changed(self) -> None:
         """Nothing is kept of them, but the model may have been given adapters, say, or lost them."""
-        self.is_native = self._native_wanted and fits(self.model)
+        self._look_at_weights()
         self._choose_way()
+
+    def weights_differ(self, *, closely: bool) -> bool:
+        return self._watch.differ(closely=closely)
+
+    def _look_at_weights(self) -> None:
+        self.is_native = self._native_wanted and fits(self.model)
+        self._watch = WeightsWatch(self.model)
 
     def page_bytes(self, page_size: int) -> int:
         width = self.config.num_key_value_heads * self.config.head_dim

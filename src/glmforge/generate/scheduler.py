@@ -129,6 +129,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.memory.end(sequence)
         sequence.drafts.clear()
+        sequence.forget_record()
         self.add(sequence)
 
     def _admit(self) -> Sequence | None:

@@ -63,7 +63,8 @@ class Sequence:
         finished: why, if it is.
         text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and asked for.
-        experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers; None if nobody asks.
+        experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers, under the weights that
+            the token behind each was chosen by; None if nobody asks.
         drafts: guesses at the tokens to come, which the next step checks.
     """
 
@@ -143,6 +144,8 @@ class Sequence:
         self.draft_counts = DraftCounts(drafted + 1, accepted + 1)
         del self.drafts[0]
         self.num_cached += 1
+        if self.request.params.experts:
+            self.num_recorded = self.num_cached  # written with the step that checked the draft
         return True
 
     def read_last(self) -> tuple[str, Reason | None]:
@@ -168,10 +171,13 @@ class Sequence:
             self.experts_TMK, self.num_recorded = first.experts_TMK.clone(), first.num_recorded
 
     def forget_record(self) -> None:
-        """What is told of tokens is to be found again, as under other weights; a prompt that has it all keeps it."""
-        if self.scores_prompt:
+        """Its keys are gone: what is told of the prompt is to be of the pass that its first token is chosen by.
+
+        Once a token is chosen, what is told stays as it was, whatever weights compute the keys again.
+        """
+        if len(self.tokens) == len(self.request.prompt):
             self.prompt_logprobs.clear()
-        self.num_recorded = 0
+            self.num_recorded = 0
 
     def _finish_text(self) -> str:
         return "" if self.text is None else self.text.finish()

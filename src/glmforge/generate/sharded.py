@@ -92,6 +92,10 @@ class ShardedModel:
     def weights_changed(self) -> None:
         self._weights.refresh()
 
+    def weights_differ(self, *, closely: bool) -> bool:
+        """A rank knows its shards only, and others have to begin anew with it: they are told, by `weights_changed`."""
+        return False
+
     def page_bytes(self, page_size: int) -> int:
         """Of the pp rank that has most layers: all have as many pages."""
         return 2 * self._most_layers * page_size * self._kv_heads * self.config.head_dim * self._dtype.itemsize

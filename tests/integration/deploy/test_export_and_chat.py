@@ -98,6 +98,10 @@ def test_conversation_keeps_its_turns_and_forgets_the_oldest(run: Path) -> None:
         conversation.reply("very long " * 200, SamplingParams(max_new_tokens=8))
     with pytest.raises(GlmforgeError, match="leaves no room"):
         conversation.reply("short", SamplingParams(max_new_tokens=256))
+    kept = [message["role"] for message in conversation.messages]
+    assert kept == ["user", "assistant"], "what was refused is no turn, and costs no earlier one"
+    assert conversation.reply("And?", SamplingParams(max_new_tokens=8), stopped=lambda: True) == ""
+    assert [message["role"] for message in conversation.messages] == kept
 
 
 def test_an_answer_may_take_half_of_few_positions(run: Path) -> None:
@@ -108,7 +112,7 @@ def test_an_answer_is_shown_from_its_first_word(run: Path, monkeypatch: pytest.M
     """GLM begins what follows its empty thought with a line's end."""
     written = iter(("\n", " ", "\n It", " is\n", " so.\n"))
 
-    def answer(engine: Engine, prompt: object, params: object, on_text: Callable[[str], None]) -> str:
+    def answer(engine: Engine, prompt: object, params: object, on_text: Callable[[str], None], _: object) -> str:
         for text in written:
             on_text(text)
         return "\n \n It is\n so.\n"

@@ -1,11 +1,14 @@
 """`glmforge generate` on a run: a file of prompts, one prompt, and what is refused."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import glmforge
 from glmforge.cli.app import app
 from glmforge.errors import GlmforgeError
 from glmforge.recipes.train import train
@@ -45,9 +48,41 @@ def test_one_prompt(run: Path) -> None:
     assert generate(*options, "--drafter", "ngram").stdout == result.stdout
 
 
+def test_log_probabilities_of_one_prompt(run: Path) -> None:
+    """A line for each token of the prompt but the first, and of the answer; the likeliest is the token at first."""
+    result = generate(run, "--prompt", "import sys", "--max-new-tokens", 3, "--logprobs", 2, "--prompt-logprobs")
+    assert result.exit_code == 0, result.output
+    num_prompt = len(glmforge.load_tokenizer(run).encode("import sys"))
+    lines = [line for line in result.stdout.splitlines() if re.match(r" +-\d+\.\d{3}  ", line)]
+    assert len(lines) == num_prompt - 1 + 3
+    for line in lines[-3:]:
+        logprob, token, first, its_logprob, _, _ = re.split(r" {2,}| (?=-)", line.strip())
+        assert (first, its_logprob) == (token, logprob)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="needs the extra grammar")
+def test_a_schema_in_a_file_or_as_it_is(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["yes", "no"]}')
+    for schema in (tmp_path / "schema.json", ' {"enum": ["yes", "no"]}'):
+        result = generate(run, "--prompt", "import", "--max-new-tokens", 9, "--json-schema", schema)
+        assert result.stdout.strip() in ('"yes"', '"no"'), result.output
+
+
+@pytest.mark.parametrize("gib", ["1e-7", "1e-4", "8e9"])
+def test_a_cache_that_cannot_be_names_the_option(run: Path, gib: str) -> None:
+    """No room for a page, none for the prompt, and more than there is."""
+    result = generate(run, "--prompt", "import " * 30, "--cache-gib", gib)
+    assert isinstance(result.exception, GlmforgeError)
+    assert "(--cache-gib)" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--prompt", "x", "--cache-gib", "0"], "--cache-gib"),
+        (["--prompt", "x", "--cache-gib", "inf"], "--cache-gib"),
+        (["--prompt", "x", "--cache-gib", "nan"], "--cache-gib"),
+        (["--prompt", "x", "--experts"], "--experts"),
         ([], "give a file of prompts, or one with --prompt"),
         (["in.jsonl"], "--out"),
         (["--prompt", "x", "--out", "out.jsonl"], "--out"),

@@ -1,6 +1,7 @@
 """A file of prompts answered, bad lines among them, stopped and gone on with."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def test_two_processes_do_not_write_the_same_answers(engine_of: Callable[[], Eng
     assert len(answers_in(tmp_path / "out.jsonl")) == 4
 
 
-@pytest.mark.parametrize("content", ["not JSON\n", "[]\n", '{"half a', "\n"])
+@pytest.mark.parametrize("content", ["not JSON\n", "[]\n", '{"half a', "\n", "\0" * 4096])
 def test_a_file_of_somebody_else_is_not_gone_on_with(
     engine_of: Callable[[], Engine], tmp_path: Path, content: str
 ) -> None:
@@ -156,3 +157,70 @@ def test_a_file_of_somebody_else_is_not_gone_on_with(
         answer(engine_of(), tmp_path)
     assert unfinished.read_text() == content
     assert answer(engine_of(), tmp_path, overwrite=True) == Answered(4, [])
+
+
+def flipped(line: bytes) -> bytes:
+    """Other content that is JSON, too."""
+    return re.sub(rb'"line": \d', b'"line": 9', line)
+
+
+def without_samples(line: bytes) -> bytes:
+    return line.split(b" ")[0] + b' {"line": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "num_kept"),
+    [
+        (2, flipped, 3),
+        (2, without_samples, 3),
+        (2, lambda line: b'{"line": 2, "samples": []}\n', 3),
+        (2, lambda line: b"[" * 100_000 + b"\n", 3),
+        (2, lambda line: b"\xff\0" + line[7:], 3),
+        (2, lambda line: line[:-1], 2),  # one line with the next one
+        (4, lambda line: line[: len(line) // 2], 3),
+        (4, lambda line: line + b'{"line": 1e999}\n{"line": 77, "samples": []}\n', 4),
+        (0, lambda line: b"damaged" + line, 4),
+        (0, lambda line: line[:-1], 3),
+    ],
+)
+def test_of_a_damaged_file_whole_answers_are_kept(
+    engine_of: Callable[[], Engine], tmp_path: Path, place: int, damage: Callable[[bytes], bytes], num_kept: int
+) -> None:
+    write(tmp_path / "in.jsonl", LINES)
+
+    def interrupt(done: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(engine_of(), tmp_path, on_answer=interrupt)
+    unfinished = tmp_path / "out.jsonl.unfinished"
+    lines = unfinished.read_bytes().splitlines(keepends=True)
+    lines[place] = damage(lines[place])
+    unfinished.write_bytes(b"".join(lines))
+    engine = engine_of()
+    assert answer(engine, tmp_path) == Answered(4, [])
+    assert engine.metrics.num_requests == 4 - num_kept
+    found = answers_in(tmp_path / "out.jsonl")
+    assert [one["line"] for one in found] == [1, 2, 3, 4]
+    assert [len(one["samples"]) for one in found] == [1, 2, 1, 1]
+
+
+def test_a_first_line_that_was_not_written_whole(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", LINES[:1])
+    unfinished = tmp_path / "out.jsonl.unfinished"
+
+    def cut_off(done: int) -> None:
+        unfinished.write_bytes(unfinished.read_bytes()[:50])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answer(engine_of(), tmp_path, on_answer=cut_off)
+    assert answer(engine_of(), tmp_path) == Answered(1, [])
+
+
+def test_settings_that_cannot_be_written_as_utf8(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
+    """A name of a file is not always text."""
+    write(tmp_path / "in.jsonl", [LINES[0], '{"prompt": "\\ud800"}\n'])
+    assert answer(engine_of(), tmp_path, source="caf\udce9") == Answered(1, [2])
+    assert "half of a surrogate pair" in answers_in(tmp_path / "out.jsonl")[1]["error"]

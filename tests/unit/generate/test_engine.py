@@ -1,5 +1,7 @@
 """Tokens are those of one full forward for each, whatever else the engine does at the time."""
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -81,24 +83,58 @@ def test_samples_share_the_prompt(model: GlmMoe) -> None:
     assert alone.generate([PROMPTS[3]], params) == [samples]
 
 
-def test_other_weights_in_between(model: GlmMoe) -> None:
-    """With `recompute`, tokens after the change are those of the new weights alone."""
+@pytest.mark.parametrize("says_so", [True, False])
+def test_other_weights_in_between(model: GlmMoe, says_so: bool) -> None:
+    """Tokens after the change are those of the new weights alone, and so are those of a prompt that was known."""
     engine = engine_of(model)
     engine.add(PROMPTS[0], SamplingParams(max_new_tokens=8))
-    tokens = [engine.step()[0].token for _ in range(4)]
+    engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=1))
+    sequence = engine.scheduler.sequences[0]
+    num_old = len(sequence.tokens)
     weight = model.layers[0].input_layernorm.weight  # every key depends on it
     kept = weight.detach().clone()
     try:
         with torch.no_grad():
             weight.copy_(kept.flip(0) + 1)
-        engine.weights_changed()
-        engine.check()
-        tokens += [engine.step()[0].token for _ in range(4)]
-        assert tokens[4:] == one_after_another(model, PROMPTS[0] + tokens[:4], 4)
+        if says_so:
+            engine.weights_changed()
+        ((sample,),) = engine.generate([PROMPTS[2]], SamplingParams(max_new_tokens=4))
+        assert sample.tokens == one_after_another(model, PROMPTS[2], 4)
+        while not engine.is_idle:
+            engine.step()
+            engine.check()
+        new = sequence.tokens[num_old:]
+        assert new == one_after_another(model, sequence.tokens[:num_old], len(new)) != []
     finally:
         with torch.no_grad():
             weight.copy_(kept)
-    assert tokens[:4] == one_after_another(model, PROMPTS[0], 4)
+    old = sequence.tokens[len(PROMPTS[0]) : num_old]
+    assert old == one_after_another(model, PROMPTS[0], len(old)) != []
+
+
+def fused_step(weights: list[torch.nn.Parameter]) -> None:
+    for weight in weights:
+        weight.grad = weight.detach().flip(0)
+    torch.optim.AdamW(weights, lr=0.1, fused=True).step()
+
+
+def copy_data(weights: list[torch.nn.Parameter]) -> None:
+    for weight in weights:
+        weight.data.copy_(weight.data.flip(0) + 0.1)
+
+
+@pytest.mark.parametrize("change", [fused_step, copy_data])
+def test_a_change_that_pytorch_does_not_count(
+    model: GlmMoe, change: Callable[[list[torch.nn.Parameter]], None]
+) -> None:
+    changed = deepcopy(model)
+    engine = engine_of(changed)
+    params = SamplingParams(max_new_tokens=4)
+    before = engine.generate([PROMPTS[2]], params)
+    change(list(changed.parameters()))
+    ((sample,),) = engine.generate([PROMPTS[2]], params)
+    assert [[sample]] != before
+    assert sample.tokens == one_after_another(changed, PROMPTS[2], 4)
 
 
 @pytest.mark.parametrize(

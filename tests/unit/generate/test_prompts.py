@@ -51,6 +51,26 @@ def test_one_bad_prompt_of_many(model: GlmMoe, prompts: list, words: str) -> Non
     assert engine.is_idle
 
 
+@pytest.mark.parametrize(
+    ("prompt", "settings", "words"),
+    [
+        ("caf\udce9", {}, r"prompt: not UTF-8 text: '\\udce9' is half"),
+        ("x", {"stop": ["ok", "\ud800"]}, "stop: not UTF-8 text"),
+        ("x", {"grammar": 'start: "\ud800"'}, "grammar: not UTF-8 text"),
+        ("x", {"json_schema": "\ud800"}, "json_schema: not UTF-8 text"),
+    ],
+    ids=ascii,
+)
+def test_what_is_no_text(
+    model: GlmMoe, tokenizer: Tokenizer, prompt: str, settings: dict[str, object], words: str
+) -> None:
+    """An argument in another encoding than UTF-8 comes with halves of surrogate pairs."""
+    engine = Engine(model, tokenizer=tokenizer)
+    with pytest.raises(RequestError, match=words):
+        engine.add(prompt, SamplingParams(**settings))
+    assert engine.is_idle
+
+
 def test_text_in_and_out(model: GlmMoe, tokenizer: Tokenizer) -> None:
     engine = Engine(model, tokenizer=tokenizer)
     ((sample,),) = engine.generate(["import sys"], SamplingParams(max_new_tokens=8, min_new_tokens=8))

@@ -120,3 +120,51 @@ def test_other_weights_before_the_prompt_is_through(model: GlmMoe) -> None:
     finally:
         with torch.no_grad():
             model.model.norm.weight.copy_(kept)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("options", [{}, {"drafter": "ngram"}], ids=str)
+def test_other_weights_within_an_answer(model: GlmMoe, options: dict[str, str], recompute: bool) -> None:
+    """Experts are those of the pass that the token behind them was sampled by: the old weights' for what the old ones
+    gave, also when pages run out later and all is computed again."""
+    engine = engine_of(model, num_pages=18, **options)
+    prompts = [[*PROMPT[:4], start, *PROMPT[:4]] for start in (1, 2, 3)]
+    common = {"max_new_tokens": 24, "repetition_penalty": 0.5, "logprobs": 0}  # it repeats itself: drafts are right
+    numbers = [engine.add(prompt, SamplingParams(**common, experts=True)) for prompt in prompts]
+    tokens, updates = {number: list(prompt) for number, prompt in zip(numbers, prompts, strict=True)}, []
+
+    def step() -> None:
+        for update in engine.step():
+            tokens[update.request].append(update.token)
+            updates.append(update)
+
+    while len(tokens[numbers[-1]]) < len(prompts[-1]) + 4:
+        step()
+    given = {number: list(ids) for number, ids in tokens.items()}
+    old = {number: whole_forward(model, ids[:-1], 1.0)[1] for number, ids in given.items()}
+    num_preempted = engine.scheduler.num_preempted
+    first = model.layers[0].input_layernorm.weight
+    kept = first.detach().clone()
+    try:
+        with torch.no_grad():
+            first.copy_(kept.flip(0) + 1)
+        engine.weights_changed(recompute=recompute)
+        while not engine.is_idle:
+            step()
+        new = {number: whole_forward(model, ids[:-1], 1.0)[1] for number, ids in tokens.items()}
+    finally:
+        with torch.no_grad():
+            first.copy_(kept)
+    assert engine.scheduler.num_preempted > num_preempted
+    assert engine.metrics.num_accepted > 0 or not options
+    for update in updates:
+        if update.finished is None:
+            continue
+        assert update.details is not None
+        assert update.details.experts_TMK is not None
+        experts_TMK = update.details.experts_TMK.sort(dim=-1).values.long()
+        num_old = len(given[update.request]) - 1
+        assert torch.equal(experts_TMK[:num_old], old[update.request])
+        assert not torch.equal(new[update.request][:num_old], old[update.request])
+        if recompute:
+            assert torch.equal(experts_TMK[num_old:], new[update.request][num_old:])

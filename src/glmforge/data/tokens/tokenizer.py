@@ -37,7 +37,7 @@ from glmforge.data.tokens.tokenizer_file import (
     read_tokenizer_json,
 )
 from glmforge.errors import DataError
-from glmforge.files import kind_of, shown
+from glmforge.files import kind_of, shown, why_no_text
 
 if TYPE_CHECKING:
     from glmforge.data.tokens.fast_encoder import FastEncoder
@@ -119,8 +119,8 @@ class Tokenizer:
         return self._special_ids[token]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which special tokens are ordinary characters."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        """Ids of `text`, in which special tokens are ordinary characters. Raises `DataError` for what is no text."""
+        return _encode(self._plain, text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once."""
@@ -175,7 +175,7 @@ class Tokenizer:
 
     def encode_with_special_tokens(self, text: str) -> list[int]:
         """Ids of a trusted text: `<|user|>` and its kind become control tokens wherever it spells them."""
-        return list(self._full.encode(text, add_special_tokens=False).ids)
+        return _encode(self._full, text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of `ids`. Bytes that are not UTF-8 (an answer cut inside a character) become U+FFFD.
@@ -250,6 +250,15 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             write_whole(target / name, (source / name).read_bytes())
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    except TypeError:
+        if isinstance(text, str) and (reason := why_no_text(text)) is not None:  # the library says nothing of it
+            raise DataError(reason) from None
+        raise
 
 
 def _parse(tokenizer_json: str) -> tokenizers.Tokenizer:

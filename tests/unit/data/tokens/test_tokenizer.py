@@ -31,6 +31,14 @@ def test_chat_ids_are_the_rendered_prompt(tokenizer):
     assert [ids[0], ids[-1]] == [tokenizer.special_id("[gMASK]"), tokenizer.special_id("<|assistant|>")]
 
 
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer):
+    for encode in (tokenizer.encode, tokenizer.encode_with_special_tokens):
+        with pytest.raises(DataError, match=r"not UTF-8 text: '\\ud800'"):
+            encode("ab\ud800")
+    with pytest.raises(DataError, match="not UTF-8 text"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "\ud800"}])
+
+
 def test_chat_template_of_the_directory_is_used(tokenizer_dir, tmp_path):
     directory = shutil.copytree(tokenizer_dir, tmp_path / "t")
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}!")
