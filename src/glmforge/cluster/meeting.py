@@ -13,10 +13,13 @@ line and ends, rather than waiting for a collective that never comes:
 Under torchrun its agents have met before, and keep the store.
 """
 
+import atexit
 import errno
 import json
 import logging
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +64,7 @@ def open_store(launch: LaunchEnvironment, *, wait_s: float, timeout_s: float) ->
 
     Raises `MeetingError`.
     """
+    _met.set()
     address, port = launch.meeting_point()
     timeout = timedelta(seconds=timeout_s)
     if launch.agent_serves or launch.rank != 0:
@@ -76,6 +80,24 @@ def open_store(launch: LaunchEnvironment, *, wait_s: float, timeout_s: float) ->
         master_listen_fd=listener.detach(),
     )
     return _of_attempt(store, launch)
+
+
+_met = threading.Event()
+"""Set once this process has looked for others, and may have a process group."""
+
+
+def end_if_met(ended: SystemExit) -> None:
+    """End a process that has had a process group as `ended` says, without freeing anything.
+
+    Gloo's threads live as long as the group, which what PyTorch caches keeps from being freed. One that has yet to free
+    a tensor waits for the interpreter's lock; where the interpreter ends meanwhile, that aborts the process ("terminate
+    called without an active exception"), after all work was done.
+    """
+    if _met.is_set():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
 
 
 def reopen_store(launch: LaunchEnvironment, *, timeout_s: float) -> dist.Store:
