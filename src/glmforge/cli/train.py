@@ -78,4 +78,5 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
     console.print(
         f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
     )
-    console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")
+    if state.is_done or state.stopped:
+        console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")
