@@ -4,17 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from helpers.ranks import until
+from helpers.unwoken import LIMIT_S
 
 _RANK = """
 import os, signal, sys, threading
 from glmforge.cluster.torchrun import end_with_torchrun
 end_with_torchrun()
-os.write(1, f"{os.getpid()} {os.getppid()}\\n".encode())
+os.write(1, f"{os.getpid()}\\n".encode())
 lock = threading.Lock()
 lock.acquire()
 lock.acquire()  # as in C++, no bytecode is run
@@ -27,8 +30,9 @@ sys.stdin.read()
 """
 
 
-def started(directory: Path, **environment: str) -> "tuple[subprocess.Popen[str], list[int]]":
-    """The launcher, and its two ranks, which wait."""
+@contextmanager
+def started(directory: Path, **environment: str) -> "Iterator[tuple[subprocess.Popen[str], list[int]]]":
+    """The launcher, and its two ranks, which wait; what is left of them ends with the block."""
     (directory / "rank.py").write_text(_RANK)
     (directory / "launcher.py").write_text(_LAUNCHER)
     launcher = subprocess.Popen(
@@ -40,27 +44,31 @@ def started(directory: Path, **environment: str) -> "tuple[subprocess.Popen[str]
         text=True,
     )
     assert launcher.stdout is not None
-    return launcher, [int(launcher.stdout.readline().split()[0]) for _ in range(2)]
+    ranks = [int(launcher.stdout.readline()) for _ in range(2)]
+    try:
+        yield launcher, ranks
+    finally:
+        for pid in (launcher.pid, *ranks):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        launcher.wait()
 
 
 def test_all_ranks_end_and_one_says_why(tmp_path: Path) -> None:
-    launcher, _ = started(tmp_path, TORCHELASTIC_RUN_ID="a run")
-    launcher.kill()
-    said, _ = launcher.communicate(timeout=240)  # until both ranks have closed it
+    with started(tmp_path, TORCHELASTIC_RUN_ID="a run") as (launcher, _):
+        launcher.kill()
+        said, _ = launcher.communicate(timeout=LIMIT_S)  # until both ranks have closed it
     why = f"torchrun (process {launcher.pid}) was killed, and its ranks end, too; run it again to resume"
     assert said == f"glmforge: {why}\n"
 
 
 @pytest.mark.parametrize("environment", [{}, {"TORCHELASTIC_RUN_ID": "a run", "GLMFORGE_STEP_FILE": "a file"}])
 def test_ranks_of_others_are_left_to_them(tmp_path: Path, environment: dict[str, str]) -> None:
-    launcher, ranks = started(tmp_path, **environment)
-    launcher.kill()
-    launcher.wait()
-    until(lambda: all(_parent(rank) != launcher.pid for rank in ranks), "ranks without a parent")
-    for rank in ranks:
-        assert len(list(Path(f"/proc/{rank}/task").iterdir())) == 1  # nothing watches
-        os.kill(rank, signal.SIGKILL)
-    assert launcher.communicate(timeout=240)[0] == ""
+    with started(tmp_path, **environment) as (launcher, ranks):
+        launcher.kill()
+        until(lambda: all(_parent(rank) != launcher.pid for rank in ranks), "ranks without a parent")
+        for rank in ranks:
+            assert len(list(Path(f"/proc/{rank}/task").iterdir())) == 1  # nothing watches
 
 
 def _parent(pid: int) -> int:
