@@ -12,6 +12,11 @@ def main() -> None:
     except KeyboardInterrupt:
         print("glmforge: interrupted", file=sys.stderr)
         sys.exit(130)
+    except SystemExit as ended:
+        meeting = sys.modules.get("glmforge.cluster.meeting")
+        if meeting is not None:
+            meeting.end_if_met(ended)
+        raise
 
 
 if __name__ == "__main__":

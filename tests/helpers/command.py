@@ -56,7 +56,9 @@ class Started:
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.Error):
                 if "train" in child.cmdline() and child.ppid() == self.process.pid:
-                    found[int(child.environ()["RANK"])] = child.pid
+                    rank = child.environ().get("RANK")
+                    if rank is not None:  # else a fork of torchrun that is about to become one
+                        found[int(rank)] = child.pid
         return found
 
 

@@ -4,9 +4,10 @@
     subprocess.run(["bash", "-c", "glmforge train run.yaml && glmforge report runs/run"], env=environment)
 
 The programs in `programs()` ask one process of this test run, which has imported what commands import, to fork. The
-fork takes over arguments, environment, working directory and standard streams, and leads a session of its own. The
-program passes signals on to it, waits, and ends as it does; if the program is killed, so is the fork. Its process
-number is not the fork's, so tests of numbers, and of what happens before imports are done, start `sys.executable`.
+fork takes over arguments, environment, working directory, standard streams and which signals are ignored, and leads a
+session of its own. The program passes signals on to it, waits, and ends as it does; if the program is killed, so is the
+fork. Its process number is not the fork's, so tests of numbers, and of what happens before imports are done, start
+`sys.executable`.
 
 `python` forks for modules and for scripts. What has to be known before an interpreter starts cannot be taken over: with
 PYTHONPATH set, or with options other than torchrun's -u, it is the real one.
@@ -34,11 +35,13 @@ from helpers.distributed import fork_server
 
 _MODULES = {"glmforge": "glmforge", "torchrun": "torch.distributed.run"}
 """Program -> the module that it is."""
+_SIGNALS = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)))
+"""Those that programs pass on."""
 _MAX_BYTES = 180_000  # of arguments and environment: what a socket takes at once
 _PATIENCE_S = 120.0
 
 _PROGRAM = """#!{python} -IS
-import json, os, signal, socket, sys
+import json, os, select, signal, socket, sys
 
 name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
 if name != "python":
@@ -47,15 +50,23 @@ else:
     first = next((word for word in arguments if word != "-u"), "")
     if "PYTHONPATH" in os.environ or first != "-m" and not first.endswith(".py"):
         os.execv("{python}", ["{python}", *arguments])
-signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+signals = {signals}
+# Signals are read from a socket: a handler would not run for one that comes just before this waits.
+reading, writing = socket.socketpair()
+writing.setblocking(False)
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as starter:
     starter.connect("{address}")
-    order = [arguments, os.getcwd(), dict(os.environ)]
+    ignored = [number for number in signals if signal.getsignal(number) == signal.SIG_IGN]
+    order = [arguments, os.getcwd(), dict(os.environ), ignored]
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until they can be passed on
     socket.send_fds(starter, [json.dumps(order).encode()], [0, 1, 2])
+    signal.set_wakeup_fd(writing.fileno())
     for number in signals:
-        signal.signal(number, lambda number, frame: starter.send(bytes([number])))
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    while starter not in select.select([starter, reading], [], [])[0]:
+        for number in reading.recv(64):
+            starter.send(bytes([number]))
     status = json.loads(starter.recv(100))
 if status < 0:
     if status != -signal.SIGKILL:
@@ -73,7 +84,8 @@ def programs() -> Path:
     address = directory / "starter"
     for name in (*_MODULES, "python"):
         program = directory / name
-        program.write_text(_PROGRAM.format(python=sys.executable, modules=_MODULES, address=address))
+        text = _PROGRAM.format(python=sys.executable, modules=_MODULES, signals=_SIGNALS, address=address)
+        program.write_text(text)
         program.chmod(0o755)
     process = fork_server().Process(target=_start_what_is_asked_for, args=(address,))
     process.start()
@@ -99,6 +111,7 @@ class _Order:
     arguments: list[str]  # [-u] -m MODULE ..., or [-u] SCRIPT ...
     directory: str
     environment: dict[str, str]
+    ignored: list[int]  # signals
     streams: list[int]
 
 
@@ -195,6 +208,7 @@ class _Starter:
 def _start_what_is_asked_for(address: Path) -> None:
     """The process that forks. It has no other threads, and ends with the test run, by no signal to a test's group."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in a fork, until it knows which of them are ignored
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hidden = address.with_name("not-yet")
     listener.bind(str(hidden))
@@ -215,8 +229,13 @@ def _kill(pid: int) -> None:
 
 
 def _become(order: _Order, python: str) -> None:
-    """Be the command: this process' own past is not to be seen by it."""
+    """Be the command: this process' own past is not to be seen by it, nor that the tests run in the background of a
+    shell, which has them ignore Ctrl-C."""
     os.setsid()
+    for number in _SIGNALS:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in order.ignored else usual)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -10,7 +10,9 @@ status 75, which says "start me again"; a checkpoint is there as a whole or not 
 import argparse
 import os
 import signal
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -55,7 +57,17 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: i
     dist.barrier()
 
 
-def main() -> int:
+def leave(status: int) -> NoReturn:
+    """Leave the group and end the process, without freeing anything.
+
+    Gloo's threads may live on, and one that has yet to free a tensor hangs, or aborts, an interpreter that ends.
+    """
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def main() -> NoReturn:
     options = argparse.ArgumentParser()
     options.add_argument("--text", type=Path, default=Path(__file__), help="any file; by default this script")
     options.add_argument("--save", type=Path, default=Path("runs/ddp"), help="directory that all nodes see")
@@ -100,15 +112,11 @@ def main() -> int:
             if RANK == 0:
                 print("warned: saved, and gives way", flush=True)
                 (given.save / "preempted").touch()
-            del model  # before the group: freed after it, on Gloo, it may never end
-            dist.destroy_process_group()
-            return PREEMPTED
+            leave(PREEMPTED)
     if RANK == 0:
         (given.save / "preempted").unlink(missing_ok=True)
-    del model  # before the group: freed after it, on Gloo, it may never end
-    dist.destroy_process_group()
-    return 0
+    leave(0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

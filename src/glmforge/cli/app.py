@@ -9,8 +9,10 @@ import logging
 import sys
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
 from rich.logging import RichHandler
+from rich.text import Text
+from rich.traceback import Traceback
 
 from glmforge import __version__
 from glmforge.cli import (
@@ -124,9 +126,19 @@ def main() -> None:
         sys.exit(130)
 
 
+class _LineHandler(RichHandler):
+    """Rich's handler lays messages out in columns, and cuts paths and commands in pieces at the terminal's width."""
+
+    def render(
+        self, *, record: logging.LogRecord, traceback: Traceback | None, message_renderable: ConsoleRenderable
+    ) -> ConsoleRenderable:
+        assert isinstance(message_renderable, Text)
+        return Text.assemble(self.get_level_text(record), " ", message_renderable)
+
+
 def _show_log_messages() -> None:
     """Our own package's messages go to stderr, one line each; other packages' stay theirs."""
-    handler = RichHandler(console=Console(stderr=True, soft_wrap=True), show_time=False, show_path=False)
+    handler = _LineHandler(console=Console(stderr=True, soft_wrap=True))
     logger = logging.getLogger("glmforge")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

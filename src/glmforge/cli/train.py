@@ -46,7 +46,9 @@ def train(
     """
     from glmforge.cluster.interrupts import ends_at_once
     from glmforge.cluster.launch import LaunchEnvironment
+    from glmforge.cluster.torchrun import end_with_torchrun
 
+    end_with_torchrun()
     speaks = LaunchEnvironment.read().is_main
     with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
         chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
@@ -76,4 +78,5 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
     console.print(
         f"[bold]{loaded.name}[/bold]: {counted(state.step, 'step')}, {state.tokens:,} tokens, in {directory}{ending}"
     )
-    console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")
+    if state.is_done or state.stopped:
+        console.print(f"Next: glmforge report {directory}    glmforge export {directory} {directory}/export")

@@ -13,10 +13,13 @@ line and ends, rather than waiting for a collective that never comes:
 Under torchrun its agents have met before, and keep the store.
 """
 
+import atexit
 import errno
 import json
 import logging
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +42,8 @@ _ATTEMPT_S = 5.0
 """For a connection, before the next is tried."""
 _PAUSE_S = 0.5
 _POLL_S = 0.05
+_AGENT_S = 10.0
+"""For torchrun's store, which is there before the ranks are, or has gone with torchrun."""
 _FAREWELL_S = 5.0
 """How long rank 0 keeps the store for those who have yet to read why it ends."""
 _LISTED_RANKS = 512
@@ -59,12 +64,11 @@ def open_store(launch: LaunchEnvironment, *, wait_s: float, timeout_s: float) ->
 
     Raises `MeetingError`.
     """
+    _met.set()
     address, port = launch.meeting_point()
     timeout = timedelta(seconds=timeout_s)
-    if launch.agent_serves:
-        return _of_attempt(_client(launch, timeout), launch)
-    if launch.rank != 0:
-        _reach_rank_zero(launch, address, port, wait_s)
+    if launch.agent_serves or launch.rank != 0:
+        _reach(launch, address, port, min(wait_s, _AGENT_S) if launch.agent_serves else wait_s)
         return _of_attempt(_client(launch, timeout), launch)
     listener = _listen(address, port)
     store = dist.TCPStore(
@@ -76,6 +80,24 @@ def open_store(launch: LaunchEnvironment, *, wait_s: float, timeout_s: float) ->
         master_listen_fd=listener.detach(),
     )
     return _of_attempt(store, launch)
+
+
+_met = threading.Event()
+"""Set once this process has looked for others, and may have a process group."""
+
+
+def end_if_met(ended: SystemExit) -> None:
+    """End a process that has had a process group as `ended` says, without freeing anything.
+
+    Gloo's threads live as long as the group, which what PyTorch caches keeps from being freed. One that has yet to free
+    a tensor waits for the interpreter's lock; where the interpreter ends meanwhile, that aborts the process ("terminate
+    called without an active exception"), after all work was done.
+    """
+    if _met.is_set():
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ended.code if isinstance(ended.code, int) else int(ended.code is not None))
 
 
 def reopen_store(launch: LaunchEnvironment, *, timeout_s: float) -> dist.Store:
@@ -165,8 +187,8 @@ def _listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _reach_rank_zero(launch: LaunchEnvironment, address: str, port: int, wait_s: float) -> None:
-    """Return as soon as somebody listens where rank 0 is to be."""
+def _reach(launch: LaunchEnvironment, address: str, port: int, wait_s: float) -> None:
+    """Return as soon as somebody listens where rank 0, or torchrun, keeps the store."""
     started = said = time.monotonic()
     said -= _SAY_EVERY_S
     while True:
@@ -177,6 +199,11 @@ def _reach_rank_zero(launch: LaunchEnvironment, address: str, port: int, wait_s:
             reason = _reason(error)
         now = time.monotonic()
         left = started + wait_s - now
+        if left <= 0 and launch.agent_serves:
+            raise MeetingError(
+                f"rank {launch.rank} on {socket.gethostname()} did not reach torchrun at {address}:{port} within "
+                f"{wait_s:g} s: {reason}; it has ended, or a firewall is between: start all nodes again"
+            )
         if left <= 0:
             raise MeetingError(
                 f"rank {launch.rank} on {socket.gethostname()} did not reach rank 0 at {address}:{port} (MASTER_ADDR, "
@@ -184,7 +211,8 @@ def _reach_rank_zero(launch: LaunchEnvironment, address: str, port: int, wait_s:
                 "reach that port"
             )
         if launch.is_first_of_node and now - said >= _SAY_EVERY_S:
-            logger.info("%s:%d: %s; waiting for rank 0, %.0f s left", address, port, reason, left)
+            whom = "torchrun" if launch.agent_serves else "rank 0"
+            logger.info("%s:%d: %s; waiting for %s, %.0f s left", address, port, reason, whom, left)
             said = now
         time.sleep(min(_PAUSE_S, left))
 

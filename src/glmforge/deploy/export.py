@@ -1,6 +1,7 @@
 """A trained run as a Hugging Face directory, and the proof that transformers computes the same with it."""
 
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from pathlib import Path
 
 import torch
@@ -70,6 +71,8 @@ class Parity:
 @torch.no_grad()
 def compare_with_transformers(directory: Path, ids_BS: torch.Tensor) -> Parity:
     """Run the export `directory` in fp32 through our model and through transformers' Glm4MoeForCausalLM."""
+    for chatty in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns of kernels for GPUs
+        getLogger(chatty).setLevel(ERROR)
     with needed_for("the comparison with transformers"):
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging

@@ -99,7 +99,7 @@ def _with_kernels(config: RunConfig, world: World) -> RunConfig:
     """The run's configuration with a name in the place of every "auto" of `kernels`."""
     kernels = choose(config.kernels, world.device, DTYPES[config.precision.compute])
     if world.is_main:
-        logger.info("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in kernels))
+        logger.debug("kernels: %s", ", ".join(f"{operation} {name}" for operation, name in kernels))
     return config.model_copy(update={"kernels": kernels})
 
 
@@ -123,7 +123,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     if config.fault_tolerance.resume != "never":
         checkpoint = checkpoints.take_up(trainer, config.fault_tolerance.resume_step)
         if checkpoint is not None and trainer.world.is_main:
-            logger.info("going on from %s", checkpoint)
+            logger.info("resuming from %s", checkpoint)
         trainer.leave_out(*recall_skipped(config.output_dir))
     elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
@@ -157,7 +157,7 @@ def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None
         cache_dir=config.init_cache_dir,
     )
     if trainer.world.is_main:
-        logger.info("weights of %s", source)
+        logger.info("starting from the weights of %s", source)
 
 
 def _base_of(config: RunConfig) -> BaseWeights | None:

@@ -35,7 +35,7 @@ def test_a_look_shows_what_is_learnt_and_counts_everything(run) -> None:
     shown = "[gMASK]<sop><|user|>\nIs it hot?/nothink<|assistant|>\n<think></think>»\nIt is, and loud.<|user|>«"
     assert shown in output
     assert "chat.jsonl:3:" not in output
-    assert "records: 3, wrong 1; documents: 1, too long 1 dropped" in output
+    assert "3 records, 1 of them wrong, 1 document, 1 too long and dropped, " in output
     assert "longer than 60 tokens (--out would refuse the first of them)" in output
     assert "chat.jsonl:2: the last message must be the assistant's" in output
 
@@ -49,12 +49,12 @@ def test_what_a_text_does_to_a_terminal_is_shown_and_not_done(run) -> None:
 def test_writing(run, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"chat\.jsonl:2: .*wrong records: 1, allowed: 0"):
         run("--out", "a")
-    assert "records: 3, wrong 1; documents: 2" in run("--out", "a", "--max-wrong", 1)
+    assert "3 records, 1 of them wrong, 2 documents, " in run("--out", "a", "--max-wrong", 1)
     assert TokenShard(tmp_path / "a").num_documents == 2
     with pytest.raises(DataError, match="exists already"):
         run("--out", "a", "--max-wrong", 1)
     options = ("--out", "a", "--max-wrong", 1, "--force", "--max-tokens", 60, "--overlong", "cut", "--show", 2)
     output = run(*options)
     assert output.count("--- chat.jsonl") == 2
-    assert "0 dropped and 1 cut" in output
+    assert ", 1 too long and cut, " in output
     assert TokenShard(tmp_path / "a").loss.is_mask

@@ -1,6 +1,7 @@
 """Users' own scripts under Slurm (examples/slurm): what a linter and sbatch say of all, and runs of those for CPUs."""
 
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -8,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import torch.distributed as dist
 
 from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.distributed import run_ranks
@@ -124,11 +127,22 @@ STEPS = 8
 
 
 def rank_run_script(script: Path, arguments: list[str]) -> tuple[int, str]:
-    """Its status and output."""
+    """Its status and output. It ends at once: Gloo's threads abort a process whose interpreter ends around them."""
     sys.argv = [str(script), *arguments]
-    with redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    return int(ended.value.code or 0), said.getvalue()
+
+    def end(status: int) -> NoReturn:
+        raise EndedAtOnceError(status)
+
+    with redirect_stdout(io.StringIO()) as said, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", end)
+        with pytest.raises(EndedAtOnceError) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+    assert not dist.is_initialized()
+    return int(ended.value.args[0]), said.getvalue()
+
+
+class EndedAtOnceError(Exception):
+    """With this status."""
 
 
 def run_in_forks(script: Path, save: Path) -> tuple[list[int], str]:

@@ -94,7 +94,7 @@ def test_the_run_stores_and_shows_what_it_computes_with(
     stored = load_config(config.output_dir / "config.yaml").kernels
     assert stored == choose(config.kernels, torch.device("cpu"), torch.float32)
     assert (stored.router, stored.attention, stored.experts) == ("plain", "documents", "loop")
-    assert "kernels: router plain, permute plain" in caplog.text
+    assert "kernels:" not in caplog.text  # they are in config.yaml
 
 
 def test_a_layer_with_kernels_is_one_graph() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers.command import Commands, own_lines, write_config
+from helpers.command import LIMIT_S, Commands, own_lines, write_config
 from helpers.tiny_data import TinyData
 
 HOST = socket.gethostname()
@@ -51,6 +51,28 @@ def test_a_killed_rank_is_named_under_torchrun(tiny_data: TinyData, tmp_path: Pa
     assert line.startswith(f"glmforge: rank 1 on {HOST} (process {victim}) was lost: ")
     before_torchrun_reports = job.output.split("ChildFailedError")[0]
     assert "pair.cc" not in before_torchrun_reports
+
+
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.chaos)])
+def test_a_killed_torchrun_takes_its_ranks_with_it(
+    tiny_data: TinyData, tmp_path: Path, commands: Commands, trains: bool
+) -> None:
+    """Also before the first step, where rank 0 waits for the other, which does not come."""
+    job = commands.start("train", config_in(tiny_data, tmp_path), ranks=2)
+    job.wait_until(lambda: len(job.workers()) == 2)
+    ranks = {rank: psutil.Process(pid) for rank, pid in job.workers().items()}
+    if trains:
+        job.wait_for_steps(tmp_path / "run", 3)
+    else:
+        ranks[1].suspend()
+        job.wait_until(lambda: bool(ranks[0].net_connections()))  # to torchrun's store
+    job.process.kill()
+    ranks[0].wait(LIMIT_S)
+    if not trains:
+        ranks[1].kill()
+    ranks[1].wait(LIMIT_S)
+    told = f"glmforge: torchrun (process {job.process.pid}) was killed, and its ranks end, too; run it again to resume"
+    assert own_lines(job.output) == [told]
 
 
 def test_what_a_rank_said_last_is_said_by_all(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:

@@ -72,6 +72,15 @@ def test_a_node_whose_rank_0_never_comes_says_what_it_tried(caplog: pytest.LogCa
     assert caplog.messages == [f"127.0.0.1:{port}: Connection refused; waiting for rank 0, 0 s left"]
 
 
+def test_a_rank_does_not_wait_long_for_a_torchrun_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store was there before the ranks: nobody will come. Rank 0 is no other than the rest."""
+    monkeypatch.setattr(meeting, "_AGENT_S", SOON_S)
+    for rank in range(2):
+        launch = replace(node(rank, 2, free_port()), agent_serves=True)
+        with pytest.raises(MeetingError, match=f"did not reach torchrun at 127.0.0.1:{launch.port} within 0.2 s: Conn"):
+            open_store(launch, wait_s=PATIENT_S, timeout_s=PATIENT_S)
+
+
 def test_an_address_that_no_name_server_knows() -> None:
     """A worker goes on trying, as names may come; rank 0 has no use for an address that is not its own."""
     port = free_port()

@@ -13,6 +13,7 @@ import pytest
 
 from helpers.prepared import programs
 from helpers.ranks import is_running, until
+from helpers.unwoken import LIMIT_S
 
 _SAYS_ALL = """
 import os, sys
@@ -117,7 +118,7 @@ def test_a_program_that_is_killed_has_no_fork_when_the_next_begins(directory: Pa
 
 def test_a_program_that_is_killed_at_any_moment_hinders_no_other(directory: Path) -> None:
     """As soon as it is there, with half of an order, and before it has heard how its fork ended."""
-    order = json.dumps([["all.py", "0"], str(directory), os.environ | {"WORD": ""}]).encode()
+    order = json.dumps([["all.py", "0"], str(directory), os.environ | {"WORD": ""}, []]).encode()
     with Path(os.devnull).open() as null:
         for sent in (b"", order[:-1], order, order):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as program:
@@ -129,14 +130,63 @@ def test_a_program_that_is_killed_at_any_moment_hinders_no_other(directory: Path
         assert process.returncode == 0
 
 
+_TEST_RUN = (
+    "import os, subprocess, sys\n"
+    f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+    "from helpers import distributed\n"
+    "from helpers.prepared import programs\n"
+    "distributed._PRELOADED = []\n"  # seconds that are not needed here
+)
+"""A test run of its own begins so."""
+
+
+@pytest.mark.parametrize("run_ignores", [False, True])
+@pytest.mark.parametrize("program_ignores", [False, True])
+def test_a_fork_ignores_what_its_program_does_and_not_what_the_test_run_does(
+    directory: Path, run_ignores: bool, program_ignores: bool
+) -> None:
+    """A shell starts what runs in the background with Ctrl-C ignored, a whole test run, too."""
+
+    def ignoring_interrupts(ignores: bool) -> str:
+        return f"--{'ignore' if ignores else 'default'}-signal=INT"
+
+    (directory / "shows.py").write_text("import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)")
+    (directory / "run.py").write_text(
+        _TEST_RUN + "if __name__ == '__main__':\n"
+        f"    words = ['env', '{ignoring_interrupts(program_ignores)}', programs() / 'python', sys.argv[1]]\n"
+        "    subprocess.run(words, check=True)\n"
+    )
+    command = ["env", ignoring_interrupts(run_ignores), sys.executable, directory / "run.py", directory / "shows.py"]
+    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert said == f"{program_ignores}\n"
+
+
+def test_a_signal_that_does_not_wake_a_program_is_passed_on(directory: Path) -> None:
+    """As one that comes just before it waits: forced with a thread of the program's own, once its fork is ready."""
+    text = (programs() / "python").read_text()
+    before, wait, after = text.partition("    while starter not in ")
+    assert wait
+    strike = (
+        "    import threading\n"
+        f"    sys.path.append({str(Path(__file__).parents[2])!r})\n"
+        "    from helpers.unwoken import signal_without_waking\n"
+        "    sys.stdin.readline()\n"
+        "    threading.Thread(target=signal_without_waking, args=(signal.SIGUSR1,)).start()\n"
+    )
+    program = directory / "python"
+    program.write_text(before + strike + wait + after)
+    program.chmod(0o755)
+    words = [str(program), str(directory / "waits.py")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        said, _ = process.communicate("the fork is ready\n", timeout=LIMIT_S)
+    assert (process.returncode, said) == (7, f"told {int(signal.SIGUSR1)}\n")
+
+
 def test_nothing_outlives_the_test_run(directory: Path) -> None:
     program = (
-        "import os, subprocess, sys\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        "from helpers import distributed\n"
-        "from helpers.prepared import programs\n"
-        "distributed._PRELOADED = []\n"  # seconds that are not needed here
-        "if __name__ == '__main__':\n"
+        _TEST_RUN + "if __name__ == '__main__':\n"
         "    process = subprocess.Popen([programs() / 'python', sys.argv[1]], stdout=subprocess.PIPE, text=True)\n"
         "    print(process.pid, process.stdout.readline(), flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -90,7 +90,7 @@ def _is_there(prefix: Path) -> bool:
 
 
 def _encode(path: Path, tokenizer_dir: Path, config: ChatConfig, prefix: Path, told: Path, num_workers: int) -> None:
-    logger.info("encoding the conversations of %s into %s", path, prefix)
+    logger.info("encoding the conversations of %s", path)
     _, report = tokenize_chat([path], tokenizer_dir, prefix, config, num_workers=num_workers, overwrite=True)
     content = {"summary": report.counts.summary(), "problems": report.problems}
     write_whole(told, f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())

@@ -22,6 +22,7 @@ from glmforge.data.tokens.shards import ShardInfo
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.data.worker_pool import in_processes
 from glmforge.errors import DataError
+from glmforge.observe.units import counted
 
 _CHUNK_BYTES, _CHUNK_RECORDS = 1 << 20, 512
 _NUM_PROBLEMS_KEPT = 10
@@ -59,12 +60,13 @@ class ChatCounts:
 
     def summary(self) -> str:
         """In one line."""
-        too_long = f"too long {self.dropped:,} dropped and {self.cut:,} cut"
-        learnt = f"learnt {self.learnt / max(1, self.tokens):.0%}"
-        return (
-            f"records: {self.records:,}, wrong {self.wrong:,}; documents: {self.documents:,}, {too_long}; "
-            f"tokens: {self.tokens:,}, {learnt}"
-        )
+        told = [counted(self.records, "record")]
+        if self.wrong:
+            told.append(f"{self.wrong:,} of them wrong")
+        if self.documents != self.records:
+            told.append(counted(self.documents, "document"))
+        told += [f"{n:,} too long and {what}" for n, what in ((self.dropped, "dropped"), (self.cut, "cut")) if n]
+        return ", ".join([*told, f"{self.tokens:,} tokens, {self.learnt / max(1, self.tokens):.0%} of them trained on"])
 
 
 class Encoded(NamedTuple):

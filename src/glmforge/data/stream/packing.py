@@ -108,8 +108,8 @@ def _build(shard: TokenShard, seq_len: int, identity: bytes, path: Path, progres
     if progress is not None:
         build_packing(shard, seq_len, identity, path, progress)
         return
-    logger.info("packing %s into rows of %d tokens", shard.prefix, seq_len)
+    logger.info("packing %s into rows of %s tokens", shard.prefix, f"{seq_len:,}")
     started = time.perf_counter()
     counts = build_packing(shard, seq_len, identity, path)
     seconds = time.perf_counter() - started
-    logger.info("%s: %d rows, %.3f%% full, %.1f s", path, counts.num_rows, 100 * counts.utilisation, seconds)
+    logger.debug("%s: %d rows, %.3f%% full, %.1f s", path, counts.num_rows, 100 * counts.utilisation, seconds)

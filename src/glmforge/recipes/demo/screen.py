@@ -3,6 +3,8 @@
 import time
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
 
 from glmforge.observe.units import format_duration
 
@@ -28,4 +30,5 @@ class Screen:
         )
 
     def say(self, line: str) -> None:
-        self.console.print(f"  {line}", highlight=False)
+        """Long ones are continued below their beginning."""
+        self.console.print(Padding(Text.from_markup(line), (0, 0, 0, 2), expand=False), highlight=False)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.panel import Panel
 
 from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig
@@ -171,14 +170,14 @@ class Demo:
         for record in read_jsonl(RunDirectory(config.output_dir).evaluation):
             if "num_answers" in record:
                 told = (
-                    f"of {record['num_answers']} held-out questions {record['stopped']:.0%} are answered to an end, "
-                    f"{record['well_formed']:.0%} in the right form"
+                    f"{record['num_answers']} held-out questions: {record['stopped']:.0%} of the answers stop, "
+                    f"{record['well_formed']:.0%} parse"
                 )
             elif record["source"] == "chat":
-                told = f"held-out answers {record['nll']:.2f} nats per token, {record['accuracy']:.0%} of them foreseen"
+                told = f"held-out answers: {record['nll']:.2f} nats per token, {record['accuracy']:.0%} predicted"
             else:
                 change = record["bits_per_byte_change"]
-                told = f"held-out text {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
+                told = f"held-out text: {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
             self._screen.say(f"step {record['step']:>5}: {told}")
 
     def export(self, config: RunConfig) -> Path:
@@ -264,8 +263,9 @@ class Demo:
         ]
         elapsed = format_duration(self._screen.elapsed)
         self._screen.console.print()
-        panel = Panel("\n".join(lines), title=f"Done in {elapsed}", title_align="left", expand=False)
-        self._screen.console.print(panel)
+        self._screen.console.rule(f"[bold]Done in {elapsed}[/bold]", align="left")
+        for line in lines:  # whole, whatever the terminal's width: they are to be copied
+            self._screen.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _command() -> str:

@@ -82,7 +82,7 @@ def test_what_is_too_long_is_refused_dropped_or_cut(write, tokenizer, tokenizer_
     # The whole of three turns begins as the whole of two does, but for the end: <|user|> either way.
     assert run("cut", two) == (3, 0, 1, three - two)
     assert run("cut", two - 1) == (3, 0, 2, three + two - 2 * one)
-    with pytest.raises(DataError, match=r"no conversation to write .*wrong 0; documents: 0, too long 3 dropped"):
+    with pytest.raises(DataError, match=r"no conversation to write .*, 0 documents, 3 too long and dropped, 0 tokens"):
         run("cut", one - 1)
 
 
