@@ -15,7 +15,7 @@ MIN_STEPS = 12
 """Enough for a checkpoint, a kill and a resume; they teach nothing."""
 USEFUL_STEPS = 100
 """Below it the model has hardly learnt which tokens are frequent."""
-MTP_SHARE = 0.25
+MTP_SHARE = 0.1
 """Of the pre-training's steps: the last ones, which train the MTP layer, too, and take longer."""
 SHARE_OF_STEPS = 0.9
 """Of the pre-training's time; evaluations, checkpoints and two starts take the rest."""
@@ -63,9 +63,9 @@ def mean_cost(mtp_cost: float) -> float:
 
 
 def steps_of_phases(num_steps: int, done: int = 0) -> tuple[int, int]:
-    """Steps without MTP and with it; those `done` had none."""
-    without = max(done, 1, round(num_steps * (1 - MTP_SHARE)))
-    return without, max(1, num_steps - without)
+    """Steps without MTP and with it, at least one of each; those `done`, fewer than `num_steps`, had none."""
+    without = max(done, 1, min(round(num_steps * (1 - MTP_SHARE)), num_steps - 1))
+    return without, num_steps - without
 
 
 def intervals(num_steps: int, num_evaluations: int = EVALUATIONS_PER_RUN) -> list[str]:
