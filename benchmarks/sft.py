@@ -36,6 +36,7 @@ from glmforge.generate.engine import Engine, Sample
 from glmforge.generate.params import SamplingParams
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
+from glmforge.recipes.demo.pace import steps_of_phases
 from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.verify.reply import MalformedReply, Reply, parse_reply
 
@@ -75,7 +76,9 @@ def train_base(directory: Path, steps: int) -> Path:
     """The demo's first run, of this length."""
     paths = [f"{key}={directory / name}" for key, name in (("output_dir", "base"), ("data.tokenizer", "tokenizer"))]
     shards = [f"data.sources.0.path={directory / 'train'}", f"data.held_out.0.path={directory / 'held-out'}"]
-    glmforge.train(load_config("demo", [*paths, *shards, f"phases.0.steps={steps}", "observe.progress=false"]))
+    without_mtp, with_mtp = steps_of_phases(steps)
+    lengths = [f"phases.0.steps={without_mtp}", f"phases.1.steps={with_mtp}"]
+    glmforge.train(load_config("demo", [*paths, *shards, *lengths, "observe.progress=false"]))
     return directory / "base"
 
 

@@ -15,15 +15,19 @@ MIN_STEPS = 12
 """Enough for a checkpoint, a kill and a resume; they teach nothing."""
 USEFUL_STEPS = 100
 """Below it the model has hardly learnt which tokens are frequent."""
+MTP_SHARE = 0.1
+"""Of the pre-training's steps: the last ones, which train the MTP layer, too, and take longer."""
 SHARE_OF_STEPS = 0.9
-"""Of the training time; evaluations, checkpoints and two starts take the rest."""
+"""Of the pre-training's time; evaluations, checkpoints and two starts take the rest."""
 FINE_TUNING_SHARE = 0.3
 """Of the training time."""
+STARTS_OF_FINE_TUNING = 3
+"""Its start, its evaluation and compiling the kernels of generation take about as long as so many starts."""
 KILL_AT_SHARE = 0.4
 CHECKPOINTS_PER_RUN = 12
 EVALUATIONS_PER_RUN = 3
-AFTER_PER_BEFORE = 2.0
-"""Export, comparison, speaking and report take about twice as long as corpus, tokenizer and shards, here as there."""
+AFTER_PER_BEFORE = 1.0
+"""Export, comparison, speaking and report take no longer than corpus, tokenizer and shards, here as there."""
 MOST_FOR_THE_REST = 0.4
 TOLERATED_DELAY = 1.2
 """A run that would take this many times its time is planned anew."""
@@ -37,23 +41,38 @@ def training_seconds(total: float, before: float, elapsed: float) -> float:
 
 
 def steps_within(seconds: float, step_seconds: float) -> int:
-    """Steps that fit, with what comes between them; at least `MIN_STEPS`."""
-    return max(MIN_STEPS, int(seconds * SHARE_OF_STEPS / step_seconds))
+    """Steps that fit; at least `MIN_STEPS`."""
+    return max(MIN_STEPS, int(seconds / step_seconds))
 
 
-def next_plan(done: int, seconds: float, step_seconds: float) -> int:
-    """The steps of a run that has taken `done` of them and has `seconds` left.
+def next_plan(done: int, seconds: float, step_seconds: float, mtp_cost: float) -> int:
+    """The steps of a run that has taken `done` of them, none of which trained MTP, and has `seconds` left.
 
-    `step_seconds` are of the clock, with all that comes between steps.
+    `step_seconds` are of the clock, with all that comes between steps; one that trains MTP takes `mtp_cost` times that.
     """
-    return max(done + 2, done + int(seconds / step_seconds))
+    fit = seconds / step_seconds
+    total = (done + fit) / mean_cost(mtp_cost)
+    if done > total * (1 - MTP_SHARE):  # all that is left trains MTP
+        total = done + fit / mtp_cost
+    return max(done + 2, int(total))
 
 
-def intervals(num_steps: int) -> list[str]:
+def mean_cost(mtp_cost: float) -> float:
+    """Of a run's steps, where one without MTP costs 1."""
+    return 1 - MTP_SHARE + MTP_SHARE * mtp_cost
+
+
+def steps_of_phases(num_steps: int, done: int = 0) -> tuple[int, int]:
+    """Steps without MTP and with it, at least one of each; those `done`, fewer than `num_steps`, had none."""
+    without = max(done, 1, min(round(num_steps * (1 - MTP_SHARE)), num_steps - 1))
+    return without, num_steps - without
+
+
+def intervals(num_steps: int, num_evaluations: int = EVALUATIONS_PER_RUN) -> list[str]:
     """Overrides that space checkpoints and evaluations over a run."""
     return [
         f"checkpoint.every_steps={max(1, num_steps // CHECKPOINTS_PER_RUN)}",
-        f"observe.evaluate_every={max(1, -(-num_steps // EVALUATIONS_PER_RUN))}",
+        f"observe.evaluate_every={max(1, -(-num_steps // num_evaluations))}",
     ]
 
 

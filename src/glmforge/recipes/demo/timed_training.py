@@ -43,7 +43,8 @@ class TimedTraining:
     def __init__(self, options: DemoOptions, screen: Screen) -> None:
         self._options, self._screen = options, screen
         self._precision, self._num_threads = PRECISIONS[0], 1
-        self._token_seconds = math.nan
+        self._mtp_cost = 1.0  # of a step that trains MTP, where one without costs 1
+        self._start_seconds = 0.0
         self._deadline = self._end = math.inf
         self._fine_tuning_seconds = 0.0
         self._intervals: list[str] = []
@@ -57,25 +58,28 @@ class TimedTraining:
         self._screen.say(f"GLM-4.6 in small: {counts}, {config.model.n_routed_experts} experts per layer, MTP, Muon")
         setting = self._fastest_setting()
         self._precision, self._num_threads = setting.precision, setting.num_threads
+        weight = config.phases[-1].mtp_loss_weight
+        with_mtp = [f"precision.compute={setting.precision}", f"phases.0.mtp_loss_weight={weight}"]
+        self._mtp_cost = self._step_seconds(self._options.load_config(with_mtp)) / setting.step_seconds
+        mean_seconds = setting.step_seconds * pace.mean_cost(self._mtp_cost)
         total = self._options.minutes * 60
         of_both_runs = pace.training_seconds(total, before, self._screen.elapsed)
         self._end = time.monotonic() + of_both_runs
         self._fine_tuning_seconds = of_both_runs * pace.FINE_TUNING_SHARE
         seconds = of_both_runs - self._fine_tuning_seconds
         self._deadline = time.monotonic() + seconds
-        num_steps = pace.steps_within(seconds, setting.step_seconds)
+        num_steps = pace.steps_within(seconds * pace.SHARE_OF_STEPS, mean_seconds)
         self._intervals = pace.intervals(num_steps)
-        config = self._write_config(num_steps)
-        self._token_seconds = setting.step_seconds * config.num_steps / config.num_tokens
-        speed = format_count(config.num_tokens / config.num_steps / setting.step_seconds)
-        expected = config.num_steps * setting.step_seconds / pace.SHARE_OF_STEPS
+        config = self._write_config(*pace.steps_of_phases(num_steps))
+        speed = format_count(config.num_tokens / config.num_steps / mean_seconds)
+        expected = config.num_steps * mean_seconds / pace.SHARE_OF_STEPS
         self._screen.say(f"[b]{config.precision.compute}, {self._num_threads} thread(s)[/b]: {speed} tokens/s")
         self._screen.say(
             f"{config.num_steps} steps, {format_count(config.num_tokens)} tokens, about {format_duration(expected)}, "
             f"and {pace.FINE_TUNING_SHARE:.0%} of the training time for conversations"
         )
         if config.num_steps < pace.USEFUL_STEPS:
-            useful = pace.USEFUL_STEPS * setting.step_seconds / pace.SHARE_OF_STEPS
+            useful = pace.USEFUL_STEPS * mean_seconds / pace.SHARE_OF_STEPS
             enough = total - of_both_runs + useful / (1 - pace.FINE_TUNING_SHARE)
             self._screen.say(
                 f"[yellow]too few to learn much: this machine is slow, or busy (load {busy_cores():.1f} on "
@@ -94,7 +98,7 @@ class TimedTraining:
         kill_at = max((config.checkpoint.every_steps or 1) + 1, int(config.num_steps * pace.KILL_AT_SHARE))
         watched = Watched(config, self._options.config_file, self._num_threads)
         train_and_kill(watched, kill_at, (self._deadline - time.monotonic()) * pace.KILL_AT_SHARE)
-        killed_at = watched.step
+        killed_at, self._start_seconds = watched.step, watched.start_seconds
         record_event(run.root, "killed", step=killed_at, detail="SIGKILL by the demo")
         checkpoint = latest_checkpoint(run.checkpoints)
         if checkpoint is None:
@@ -109,8 +113,6 @@ class TimedTraining:
                 break
             self._screen.say(f"[yellow]slower than planned: told to stop after step {watched.step}[/yellow]")
             config = self._plan_anew(watched, watched.step)
-        if watched.step_seconds is not None:
-            self._token_seconds = watched.step_seconds * config.num_steps / config.num_tokens
         self._print_result(read_jsonl(run.metrics))
         return config, killed_at, resumed_from
 
@@ -120,11 +122,11 @@ class TimedTraining:
         It has the time that is left, and half of what was planned for it where the first run was late.
         """
         self._screen.heading("Fine-tune on conversations")
-        config = self._options.load_sft_config()
-        step_seconds = self._token_seconds * config.num_tokens / config.num_steps
+        precision = f"precision.compute={self._precision}"
+        step_seconds = self._step_seconds(self._options.load_sft_config([precision]))
         seconds = max(self._end - time.monotonic(), self._fine_tuning_seconds / 2)
-        num_steps = pace.steps_within(seconds, step_seconds)
-        overrides = [f"precision.compute={self._precision}", f"phases.0.steps={num_steps}", *pace.intervals(num_steps)]
+        num_steps = pace.steps_within(seconds - pace.STARTS_OF_FINE_TUNING * self._start_seconds, step_seconds)
+        overrides = [precision, f"phases.0.steps={num_steps}", *pace.intervals(num_steps, num_evaluations=1)]
         config = self._options.load_sft_config(overrides)
         write_text(self._options.sft_config_file, dump_config(config))
         self._screen.say(f"stage sft, {config.num_steps} steps: the loss is of what the assistant writes, and no more")
@@ -138,32 +140,40 @@ class TimedTraining:
         best = min(found)
         if all_threads > 1:
             best = min(best, self._measure(best.precision, 1))
-        torch.set_num_threads(all_threads)
+        torch.set_num_threads(best.num_threads)
         return best
 
     def _measure(self, precision: str, num_threads: int) -> Setting:
         torch.set_num_threads(num_threads)
-        config = self._options.load_config([f"precision.compute={precision}"])
-        seconds = measure_step_seconds(config, MEASURED_STEPS, max_seconds=SECONDS_PER_MEASUREMENT)
+        seconds = self._step_seconds(self._options.load_config([f"precision.compute={precision}"]))
         self._screen.say(f"{precision} with {num_threads} thread(s): {seconds:.2f} s a step")
         return Setting(seconds, precision, num_threads)
+
+    def _step_seconds(self, config: RunConfig) -> float:
+        """Of the first phase, with the threads that torch has."""
+        return measure_step_seconds(config, MEASURED_STEPS, max_seconds=SECONDS_PER_MEASUREMENT)
 
     def _plan_anew(self, watched: Watched, done: int) -> RunConfig:
         """What is left of the time, at the pace the run had, in steps."""
         config = watched.config
         if watched.step_seconds is None or self._options.steps_are_given:
             return config
-        left = self._deadline - time.monotonic()
-        planned = self._write_config(pace.next_plan(done, left, watched.step_seconds))
+        left, first = self._deadline - time.monotonic(), config.phases[0].steps or 0
+        if done > first:  # MTP is trained already, and at this pace
+            steps = first, max(done + 2, done + int(left / watched.step_seconds)) - first
+        else:
+            steps = pace.steps_of_phases(pace.next_plan(done, left, watched.step_seconds, self._mtp_cost), done)
+        planned = self._write_config(*steps)
         speed = format_count(config.num_tokens / config.num_steps / watched.step_seconds)
         self._screen.say(
             f"at {speed} tokens/s there is time for {planned.num_steps} steps in all (planned: {config.num_steps}), "
-            f"{format_duration((planned.num_steps - done) * watched.step_seconds)} more"
+            f"{format_duration(max(left, 0.0))} more"
         )
         return planned
 
-    def _write_config(self, num_steps: int) -> RunConfig:
-        overrides = [f"precision.compute={self._precision}", f"phases.0.steps={num_steps}", *self._intervals]
+    def _write_config(self, without_mtp: int, with_mtp: int) -> RunConfig:
+        steps = [f"phases.0.steps={without_mtp}", f"phases.1.steps={with_mtp}"]
+        overrides = [f"precision.compute={self._precision}", *steps, *self._intervals]
         config = self._options.load_config(overrides)
         write_text(self._options.config_file, dump_config(config))
         return config

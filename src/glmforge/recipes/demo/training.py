@@ -46,6 +46,8 @@ class Watched:
     num_threads: int
     step: int = 0
     clock: list[float] = field(default_factory=list)
+    start_seconds: float = 0.0
+    """From its start to the end of its first step."""
 
     def run(self, on_poll: Callable[["Watched", "subprocess.Popen[bytes]"], bool]) -> int:
         """Start it and call `on_poll` again and again, until it ends or `on_poll` returns True, and then wait.
@@ -55,11 +57,13 @@ class Watched:
         metrics = RunDirectory(self.config.output_dir).metrics
         self.step, self.clock = _num_lines(metrics), []
         asked = False
+        started = time.monotonic()
         with _started(self.config_file, self.num_threads) as process:
             while process.poll() is None:
                 step = _num_lines(metrics)
                 if step != self.step:
                     self.step = step
+                    self.start_seconds = self.start_seconds or time.monotonic() - started
                     self.clock.append(time.monotonic())
                 asked = asked or on_poll(self, process)
                 time.sleep(_POLL_SECONDS)
