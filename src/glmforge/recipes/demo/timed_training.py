@@ -13,7 +13,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.observe.metrics import Record
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, record_event, write_text
-from glmforge.observe.units import format_count, format_duration
+from glmforge.observe.units import counted, format_count, format_duration
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.recipes.demo import pace
 from glmforge.recipes.demo.options import DemoOptions
@@ -73,7 +73,7 @@ class TimedTraining:
         config = self._write_config(*pace.steps_of_phases(num_steps))
         speed = format_count(config.num_tokens / config.num_steps / mean_seconds)
         expected = config.num_steps * mean_seconds / pace.SHARE_OF_STEPS
-        self._screen.say(f"[b]{config.precision.compute}, {self._num_threads} thread(s)[/b]: {speed} tokens/s")
+        self._screen.say(f"[b]{config.precision.compute}, {counted(self._num_threads, 'thread')}[/b]: {speed} tokens/s")
         self._screen.say(
             f"{config.num_steps} steps, {format_count(config.num_tokens)} tokens, about {format_duration(expected)}, "
             f"and {pace.FINE_TUNING_SHARE:.0%} of the training time for conversations"
@@ -104,14 +104,14 @@ class TimedTraining:
         if checkpoint is None:
             raise GlmforgeError(f"{run.checkpoints}: the killed run left no checkpoint; give it more --minutes")
         resumed_from = read_meta(checkpoint).step
-        self._screen.say(f"[red]killed with SIGKILL after step {killed_at}[/red]; the same command again resumes from")
-        self._screen.say(f"[b]{checkpoint}[/b] and trains the steps after {resumed_from} again, exactly as before")
+        self._screen.say(f"[red]killed with SIGKILL after step {killed_at}[/red]; the same command resumes from")
+        self._screen.say(f"[b]{checkpoint}[/b] and repeats the steps after {resumed_from} bit for bit")
         config = self._plan_anew(watched, resumed_from)
         for may_stop in (not self._options.steps_are_given,) * MAX_STOPS + (False,):
             watched = Watched(config, self._options.config_file, self._num_threads)
             if train_to_the_end(watched, self._deadline, may_stop=may_stop):
                 break
-            self._screen.say(f"[yellow]slower than planned: told to stop after step {watched.step}[/yellow]")
+            self._screen.say(f"[yellow]slower than planned: stopped after step {watched.step}[/yellow]")
             config = self._plan_anew(watched, watched.step)
         self._print_result(read_jsonl(run.metrics))
         return config, killed_at, resumed_from
@@ -129,7 +129,7 @@ class TimedTraining:
         overrides = [precision, f"phases.0.steps={num_steps}", *pace.intervals(num_steps, num_evaluations=1)]
         config = self._options.load_sft_config(overrides)
         write_text(self._options.sft_config_file, dump_config(config))
-        self._screen.say(f"stage sft, {config.num_steps} steps: the loss is of what the assistant writes, and no more")
+        self._screen.say(f"stage sft, {config.num_steps} steps: only what the assistant writes is trained on")
         train_to_the_end(Watched(config, self._options.sft_config_file, self._num_threads), self._end, may_stop=False)
         return config
 
@@ -146,7 +146,7 @@ class TimedTraining:
     def _measure(self, precision: str, num_threads: int) -> Setting:
         torch.set_num_threads(num_threads)
         seconds = self._step_seconds(self._options.load_config([f"precision.compute={precision}"]))
-        self._screen.say(f"{precision} with {num_threads} thread(s): {seconds:.2f} s a step")
+        self._screen.say(f"{precision} with {counted(num_threads, 'thread')}: {seconds:.2f} s a step")
         return Setting(seconds, precision, num_threads)
 
     def _step_seconds(self, config: RunConfig) -> float:
