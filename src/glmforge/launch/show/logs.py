@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import shown
+from glmforge.files import open_regular, shown
 from glmforge.launch.job import AttemptDirectory, AttemptRecord, Cause, JobDirectory, RankRecord
 from glmforge.launch.state.job_files import attempt_numbers
 
@@ -119,7 +120,7 @@ def lines_of(logs: list[Log], *, pattern: re.Pattern[str] | None = None, tail: i
 def start_of_tail(path: Path, count: int) -> int:
     """Where the last `count` lines of a file begin, read from its end."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             end = file.seek(0, 2)
             place, found = end, 0
             while place > 0:
@@ -151,10 +152,20 @@ def _attempt(job: JobDirectory, wanted: int | None) -> int:
 def _lines(path: Path, tail: int | None) -> Iterator[str]:
     """Very long lines in pieces."""
     begin = 0 if tail is None else start_of_tail(path, tail)
-    with path.open("rb") as file:
+    with _opened(path) as file:
         file.seek(begin)
         while line := file.readline(_MAX_LINE):
             yield text_of(line)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Raises `FileNotFoundError`; `LaunchError` for what is no log."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LaunchError(f"{shown(path)}: cannot be read ({error.strerror})") from None
 
 
 def text_of(line: bytes) -> str:

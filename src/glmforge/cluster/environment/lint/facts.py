@@ -70,7 +70,7 @@ RENAMED: dict[str, str] = {
 """Old names that are still read -> new ones."""
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY")
-"""Never shown, and never to be written into a file."""
+"""Never to be written into a file."""
 
 
 @dataclass(frozen=True)
