@@ -59,6 +59,11 @@ def kind_of(path: Path, *, error: type[GlmforgeError]) -> Kind | None:
     return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
 
 
+def absolute(path: Path) -> Path:
+    """From the root on. `..` leads where the system would go, also behind a link; without one, links stay as given."""
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb", "xb"] = "rb", *, buffering: int = -1) -> BinaryIO:
     """As `Path.open`, for a file that somebody else may have put there: never waits, as it would for a FIFO.
 
