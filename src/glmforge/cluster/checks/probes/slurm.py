@@ -68,7 +68,7 @@ def _slurmd_runs() -> bool:
 def _is_of_this_host(pid: str) -> bool:
     with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
         words = file.read().split("\0")
-    names = [after if word == "-N" else word[2:] for word, after in zip(words, words[1:]) if word.startswith("-N")]
+    names = [words[at + 1] if word == "-N" else word[2:] for at, word in enumerate(words) if word.startswith("-N")]
     own = os.uname().nodename.split(".")[0]
     if names and names[0].split(".")[0] != own:
         return False
