@@ -17,6 +17,7 @@ from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import open_regular, shown
 from glmforge.launch.job import AttemptDirectory, AttemptRecord, Cause, JobDirectory, RankRecord
 from glmforge.launch.state.job_files import attempt_numbers
+from glmforge.launch.submit.new_job import task_numbers
 
 _FINE = {0, 75}
 """Statuses of ranks that have not failed: ended well, or saved and gave way."""
@@ -141,6 +142,12 @@ def start_of_tail(path: Path, count: int) -> int:
 def _attempt(job: JobDirectory, wanted: int | None) -> int:
     numbers = attempt_numbers(job)
     if not numbers:
+        launch = job.read().launch
+        if launch.array and launch.supervise:
+            first = f"{job.name}-{task_numbers(launch.array)[0]}"
+            raise LaunchError(f"{job.name}: is an array, whose tasks are jobs: 'glmforge jobs logs {first}'")
+        if not launch.supervise:
+            raise LaunchError(f"{job.name}: has no supervisor, which keeps logs by rank; add --scheduler")
         raise LaunchError(f"{job.name}: no attempt has begun; 'glmforge jobs show {job.name}' says why")
     if wanted is None:
         return next((number for number in reversed(numbers) if ranks_with_logs(job.attempt(number))), numbers[-1])

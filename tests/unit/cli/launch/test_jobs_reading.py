@@ -112,6 +112,33 @@ def test_follow_to_the_end(tmp_path: Path, failed: JobDirectory) -> None:
     assert "air: failed" in done.stderr
 
 
+@pytest.mark.parametrize("state", [State.RUNNING, State.FAILED, State.COMPLETED, State.UNKNOWN])
+def test_an_array_leads_to_its_tasks(tmp_path: Path, scheduler: MadeScheduler, state: State) -> None:
+    """Which are the jobs that have attempts and logs."""
+    scheduler.know("17", state)
+    array = made_job(tmp_path, "arr", launch={"array": "3-9:2"})
+    for number in (3, 5, 7, 9):
+        task = made_job(tmp_path, f"arr-{number}", submission=f"17_{number}", part_of="arr", task=number)
+        made_attempt(task, cause=Cause.CODE)
+        made_rank(task, 1, 0, lines=[f"2026 0 - task {number}"], status=1)
+    shown = run(tmp_path, "show", "arr").stdout
+    assert "\ntasks: arr-3,arr-5,arr-7,arr-9; each is a job: glmforge jobs logs arr-3\n" in shown
+    assert shown.splitlines()[-1] == "next: glmforge jobs list 'arr-*'"
+    told = str(run(tmp_path, "logs", "arr").exception)
+    assert told == "arr: is an array, whose tasks are jobs: 'glmforge jobs logs arr-3'"
+    assert run(tmp_path, "logs", "arr-3").stdout == "2026 0 - task 3\n"
+    assert array.read_attempts() == []
+
+
+def test_without_a_supervisor_the_log_is_the_schedulers(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    scheduler.know("17", State.FAILED)
+    job = made_job(tmp_path, launch={"supervise": False})
+    (job.root / "scheduler-17.log").write_text("no\n")
+    assert "next: glmforge jobs logs air --scheduler; then" in run(tmp_path, "show", "air").stdout
+    assert str(run(tmp_path, "logs", "air").exception).endswith("add --scheduler")
+    assert run(tmp_path, "logs", "air", "--scheduler").stdout == "no\n"
+
+
 @pytest.mark.parametrize("command", ["show", "logs", "follow"])
 def test_a_wrong_name(tmp_path: Path, failed: JobDirectory, command: str) -> None:
     done = run(tmp_path, command, "ait")
