@@ -95,7 +95,7 @@ def setup(
     found = [*plan.problems, *problems, *(tests.problems if tests else [])]
     typer.echo(_summary(plan, found, dry_run))
     own = wanted.ssh_directory / "config"
-    if not dry_run and own.exists() and not any(problem.is_error for problem in found):
+    if not dry_run and plan.changes and own.exists() and not any(problem.is_error for problem in found):
         call = shlex.join(["ssh", "-F", str(own)])
         typer.echo(escaped(f"Next: glmforge cluster check --ssh {shlex.quote(call)}, or ssh.command in cluster.yaml"))
     raise typer.Exit(1 if any(problem.is_error for problem in found) else 0)
