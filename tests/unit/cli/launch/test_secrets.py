@@ -86,7 +86,7 @@ def slurm(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sinfo": "echo gpu:8",
         "squeue": "",
         "sbatch": f'case "$*" in --test-only*) ;; *script*.sh) {sys.executable} -c "import json, os; '
-        f"json.dump(dict(os.environ), open('{seen}', 'w'))\"; echo 17 ;; *) echo 18 ;; esac",
+        f"json.dump(dict(os.environ), open('{seen}', 'w'))\"; echo 17 ;; *) env >{here}/companion; echo 18 ;; esac",
     }
     for name, script in of.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -130,6 +130,9 @@ def test_slurm_has_it_from_the_environment(
     wanted = had.get("SBATCH_EXPORT", "ALL").split(",")
     assert {"WANDB_API_KEY", "PROXY"} <= {*wanted} or wanted == ["ALL"]
     assert no_secret(done.output, texts_below(here / "jobs"))
+    companion = here / "companion"  # which needs none of it
+    assert companion.exists() == (name in ("supervised", "options", "chain"))
+    assert not companion.exists() or no_secret(companion.read_text())
 
 
 @pytest.mark.parametrize(
