@@ -17,7 +17,7 @@ import reprlib
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar, cast
+from typing import BinaryIO, Literal, TypeVar
 
 from glmforge.errors import GlmforgeError
 
@@ -69,7 +69,7 @@ def open_regular(path: Path, mode: Literal["rb", "ab", "wb", "xb"] = "rb", *, bu
 
     A file that is made is no more open to others than its directory. Raises `OSError`, too if it is no regular file.
     """
-    return cast(BinaryIO, open(path, mode, buffering, opener=_open_regular))
+    return open(path, mode, buffering, opener=_open_regular)
 
 
 def _open_regular(name: str, flags: int) -> int:

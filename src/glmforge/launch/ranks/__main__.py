@@ -115,7 +115,7 @@ def _read_secrets(control: int) -> dict[str, str]:
         if not (byte := os.read(control, 1)):
             raise LaunchError("the connection ended before it had handed over the job's variables")
         line += byte
-    return json.loads(line)  # type: ignore[no-any-return]
+    return json.loads(line)
 
 
 def _node_of(asked: _Asked, assignment: Assignment) -> int:
