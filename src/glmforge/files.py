@@ -10,7 +10,6 @@ Large files (token shards, tensors) have readers of their own, which bound them 
 """
 
 import errno
-import io
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import reprlib
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 from glmforge.errors import GlmforgeError
 
@@ -60,18 +59,41 @@ def kind_of(path: Path, *, error: type[GlmforgeError]) -> Kind | None:
     return "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
 
 
+def absolute(path: Path) -> Path:
+    """From the root on. `..` leads where the system would go, also behind a link; without one, links stay as given."""
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def open_regular(path: Path, mode: Literal["rb", "ab", "wb", "xb"] = "rb", *, buffering: int = -1) -> BinaryIO:
+    """As `Path.open`, for a file that somebody else may have put there: never waits, as it would for a FIFO.
+
+    A file that is made is no more open to others than its directory. Raises `OSError`, too if it is no regular file.
+    """
+    return open(path, mode, buffering, opener=_open_regular)
+
+
+def _open_regular(name: str, flags: int) -> int:
+    mode = 0o666
+    if flags & os.O_CREAT:
+        mode &= os.stat(os.path.dirname(name) or ".").st_mode  # noqa: PTH116, PTH120
+    descriptor = os.open(name, flags | os.O_NONBLOCK, mode)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(kind) else (errno.EINVAL, "is not a regular file")
+        raise OSError(*why, name)
+    return descriptor
+
+
 def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file of at most `max_bytes`. Raises `error`; never waits for a writer."""
     try:
-        with io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = io.BufferedReader(file).read(max_bytes + 1) if regular else b""
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
     except OSError as failure:
         raise error(f"{shown(path)}: cannot be read: {failure.strerror or failure}") from None
     except ValueError:
         raise error(f"{shown(path)}: cannot be read: no file can have this name") from None
-    if not regular:
-        raise error(f"{shown(path)}: cannot be read: is not a regular file")
     if len(content) > max_bytes:
         raise error(f"{shown(path)}: cannot be read: has more than {max_bytes:,} bytes; is it the right file?")
     return content
@@ -80,12 +102,9 @@ def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_B
 def read_end(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> bytes:
     """The last `max_bytes` of a regular file, all of it if it has no more. Raises `error`; never waits for a writer."""
     try:
-        with io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise error(f"{shown(path)}: cannot be read: is not a regular file")
-            file.seek(max(0, found.st_size - max_bytes))
-            return io.BufferedReader(file).read(max_bytes)
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
+            return file.read(max_bytes)
     except OSError as failure:
         raise error(f"{shown(path)}: cannot be read: {failure.strerror or failure}") from None
 

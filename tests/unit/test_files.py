@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import CheckpointError, ConfigError
-from glmforge.files import MAX_DEPTH, MAX_DIGITS, kind_of, parse_json, read_bytes, read_json, shown
+from glmforge.files import MAX_DEPTH, MAX_DIGITS, absolute, kind_of, parse_json, read_bytes, read_json, shown
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,12 @@ def test_bounded_size_and_text(tmp_path: Path) -> None:
 def test_names_are_shown_in_one_line() -> None:
     assert shown("a\nb\x1b[31m") == r"'a\nb\x1b[31m'"
     assert len(shown("x" * 10_000)) < 500
+
+
+def test_a_path_that_goes_up_leads_where_the_system_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path / "a")
+    assert absolute(Path("../lab")) == tmp_path / "lab"
+    assert absolute(tmp_path / "link" / ".." / "lab") == tmp_path / "a" / "lab"
+    assert absolute(tmp_path / "link" / "lab") == tmp_path / "link" / "lab"

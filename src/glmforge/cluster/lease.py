@@ -40,6 +40,7 @@ from pydantic import BaseModel, ValidationError
 from glmforge.cluster.process import ProcessIdentity, is_alive, is_suspended, this_process
 from glmforge.cluster.waiting import join
 from glmforge.errors import GlmforgeError
+from glmforge.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ class Lease:
         """
         assert self._claim is None, "a lease is taken once"
         try:
-            self._claims.mkdir(parents=True, exist_ok=True)
+            self._claims.parent.mkdir(parents=True, exist_ok=True)
+            self._claims.mkdir(mode=self._claims.parent.stat().st_mode & 0o777, exist_ok=True)
             found = self._newest()
             while self._is_over(found):
                 if self._try_claim(found.number + 1):
@@ -233,7 +235,7 @@ class Lease:
     def _newest(self) -> Found:
         for number in sorted(self._numbers(), reverse=True):
             with suppress(FileNotFoundError):  # a higher one has come since
-                content = self._path(number).read_bytes()
+                content = _content(self._path(number))
                 return Found(number, content, _parse(content))
         return Found(0, b"", None)
 
@@ -265,7 +267,8 @@ class Lease:
         """Whether it is now the newest."""
         partial = self._claims / f".{self._token}"
         try:
-            partial.write_bytes(_encode(claim))
+            with open_regular(partial, "wb") as file:
+                file.write(_encode(claim))
             _create(partial, self._path(number))
         except FileExistsError:
             if not self._is_mine(self._path(number)):  # else the answer to a first try was lost on its way
@@ -282,7 +285,7 @@ class Lease:
 
     def _is_mine(self, path: Path) -> bool:
         with suppress(FileNotFoundError):
-            claim = _parse(path.read_bytes())
+            claim = _parse(_content(path))
             return claim is not None and claim.token == self._token
         return False
 
@@ -361,12 +364,17 @@ def _create(partial: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        with path.open("xb", buffering=0) as file:
+        with open_regular(path, "xb", buffering=0) as file:
             try:
                 file.write(partial.read_bytes())
             except OSError:  # a full disk: nobody could read such a claim, and everybody would wait for its holder
                 path.unlink(missing_ok=True)
                 raise
+
+
+def _content(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read(_FILE_BYTES)
 
 
 def _encode(claim: Claim) -> bytes:

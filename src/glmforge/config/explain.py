@@ -143,22 +143,27 @@ def _nearest(value: object, expected: str) -> str | None:
 def _unknown_key(cls: type[Strict], path: KeyPath) -> str:
     """Suggest the nearest key of the same section, else the same name in another section."""
     *section, name = path
-    owner = _section(cls, section)
-    keys = [*owner.model_fields, *_LOADER_KEYS.get(owner, [])]
+    owners = _section(cls, section)
+    keys = [key for owner in owners for key in (*owner.model_fields, *_LOADER_KEYS.get(owner, []))]
     nearest = difflib.get_close_matches(str(name), keys, n=1, cutoff=0.6)
     if not nearest:
         nearest = [key for key in _dotted_keys(cls, "") if key.split(".")[-1] == name][:1]
     if nearest:
         return f"unknown key; did you mean '{nearest[0]}'?"
-    return f"unknown key; valid here: {', '.join(keys)}"
+    return f"unknown key; valid here: {', '.join(dict.fromkeys(keys))}"
 
 
-def _section(cls: type[Strict], path: KeyPath) -> type[Strict]:
-    """The class that reads the section at `path`."""
+def _section(cls: type[Strict], path: KeyPath) -> list[type[Strict]]:
+    """The classes that may read the section at `path`, which has indexes of lists and keys of mappings as well."""
+    models, is_key = [cls], False
     for part in path:
-        if isinstance(part, str):
-            cls = next(_models(cls.model_fields[part].annotation))
-    return cls
+        if is_key or isinstance(part, int):
+            is_key = False
+            continue
+        annotations = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        models = [model for annotation in annotations for model in _models(annotation)]
+        is_key = any(map(_is_mapping, annotations))
+    return models
 
 
 def _dotted_keys(cls: type[Strict], prefix: str) -> Iterator[str]:
@@ -166,6 +171,11 @@ def _dotted_keys(cls: type[Strict], prefix: str) -> Iterator[str]:
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, Strict):
             yield from _dotted_keys(field.annotation, f"{prefix}{name}.")
+
+
+def _is_mapping(annotation: Any) -> bool:
+    """Whether an annotation is `dict[...]`, or may be one."""
+    return dict in {typing.get_origin(kind) for kind in (annotation, *typing.get_args(annotation))}
 
 
 def _models(annotation: Any) -> Iterator[type[Strict]]:

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from glmforge.config.cluster import Interface, Port, Word
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
+from glmforge.config.secrets import HIDDEN
 from glmforge.files import shown
 
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
@@ -163,7 +164,9 @@ class LaunchConfig(Strict):
     container: Annotated[str, StringConstraints(pattern=r"^[^\s\x00-\x1f'\"]{1,500}$")] | None = Field(
         default=None, description="image that every rank runs in: by srun's --container-image, or 'apptainer exec'"
     )
-    env: dict[VariableName, Value] = Field(default={}, description="variables of every rank")
+    env: dict[VariableName, Value] = Field(
+        default={}, description="variables of every rank; *** takes the value from the environment of whoever submits"
+    )
 
     hosts: list[str] = Field(default=[], description="of the launchers ssh and mpi: names or ranges")
     hostfile: YamlPath | None = Field(default=None, description="of the launchers ssh and mpi")
@@ -181,6 +184,16 @@ class LaunchConfig(Strict):
     def ranks(self) -> int:
         """Of one node."""
         return self.ranks_per_node or self.gpus_per_node or 1
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """Variables whose values are kept in the job's files."""
+        return {name: value for name, value in self.env.items() if value != HIDDEN}
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Variables whose values are not."""
+        return tuple(name for name, value in self.env.items() if value == HIDDEN)
 
     @property
     def chosen_starter(self) -> Starter:
@@ -202,6 +215,19 @@ class LaunchConfig(Strict):
             refuse("supervisor.min_nodes", f"{supervisor.min_nodes} is more than nodes ({self.nodes})")
         if supervisor.max_nodes is not None and supervisor.max_nodes < self.nodes:
             refuse("supervisor.max_nodes", f"{supervisor.max_nodes} is less than nodes ({self.nodes})")
+        for name in self.secrets:
+            if self.launcher == "pbs":
+                refuse(
+                    f"env.{name}",
+                    "PBS shows the variables of a job to all users (qstat -f); have the program read it "
+                    "from a file that only you can read",
+                )
+            if self.launcher == "ssh" and not self.supervise:
+                refuse(
+                    f"env.{name}",
+                    "without the supervisor it would stand on ssh's command line, for all users to "
+                    "read; leave out --no-supervise, or have the program read it from a file that only you can read",
+                )
         if self.array and not re.search(r"\d", self.array):
             refuse("array", f"'{self.array}' names no task")
         return self

@@ -15,8 +15,9 @@
         rank-00000.log      its output: time, step and line
         rank-00000.json     process, beginning, end, status
 
-The directory lies on storage that all nodes see. Readers need nothing else but the scheduler's own commands: there is
-no service. Everything in it is checked when it is read, since a node may die while it writes.
+The directory lies on storage that all nodes see, and is its owner's alone (0700, files 0600). Readers need nothing else
+but the scheduler's own commands: there is no service. Everything in it is checked when it is read, since a node may die
+while it writes.
 """
 
 import shutil
@@ -249,7 +250,7 @@ class AttemptDirectory:
 
 
 def make_directory(root: Path, taken: str) -> None:
-    """Make the directory of a job, sweep or chain. Raises `LaunchError`, which says `taken` if there is one."""
+    """Make the directory of a job, sweep or chain, its owner's alone. Raises `LaunchError`; `taken` if there is one."""
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -257,7 +258,7 @@ def make_directory(root: Path, taken: str) -> None:
             f"{shown(root.parent)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir"
         ) from error
     try:
-        root.mkdir()
+        root.mkdir(mode=0o700)
     except FileExistsError:
         raise LaunchError(f"{shown(root)}: {taken}") from None
     except OSError as error:

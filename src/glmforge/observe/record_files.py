@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
+from glmforge.files import open_regular
 from glmforge.observe.metrics import METRICS, Record
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 _CURVES = ("source", "needle_task", "needle_length", "needle_depth")
 """What tells the curves of one metric apart."""
+
+_MAX_LINE = 1 << 26
+"""Bytes; a longer line is none of a record."""
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -55,7 +59,7 @@ class JsonlFile:
             if self.path.exists():
                 _repair(self.path, resume_step)
             # Unbuffered: after a failed write nothing is left that close() would try again.
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open_regular(self.path, "ab", buffering=0)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -158,13 +162,15 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     """Every line with its record, up to a cut last line."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError as error:
         raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read ({error.strerror}); put the run's own file back") from error
     with file:
-        number, following = 1, file.readline()
+        number, following = 1, file.readline(_MAX_LINE)
         while following:
-            line, following = following, file.readline()
+            line, following = following, file.readline(_MAX_LINE)
             record = _decode_line(line)
             if record is not None:
                 yield line, record
@@ -183,7 +189,7 @@ def _repair(path: Path, resume_step: int | None) -> None:
     if kept < path.stat().st_size:
         os.truncate(path, kept)
     if not last_line.endswith(b"\n"):
-        with path.open("ab") as file:
+        with open_regular(path, "ab") as file:
             file.write(b"\n")
 
 

@@ -38,6 +38,7 @@ from typing import Any
 import yaml
 
 from glmforge.cluster.lease import ensure_writable
+from glmforge.files import open_regular
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
 from glmforge.observe.record_files import JsonlFile, RunFileError, read_jsonl
@@ -222,7 +223,8 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
+        with open_regular(partial, "wb") as file:
+            file.write(text.encode())
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

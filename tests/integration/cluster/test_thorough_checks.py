@@ -3,11 +3,15 @@
 What reads or trains for long is not in `make test`.
 """
 
+import json
 import secrets
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from glmforge.cluster.hosts.machines import fanout_of
 from glmforge.config.cluster import ClusterConfig
 from helpers.dev_cluster import hosts_or_skip
 from helpers.packages import install_or_skip
+from helpers.ranks import PATIENCE_S, until
 from helpers.real_faults import MASTER_PORT, Node
 
 NUM_NODES = 3
@@ -125,3 +130,33 @@ def test_a_run_that_resumes_to_other_losses_is_found(nodes: list[Node]) -> None:
         assert process.communicate(timeout=60)[0] == b"spoiled\n"
     assert {outcome.value for outcome in found.values()} == {"other loss at step 3 after the resume"}, found
     assert statuses(found) == ["fail", "fail"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_check_that_is_ended_leaves_nothing_that_runs(nodes: list[Node], number: signal.Signals) -> None:
+    """Nor, unless it was killed, a file: the next check finds its port free."""
+    shared = nodes[0].shared
+    config = shared / "cluster.yaml"
+    given = {"nodes": [node.name for node in nodes], "gpus_per_node": 0, "shared_path": str(shared)}
+    config.write_text(json.dumps(given | {"master_port": MASTER_PORT, "python": sys.executable}))
+    command = [sys.executable, "-m", "glmforge", "cluster", "check", str(config), "--level", "thorough"]
+    command += ["--only", "job.runs", "--ssh", shlex.join(nodes[0].cluster.ssh_command)]
+    check = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until(lambda: len(trains_below(shared)) == len(nodes), "a process on each node")
+    check.send_signal(number)
+    check.wait(PATIENCE_S)
+    until(lambda: not trains_below(shared), "their end")
+    left = list(shared.glob(".glmforge-check-*"))
+    assert not left or number == signal.SIGKILL
+    for folder in left:
+        shutil.rmtree(folder)
+
+
+def trains_below(shared: Path) -> list[str]:
+    """Command lines of training that checks have started."""
+    lines = []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdecimal():
+                lines.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return [line for line in lines if f" train {shared}/.glmforge-check-" in line]

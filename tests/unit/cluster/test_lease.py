@@ -17,6 +17,7 @@ import pytest
 from glmforge.cluster import lease as room
 from glmforge.cluster.lease import Claim, Found, HeldError, Lease, LeaseLostError, ensure_writable
 from glmforge.errors import GlmforgeError
+from glmforge.files import open_regular
 
 HOLDER = """
 import sys
@@ -293,24 +294,20 @@ def test_a_full_disk_without_hard_links_leaves_no_claim_that_nobody_can_read(
     with Lease(tmp_path, "first"):
         pass
     monkeypatch.setattr(os, "link", refuse)
-    lease = Lease(tmp_path, "second")
-    opened = Path.open
-    (tmp_path / ".lock" / f".{lease._token}").symlink_to("/dev/full")  # its first write finds no room
-    with pytest.raises(GlmforgeError, match="cannot be locked"):
-        lease.attempt()
-    assert [path.name for path in sorted((tmp_path / ".lock").iterdir())] == ["00000001"]
 
     class Full(io.FileIO):
         def write(self, content: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    def open_full(path: Path, mode: str = "r", **options: Any) -> Any:
-        return Full(path, "x") if mode == "xb" else opened(path, mode, **options)
+    for full in ("wb", "xb"):  # its first write finds no room, or the copy of that
 
-    monkeypatch.setattr(Path, "open", open_full)
-    with pytest.raises(GlmforgeError, match="cannot be locked"):
-        Lease(tmp_path, "third").attempt()
-    assert [path.name for path in sorted((tmp_path / ".lock").iterdir())] == ["00000001"]
+        def open_full(path: Path, mode: str = "rb", *, full: str = full, **options: Any) -> Any:
+            return Full(path, mode.replace("b", "")) if mode == full else open_regular(path, mode, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(room, "open_regular", open_full)
+        with pytest.raises(GlmforgeError, match="cannot be locked"):
+            Lease(tmp_path, "second").attempt()
+        assert [path.name for path in sorted((tmp_path / ".lock").iterdir())] == ["00000001"]
 
 
 def test_the_holder_gives_signs_of_life(tmp_path: Path) -> None:

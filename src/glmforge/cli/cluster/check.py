@@ -66,6 +66,7 @@ def check(
 
         glmforge cluster check cluster.yaml --local --level quick --drain
     """
+    from glmforge.cli.interruptible import terminable
     from glmforge.cluster.checks.check import Context, Level
     from glmforge.cluster.checks.examine import examine
     from glmforge.cluster.checks.registry import choose_checks
@@ -84,7 +85,7 @@ def check(
     machines = [HostLine("localhost")] if local else machines_of(cluster)
     chosen = choose_checks(Level[level.name.upper()], only or (), skip or ())
     context = Context(cluster, Thresholds(cluster.thresholds), {machine.name: machine for machine in machines})
-    with work_progress("checking", 16) as show:
+    with terminable(), work_progress("checking", 16) as show:
         findings = examine(list(context.machines), chosen, context, fanout_of(cluster), progress=show)
     if drain:
         _drain(findings)

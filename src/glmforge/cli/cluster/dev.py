@@ -206,8 +206,9 @@ def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryO
 
 def _directory(name: str, directory: Path | None) -> Path:
     from glmforge.cluster.dev.places import default_directory
+    from glmforge.files import absolute
 
-    return default_directory(name) if directory is None else directory.absolute()
+    return default_directory(name) if directory is None else absolute(directory)
 
 
 def _open(name: str, directory: Path | None) -> "DevCluster":

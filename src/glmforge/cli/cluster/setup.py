@@ -1,5 +1,6 @@
 """`glmforge cluster setup`."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -88,10 +89,15 @@ def setup(
     accepted = {} if accept_host_keys is None else read_accepted(accept_host_keys)
     confirm = _confirm if confirm_host_keys else None
     options = Options(dry_run=dry_run, offline=offline, accepted=accepted, confirm=confirm, force=force)
-    plan, problems, tests = _set_up(_wanted(kind, cluster, out, nodes), options)
+    wanted = _wanted(kind, cluster, out, nodes)
+    plan, problems, tests = _set_up(wanted, options)
     _show(plan, tests, problems)
     found = [*plan.problems, *problems, *(tests.problems if tests else [])]
     typer.echo(_summary(plan, found, dry_run))
+    own = wanted.ssh_directory / "config"
+    if not dry_run and plan.changes and own.exists() and not any(problem.is_error for problem in found):
+        call = shlex.join(["ssh", "-F", str(own)])
+        typer.echo(escaped(f"Next: glmforge cluster check --ssh {shlex.quote(call)}, or ssh.command in cluster.yaml"))
     raise typer.Exit(1 if any(problem.is_error for problem in found) else 0)
 
 

@@ -196,12 +196,14 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 
 def _submit(job: "NewJob", options: _Options) -> None:
+    from glmforge.config.secrets import require_secrets
     from glmforge.files import escaped
     from glmforge.launch.requeue.companion import accompany
     from glmforge.launch.schedulers.here import become, id_of_this_process
     from glmforge.launch.submit.hand_over import hand_over, note_submission
 
     launch = job.description.launch
+    require_secrets(launch.secrets)
     in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach
     job.write()
     with job.removed_if_refused():

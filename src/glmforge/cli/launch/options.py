@@ -72,7 +72,12 @@ class LaunchOptions:
     )
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A variable of every rank; may be repeated.", rich_help_panel=_WHERE),
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="A variable of every rank; may be repeated. NAME alone, and what looks like a secret, is handed on "
+            "from the environment, and its value is in none of the job's files.",
+            rich_help_panel=_WHERE,
+        ),
     ] = None
     partition: Annotated[str | None, typer.Option(help="The queue, under PBS.", rich_help_panel=_QUEUE)] = None
     qos: Annotated[str | None, typer.Option(help="Quality of service.", rich_help_panel=_QUEUE)] = None
@@ -143,7 +148,7 @@ def read_launch(options: LaunchOptions) -> "LaunchConfig":
 
 
 def _variable(text: str) -> tuple[str, str]:
+    from glmforge.config.secrets import HIDDEN
+
     name, equals, value = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"{text!r}: write KEY=VALUE", param_hint="--env")
-    return name, value
+    return name, value if equals else HIDDEN

@@ -23,7 +23,7 @@ def ask_nodes(
 ) -> Told:
     """What `function(cluster, arguments)` of a probe returns on each host that there are arguments for."""
     order = ask_to_act(probe, function, arguments, session.context.cluster, limit_s)
-    answers = session.fanout.run(list(arguments), PROGRAM.script, limit_s + _CONNECT_S, stdin=order)
+    answers = session.fanout.run(list(arguments), PROGRAM.script, limit_s + _CONNECT_S, stdin=order, hold=True)
     facts: dict[str, Facts] = {}
     failures: dict[str, Outcome] = {}
     for host, answer in answers.items():

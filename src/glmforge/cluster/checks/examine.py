@@ -103,7 +103,7 @@ def _ask(
         if progress is not None:
             progress(num_answers, f"{num_answers} of {len(hosts)} nodes have answered")
 
-    answers = fanout.run(hosts, PROGRAM.script, probe_limit_s + _CONNECT_S, stdin=order, on_answer=take)
+    answers = fanout.run(hosts, PROGRAM.script, probe_limit_s + _CONNECT_S, stdin=order, on_answer=take, hold=True)
     for host, answer in answers.items():
         if not answer.is_done:
             mend = answer.mend or "python3 of 3.8 or newer must be there: install it"

@@ -126,13 +126,13 @@ def _of_node(session: Session, nodes: Mapping[str, NodeLine], host: str, judge: 
 
 
 def daemon(facts: Facts, context: Context) -> Outcome:
-    """slurmd, where it is installed."""
+    """This host's own slurmd, where one is installed."""
     if not facts.flag("slurmd_there"):
         return skipped("slurmd is not installed")
     if facts.flag("slurmd_up"):
         return passed("slurmd is up", "up")
     if context.cluster.slurm is None:
-        return skipped("slurmd is installed, but not up; cluster.yaml names no partition")
+        return skipped("is no node of Slurm's: slurmd is installed, and none runs for this host")
     return failed("slurmd is not up", "up", "systemctl start slurmd; look at its log")
 
 

@@ -9,6 +9,7 @@ from glmforge.cluster.checks.outcome import Outcome, failed, passed, skipped
 from glmforge.cluster.hosts.ssh import UNREACHABLE, explain_unreachable
 
 _LIMIT_S = 20.0
+_OWN = "have nodes use what 'glmforge cluster setup' has made: ssh.command (or --ssh) 'ssh -F OUT/ssh/config'"
 
 
 def keys(facts: Facts, context: Context) -> Outcome:
@@ -23,7 +24,7 @@ def keys(facts: Facts, context: Context) -> Outcome:
 
 
 def nodes(session: Session) -> Mapping[str, Outcome]:
-    """From each node to the next one in the list."""
+    """From each node to the next one in the list, by the cluster's `ssh`."""
     following = ring(session.hosts)
     if not following:
         return dict.fromkeys(session.hosts, skipped("takes two nodes"))
@@ -38,6 +39,7 @@ def _judge(facts: Facts, to: str) -> Outcome:
     said = facts.text("said") or ""
     if status == UNREACHABLE:
         meaning, mend = explain_unreachable(said)
+        mend = _OWN if "glmforge cluster setup" in mend else mend
         return failed(f"ssh to {to}: {meaning}", "reaches the next node", mend)
     return failed(
         f"ssh to {to}: {said or f'status {status}'}", "reaches the next node", "apt-get install openssh-client"

@@ -51,6 +51,9 @@ _CLIENT_OF_ALL = """Host *
 LISTENING = b"Server listening on"
 """What the log says as soon as connections are taken."""
 
+OWN_HOME = "GLMFORGE_DEV_OWN_HOME"
+"""Variable of sessions whose home directory is that of the machine's user: no place for keys of a cluster."""
+
 FAKETIME = "/usr/$LIB/faketime/libfaketime.so.1"
 """As the dynamic loader reads it: $LIB is the directory of the machine's architecture."""
 
@@ -114,6 +117,8 @@ def server_config(places: Places, state: ClusterState, host: str) -> str:
 def session_environment(places: Places, state: ClusterState, host: str) -> dict[str, str]:
     """Variables of every session on a host."""
     variables = {CLUSTER_MARK: str(places.directory), HOST_MARK: f"{host}@{places.directory}"}
+    if not state.options.bare:
+        variables[OWN_HOME] = "1"
     if state.options.slurm:
         variables["SLURM_CONF"] = str(places.slurm_conf)
     return variables | clock_environment(state.hosts[host])

@@ -99,6 +99,7 @@ class Fanout:
         stdin: bytes | Callable[[str], bytes] = b"",
         on_answer: Callable[[Answer], None] | None = None,
         ready: bytes = b"",
+        hold: bool = False,
     ) -> dict[str, Answer]:
         """The answers by host, in the order of `hosts`, when all have come.
 
@@ -109,9 +110,10 @@ class Fanout:
             on_answer: called with each answer as it comes, in the calling thread.
             ready: what a script prints before it goes on. `stdin` then stays open until it has printed that, or its
                 output has ended, and `GO` is added: who has been killed by then tells nobody to go on.
+            hold: `stdin` stays open as long as somebody waits for the script, which so hears when nobody does.
         """
         answers: dict[str, Answer] = {}
-        for answer in self.answers(hosts, script, timeout_s, stdin, ready):
+        for answer in self.answers(hosts, script, timeout_s, stdin, ready, hold):
             answers[answer.host] = answer
             if on_answer is not None:
                 on_answer(answer)
@@ -124,6 +126,7 @@ class Fanout:
         timeout_s: float,
         stdin: bytes | Callable[[str], bytes] = b"",
         ready: bytes = b"",
+        hold: bool = False,
     ) -> Iterator[Answer]:
         """Answers as they come. Whoever stops iterating ends what is still running."""
         self._stopped.clear()
@@ -132,7 +135,7 @@ class Fanout:
             give = stdin if callable(stdin) else lambda _: stdin
             # Each host's input is made when its turn comes: a thousand of them need not be in memory at once.
             futures = [
-                pool.submit(lambda host: self._ask(host, make(host), timeout_s, give(host), ready), each)
+                pool.submit(lambda host: self._ask(host, make(host), timeout_s, give(host), ready, hold), each)
                 for each in hosts
             ]
             try:
@@ -148,7 +151,7 @@ class Fanout:
             for child in self._running:
                 _kill(child)
 
-    def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes, ready: bytes) -> Answer:
+    def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes, ready: bytes, hold: bool) -> Answer:
         here = host in LOCAL
         command = ["sh", "-c", script] if here else self.ssh.to_shell(host, script)
         asked_at, started = time.time(), time.monotonic()
@@ -169,7 +172,7 @@ class Fanout:
             reason = f"'{command[0]}' cannot be started here: {error.strerror}"
             return Answer(host, Outcome.FAILED, reason=reason, mend=f"install '{command[0]}', or correct --ssh")
         try:
-            out, err, in_time = _converse(child, stdin, timeout_s, ready)
+            out, err, in_time = _converse(child, stdin, timeout_s, ready, hold)
         finally:
             with self._lock:  # no longer among those to be killed when its pid may become another's
                 self._running.discard(child)
@@ -195,7 +198,9 @@ def _judge(
     return Answer(host, outcome, status, out, err, seconds, reason, mend)
 
 
-def _converse(child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float, ready: bytes) -> tuple[bytes, str, bool]:
+def _converse(
+    child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float, ready: bytes, hold: bool
+) -> tuple[bytes, str, bool]:
     """What the child prints, bounded; and whether it ended in time. A thread for each pipe, so that none blocks.
 
     It is killed, but not yet waited for: until then its pid stays its own.
@@ -208,7 +213,7 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, timeout_s: float, re
     threads = [
         threading.Thread(target=_read, args=(child.stdout, MAX_OUTPUT, kept, "out", ready, is_ready), daemon=True),
         threading.Thread(target=_read, args=(child.stderr, _STDERR, kept, "err"), daemon=True),
-        threading.Thread(target=_write, args=(child.stdin, stdin, is_ready if ready else None), daemon=True),
+        threading.Thread(target=_write, args=(child.stdin, stdin, is_ready if ready or hold else None), daemon=True),
     ]
     for thread in threads:
         thread.start()

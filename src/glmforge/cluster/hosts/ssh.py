@@ -39,6 +39,7 @@ _REASONS = (
      "compare it and add it to known_hosts: glmforge cluster setup"),
     ("host key is known for", "its host key is not known",
      "compare it and add it to known_hosts: glmforge cluster setup"),
+    ("Can't open user config file", "ssh's configuration is not there", "put it on storage that all nodes see"),
     ("Permission denied", "it refuses the key", "add the public key there: glmforge cluster setup"),
     ("Could not resolve hostname", "its name is not known", "add it to DNS or /etc/hosts, or correct the hostfile"),
     ("Connection refused", "no ssh server answers", "start sshd there, or give ssh.port"),

@@ -91,6 +91,7 @@ class Setup:
         trust.lines = {host: lines for host, lines in trust.lines.items() if host in answers}
         if not self.options.offline:
             facts = {host: answer["facts"] for host, answer in answers.items()}
+            _refuse_real_homes(facts)
             context = replace(context, facts=facts, known_hosts=self._known_text(trust), offline=False)
         steps = [step(context) for step in _STEPS]
         steps[0].problems += _problems(failures, trust, self.wanted)
@@ -247,6 +248,17 @@ def _own_known_hosts(out: Path) -> str:
     file = out / "ssh" / "known_hosts"
     there = kind_of(file, error=HostError) is not None
     return read_text(file, error=HostError, max_bytes=_MAX_KNOWN_HOSTS) if there else ""
+
+
+def _refuse_real_homes(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Of a development cluster whose hosts have the home directory of the machine's user: a key in there would open
+    this machine, and no host. Raises `HostError`."""
+    hosts = [host for host, of_host in facts.items() if of_host["home_is_users"]]
+    if hosts:
+        raise HostError(
+            f"{hosts[0]}: is of a development cluster and has your own home directory; setup is for one that is "
+            "brought up with 'glmforge cluster dev up --bare'; nothing was changed"
+        )
 
 
 def key_of(change: Change) -> Key:

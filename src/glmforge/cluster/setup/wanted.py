@@ -9,7 +9,7 @@ from glmforge.cluster.hosts.hostfile import LOCAL, HostLine, expand_hosts
 from glmforge.cluster.hosts.machines import ssh_of
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import HostError
-from glmforge.files import kind_of, shown
+from glmforge.files import absolute, kind_of, shown
 
 Kind = Literal["slurm", "mpi", "manual"]
 _MANY = 3
@@ -48,7 +48,7 @@ class Wanted:
             )
         if cluster.local_path is not None:
             _check_path(cluster.local_path, "--nvme-path")
-        out = Path(*out.absolute().parts)
+        out = Path(*absolute(out).parts)
         _check_path(out, "--out")
         if '"' in str(out) or "%" in str(out):
             raise HostError(f"--out {shown(out)}: ssh's configuration cannot hold \" and %; choose another path")
@@ -78,6 +78,11 @@ class Wanted:
     def master_host(self) -> str | None:
         """Which of the machines the ranks meet on; None if the address is not the name of one."""
         return next((name for name in self.names if bare(name) == bare(self.master_addr)), None)
+
+    @property
+    def master_node(self) -> str:
+        """The machine with that address, as Slurm calls it."""
+        return bare(self.master_host or self.names[0])
 
     @property
     def ssh_directory(self) -> Path:

@@ -37,6 +37,7 @@ from pydantic import Field, StringConstraints, model_validator
 from glmforge.config.launch import JobName
 from glmforge.config.load import load_settings
 from glmforge.config.model import Strict, refuse
+from glmforge.config.secrets import HIDDEN, is_secret
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 
@@ -123,6 +124,19 @@ class ChainFile(Strict):
 def read_chain_file(path: Path) -> ChainFile:
     """Raises `ConfigError`, with file and line."""
     return load_settings(ChainFile, path)
+
+
+def without_secrets(chain: ChainFile) -> ChainFile:
+    """With `***` for their values."""
+
+    def hidden(launch: dict[str, Any]) -> dict[str, Any]:
+        env = launch.get("env")
+        if not isinstance(env, dict):
+            return launch
+        return launch | {"env": {name: HIDDEN if is_secret(name, str(value)) else value for name, value in env.items()}}
+
+    stages = {name: stage.model_copy(update={"launch": hidden(stage.launch)}) for name, stage in chain.stages.items()}
+    return chain.model_copy(update={"launch": hidden(chain.launch), "stages": stages})
 
 
 def substituted(text: str, place: str, value_of: Callable[[str, str], str]) -> str:

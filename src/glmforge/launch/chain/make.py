@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from glmforge.config.load import dump_config
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text
-from glmforge.launch.chain.file import read_chain_file
+from glmforge.launch.chain.file import read_chain_file, without_secrets
 from glmforge.launch.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge.launch.chain.stages import ChainStage, work_out
 from glmforge.launch.job import JobDirectory, make_directory, removed_on_error, utc_now
@@ -87,7 +88,8 @@ def make_chain(file: Path, root: Path, directory: Path) -> NewChain:
             for stage in stages
         ],
     )
-    return NewChain(ChainDirectory(root / chain.name), record, stages, jobs, read_text(file, error=LaunchError))
+    text = read_text(file, error=LaunchError) if chain == (told := without_secrets(chain)) else dump_config(told)
+    return NewChain(ChainDirectory(root / chain.name), record, stages, jobs, text)
 
 
 def _job(stage: ChainStage, root: Path, chain: str) -> NewJob:

@@ -16,6 +16,7 @@ from typing import Any
 from glmforge.config.launch import LaunchConfig
 from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
+from glmforge.config.secrets import HIDDEN, take_secrets
 from glmforge.config.tree import from_value
 from glmforge.errors import ConfigError
 from glmforge.launch.chain.file import ChainFile, StageFile, look_up, substituted
@@ -59,6 +60,7 @@ class _Work:
     def __init__(self, chain: ChainFile, jobs: Path, directory: Path, stack: ExitStack) -> None:
         self.chain, self.jobs, self.directory, self._stack = chain, jobs, directory, stack
         self._values: dict[str, dict[str, str]] = {}
+        self._secrets: dict[str, Any] = {}
         self._stand_ins: dict[str, str] = {}
         """Directory of a stage's run -> what stands in for it."""
 
@@ -124,7 +126,16 @@ class _Work:
         for key in ("dependency", "array"):
             if key in options:
                 raise ConfigError(f"{place}.{key}: is the chain's own; name stages in needs")
+        if isinstance(given_env := options.get("env"), dict):
+            options["env"] = self._without_secrets(given_env, f"{place}.env")
         return load_settings(LaunchConfig, from_value(options, place))
+
+    def _without_secrets(self, env: Mapping[str, Any], place: str) -> dict[str, Any]:
+        hidden = take_secrets(env)
+        for name, value in env.items():
+            if hidden[name] == HIDDEN != value and self._secrets.setdefault(name, value) != value:
+                raise ConfigError(f"{place}.{name}: is a secret, and other stages give it another value; rename it")
+        return hidden
 
     def _filled_values(self, value: Any, stage: str, place: str) -> Any:
         if isinstance(value, str):

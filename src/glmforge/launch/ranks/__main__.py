@@ -1,5 +1,6 @@
 """`python -P -m glmforge.launch.ranks DIRECTORY (--node N | --by STARTER)`: run by starters, not by hand."""
 
+import json
 import os
 import re
 import signal
@@ -19,8 +20,8 @@ from glmforge.launch.ranks.variables import NUMBERS, attempt_number, find_interf
 from glmforge.launch.ranks.watch import Watch
 from glmforge.launch.ranks.writer import Writer
 
-USAGE = f"DIRECTORY (--node N | --slurm-node) [--control] [--beats] [--torchrun] | DIRECTORY --by {'|'.join(STARTERS)}"
-_OPTIONS = {"--control", "--beats", "--torchrun"}
+_OPTIONS = ("--control", "--secrets", "--beats", "--torchrun")
+USAGE = f"DIRECTORY (--node N | --slurm-node) [{'] ['.join(_OPTIONS)}] | DIRECTORY --by {'|'.join(STARTERS)}"
 _STORAGE_LIMIT_S = 30.0
 
 
@@ -28,6 +29,8 @@ def main(arguments: list[str]) -> int:
     """The status of the rank that failed first, 128 and the signal if one ended it; 0 if none did."""
     try:
         asked = _parse(arguments)
+        if "--secrets" in asked.options:
+            os.environ.update(_read_secrets(sys.stdin.fileno()))
         assignment = Assignment.read(asked.directory)
         if "--torchrun" in asked.options:
             return _run_torchrun(asked, assignment)
@@ -92,8 +95,8 @@ def _status(ranks: list[Rank]) -> int:
 class _Asked(NamedTuple):
     """The command line. `by` is a starter whose variables tell the rank, "node" for a node's number, "slurm-node".
 
-    Options: --control, standard input is the control channel; --beats, and its silence means that a link is cut;
-    --torchrun, the node's ranks are started by torchrun.
+    Options: --control, standard input is the control channel; --secrets, its first line is variables that stand in no
+    file; --beats, and its silence means that a link is cut; --torchrun, the node's ranks are started by torchrun.
     """
 
     directory: Path
@@ -105,6 +108,16 @@ class _Asked(NamedTuple):
         return sys.stdin.fileno() if "--control" in self.options else None
 
 
+def _read_secrets(control: int) -> dict[str, str]:
+    """One line, and nothing of what follows it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(control, 1)):
+            raise LaunchError("the connection ended before it had handed over the job's variables")
+        line += byte
+    return json.loads(line)
+
+
 def _node_of(asked: _Asked, assignment: Assignment) -> int:
     return node_of_slurm(assignment, os.environ) if asked.by == "slurm-node" else asked.node
 
@@ -112,9 +125,9 @@ def _node_of(asked: _Asked, assignment: Assignment) -> int:
 def _parse(arguments: list[str]) -> _Asked:
     """A few forms only: a parser of the library's costs more time than all else here."""
     match arguments:
-        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= _OPTIONS:
+        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= {*_OPTIONS}:
             return _Asked(Path(directory).absolute(), "node", int(node), frozenset(rest))
-        case [directory, "--slurm-node", *rest] if set(rest) <= _OPTIONS:
+        case [directory, "--slurm-node", *rest] if set(rest) <= {*_OPTIONS}:
             return _Asked(Path(directory).absolute(), "slurm-node", 0, frozenset(rest))
         case [directory, "--by", by] if by in STARTERS:
             return _Asked(Path(directory).absolute(), by)

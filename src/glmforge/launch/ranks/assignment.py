@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from glmforge.errors import LaunchError
+from glmforge.files import open_regular
 
 FILE = "ranks.json"
 _MAX_BYTES = 8 << 20
@@ -60,7 +61,7 @@ class Assignment:
         """Raises `LaunchError` if there is none, or one of another program."""
         path = directory / FILE
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 content = file.read(_MAX_BYTES + 1)
         except OSError as error:
             raise LaunchError(

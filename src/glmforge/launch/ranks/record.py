@@ -65,7 +65,7 @@ def write_record(path: Path, content: dict[str, Any]) -> bool:
     for text in (json.dumps(content), json.dumps(content | {"last_words": []})):
         new = path.with_suffix(f".json.{os.getpid()}")
         try:
-            with new.open("w", encoding="utf-8") as file:
+            with open(new, "w", encoding="utf-8", opener=_private) as file:
                 file.write(text + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -80,7 +80,10 @@ def write_record(path: Path, content: dict[str, Any]) -> bool:
 
 def mark_failure(directory: Path, content: dict[str, Any]) -> None:
     """Unless another rank has failed before. Who sees a file that is empty sees that some rank has failed."""
-    with contextlib.suppress(OSError):
-        mark = os.open(directory / FIRST_FAILURE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with open(mark, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump({key: content[key] for key in ("rank", "node", "ended", "status")}, file)
+    path, told = directory / FIRST_FAILURE, {key: content[key] for key in ("rank", "node", "ended", "status")}
+    with contextlib.suppress(OSError), open(path, "x", encoding="utf-8", opener=_private) as file:
+        json.dump(told, file)
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

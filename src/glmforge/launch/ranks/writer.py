@@ -128,7 +128,7 @@ class RankLog:
         done = 0
         try:
             if self._file is None:
-                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
                 self._size = os.fstat(self._file).st_size
             while done < len(data):
                 done += os.write(self._file, data[done:])

@@ -18,7 +18,7 @@ from typing import NoReturn
 from glmforge.cluster.process import ProcessIdentity, identify, is_alive, is_suspended, this_process
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.files import shown
+from glmforge.files import open_regular, shown
 from glmforge.launch.job import JobDirectory
 from glmforge.launch.schedulers.base import Seen, State
 from glmforge.launch.schedulers.commands import ask
@@ -49,7 +49,7 @@ class Here:
     def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
         """Start the script in a session of its own, which goes on when this process and its terminal are gone."""
         log = job.root / f"scheduler-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
-        with log.open("ab") as output:
+        with open_regular(log, "ab") as output:
             child = subprocess.Popen(
                 ["bash", str(job.script)],
                 cwd=job.root,

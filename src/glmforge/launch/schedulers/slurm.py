@@ -96,9 +96,13 @@ class Slurm:
 def environment_of(launch: LaunchConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What sbatch and salloc get: without variables that contradict the script, or tell of another job."""
     ours = {name for field, names in _VARIABLES.items() if getattr(launch, field) for name in names}
-    return {
+    kept = {
         name: value
         for name, value in environment.items()
         if name not in ours | _NEVER
         and (not name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name.startswith("SLURM_CONF"))
     }
+    exported = kept.get("SBATCH_EXPORT", "ALL")
+    if launch.secrets and exported != "ALL":
+        kept["SBATCH_EXPORT"] = ",".join([*([] if exported == "NONE" else [exported]), *launch.secrets])
+    return kept

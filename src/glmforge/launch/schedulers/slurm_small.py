@@ -29,7 +29,8 @@ def submit_small(
     Raises `LaunchError` if Slurm does not take it.
     """
     where = {"partition": partition or launch.partition, "account": launch.account, "qos": launch.qos}
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_"))}
+    others = ("SLURM_", "SLURMD_", "SBATCH_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(others) and key not in launch.secrets}
     kept |= {key: value for key, value in os.environ.items() if key in _WISHES or key.startswith("SLURM_CONF")}
     answer = ask(
         "sbatch",

@@ -41,6 +41,7 @@ class Script:
         python: that runs glmforge.
         trains: whether the command is `glmforge train`, whose statuses are known.
         environment: of every rank.
+        secrets: variables of every rank that the script has from whoever submits it.
         hosts: of the launchers that have no scheduler.
         address: of the first of them, at which ranks meet; None: its name.
         ssh: how hosts are called.
@@ -54,6 +55,7 @@ class Script:
     python: str = "python"
     trains: bool = True
     environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     address: str | None = None
     ssh: tuple[str, ...] = ("ssh",)
@@ -61,7 +63,6 @@ class Script:
     @classmethod
     def of(cls, description: JobDescription, job: Path, hosts: Hosts = NO_HOSTS) -> "Script":
         """`hosts`: where ranks run, if no scheduler says it."""
-        given = description.launch.env
         return cls(
             name=description.name,
             launch=description.launch,
@@ -70,7 +71,8 @@ class Script:
             job=job,
             python=sys.executable,
             trains=description.kind == "train",
-            environment=tuple(given.items()),
+            environment=tuple(description.launch.plain_env.items()),
+            secrets=description.launch.secrets,
             hosts=hosts.names,
             address=hosts.address,
             ssh=hosts.ssh,
@@ -131,6 +133,7 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         python=script.python,
         trains=script.trains,
         environment=script.environment,
+        secrets=script.secrets,
         hosts=script.hosts,
         address=script.address,
         ssh=script.ssh,

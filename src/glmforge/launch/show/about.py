@@ -11,8 +11,10 @@ from glmforge.launch.show.words import (
     attempt_row,
     headline,
     next_command,
+    node_words,
     rank_words,
     step_words,
+    task_names,
 )
 from glmforge.launch.state.find import Job, as_dict
 from glmforge.launch.state.job_files import attempt_numbers
@@ -29,8 +31,10 @@ def about(job: Job) -> list[str]:
     lines = [headline(job)]
     if job.why:
         lines.append(f"why: {job.why}")
+    tasks = task_names(job)
     facts = {
         "part of": files.description.part_of,
+        "tasks": f"{node_words(tasks)}; each is a job: glmforge jobs logs {tasks[0]}" if tasks else None,
         "run": files.description.run,
         "steps": step_words(files) if files.step is not None else None,
         "command": " ".join(files.description.command),
@@ -39,7 +43,7 @@ def about(job: Job) -> list[str]:
     }
     lines += [f"{name}: {value}" for name, value in facts.items() if value is not None]
     attempts = read_attempts(job.directory)
-    lines += _attempts(attempts, len(attempt_numbers(job.directory)))
+    lines += [] if tasks else _attempts(attempts, len(attempt_numbers(job.directory)))
     if (rank := _culprit(job.directory, attempts)) is not None:
         lines += [
             "",

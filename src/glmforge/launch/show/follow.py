@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.errors import GlmforgeError
+from glmforge.files import open_regular
 from glmforge.launch.job import AttemptRecord, JobDirectory
 from glmforge.launch.show.logs import Log, ranks_with_logs, start_of_tail, text_of, time_of
 from glmforge.launch.show.words import node_words, step_words
@@ -48,10 +49,10 @@ class NewLines:
 
     def _of(self, path: Path) -> list[str]:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(self._at.get(path, 0))
                 content = file.read(_MOST_BYTES)
-        except FileNotFoundError:
+        except OSError:
             return []
         self._at[path] = self._at.get(path, 0) + len(content)
         whole, line_end, rest = (self._rest.get(path, b"") + content).rpartition(b"\n")

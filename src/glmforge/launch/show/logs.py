@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import shown
+from glmforge.files import open_regular, shown
 from glmforge.launch.job import AttemptDirectory, AttemptRecord, Cause, JobDirectory, RankRecord
 from glmforge.launch.state.job_files import attempt_numbers
+from glmforge.launch.submit.new_job import task_numbers
 
 _FINE = {0, 75}
 """Statuses of ranks that have not failed: ended well, or saved and gave way."""
@@ -119,7 +121,7 @@ def lines_of(logs: list[Log], *, pattern: re.Pattern[str] | None = None, tail: i
 def start_of_tail(path: Path, count: int) -> int:
     """Where the last `count` lines of a file begin, read from its end."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             end = file.seek(0, 2)
             place, found = end, 0
             while place > 0:
@@ -140,6 +142,12 @@ def start_of_tail(path: Path, count: int) -> int:
 def _attempt(job: JobDirectory, wanted: int | None) -> int:
     numbers = attempt_numbers(job)
     if not numbers:
+        launch = job.read().launch
+        if launch.array and launch.supervise:
+            first = f"{job.name}-{task_numbers(launch.array)[0]}"
+            raise LaunchError(f"{job.name}: is an array, whose tasks are jobs: 'glmforge jobs logs {first}'")
+        if not launch.supervise:
+            raise LaunchError(f"{job.name}: has no supervisor, which keeps logs by rank; add --scheduler")
         raise LaunchError(f"{job.name}: no attempt has begun; 'glmforge jobs show {job.name}' says why")
     if wanted is None:
         return next((number for number in reversed(numbers) if ranks_with_logs(job.attempt(number))), numbers[-1])
@@ -151,10 +159,20 @@ def _attempt(job: JobDirectory, wanted: int | None) -> int:
 def _lines(path: Path, tail: int | None) -> Iterator[str]:
     """Very long lines in pieces."""
     begin = 0 if tail is None else start_of_tail(path, tail)
-    with path.open("rb") as file:
+    with _opened(path) as file:
         file.seek(begin)
         while line := file.readline(_MAX_LINE):
             yield text_of(line)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Raises `FileNotFoundError`; `LaunchError` for what is no log."""
+    try:
+        return open_regular(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LaunchError(f"{shown(path)}: cannot be read ({error.strerror})") from None
 
 
 def text_of(line: bytes) -> str:

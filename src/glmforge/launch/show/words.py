@@ -6,6 +6,7 @@ from datetime import datetime
 from glmforge.launch.job import AttemptRecord, RankRecord, utc_now
 from glmforge.launch.state.find import Job
 from glmforge.launch.state.job_state import JobFiles, JobState, changed_at
+from glmforge.launch.submit.new_job import task_numbers
 from glmforge.observe.units import counted, format_duration
 
 COLUMNS = ("name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why")
@@ -96,23 +97,35 @@ def rank_words(rank: RankRecord) -> str:
 
 def next_command(job: Job) -> str:
     """What a person might do now."""
-    name = job.name
+    name, logs = job.name, f"glmforge jobs logs {job.name}"
+    if job.files is not None and not job.files.description.launch.supervise:
+        logs += " --scheduler"
+    if task_names(job) and job.state not in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
+        return f"glmforge jobs list '{name}-*'"
     if job.state is JobState.DAMAGED:
         return "mend what is named above; the other jobs are not affected"
     if job.state is JobState.NEW:
         return f"glmforge jobs resubmit {name}"
     if job.state is JobState.FINISHED:
         run = job.files.description.run if job.files is not None else None
-        return f"glmforge report {run}" if run is not None else f"glmforge jobs logs {name}"
+        return f"glmforge report {run}" if run is not None else logs
     if job.files is not None and job.files.was_refused(job.seen):
         return f"glmforge jobs resubmit {name}"
     if job.state is JobState.FAILED:
-        return f"glmforge jobs logs {name}; then, when it is mended, glmforge jobs resubmit {name}"
+        return f"{logs}; then, when it is mended, glmforge jobs resubmit {name}"
     if job.state in (JobState.CANCELLED, JobState.STOPPED):
         return f"glmforge jobs resubmit {name}"
     if job.state is JobState.UNKNOWN:
-        return f"glmforge jobs logs {name}; if it has ended, glmforge jobs resubmit {name} --force"
+        return f"{logs}; if it has ended, glmforge jobs resubmit {name} --force"
     return f"glmforge jobs follow {name}"
+
+
+def task_names(job: Job) -> list[str]:
+    """Of an array: its tasks, which are jobs of their own; none of anything else."""
+    launch = None if job.files is None else job.files.description.launch
+    if launch is None or not launch.array or not launch.supervise:
+        return []
+    return [f"{job.name}-{number}" for number in task_numbers(launch.array)]
 
 
 def _one_line(text: str) -> str:

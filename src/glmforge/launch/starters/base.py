@@ -23,6 +23,7 @@ class Ranks:
         directory: of the attempt; exists already, on storage that all nodes see.
         command: of every rank.
         environment: variables besides those that a rank gets anyway.
+        secrets: more of them, whose values are this process's own, and are not to stand in any file.
         address, port: where ranks meet: an address of the first node that all nodes reach.
         interface: between nodes; None: that of the route to `address`.
         cwd: the directory in which they run.
@@ -40,6 +41,7 @@ class Ranks:
     address: str
     port: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
     interface: str | None = None
     gpus_per_node: int = 0
     cpus_per_task: int | None = None

@@ -29,6 +29,7 @@ from glmforge.launch.starters.running import (
 )
 from glmforge.launch.starters.srun import ask_by_srun, srun_environment
 from glmforge.launch.starters.ssh import SshStarter
+from glmforge.observe.run import write_text
 
 _VERSION_LIMIT_S = 60
 
@@ -58,10 +59,12 @@ class MpirunStarter:
         write_assignment(ranks)
         root = ranks.directory.root
         hostfile, agent = root / "hostfile", root / "ssh-command.sh"
-        hostfile.write_text("".join(f"{node} slots={ranks.ranks_per_node}\n" for node in ranks.nodes))
-        agent.write_text(f'#!/bin/sh\nexec {self.ssh.call()} -- "$@"\n')
+        write_text(hostfile, "".join(f"{node} slots={ranks.ranks_per_node}\n" for node in ranks.nodes))
+        write_text(agent, f'#!/bin/sh\nexec {self.ssh.call()} -- "$@"\n')
         agent.chmod(0o700)
-        command = [open_mpi(), *mpirun_options(ranks, hostfile, agent), *ranks_command(root, "--by", "mpirun")]
+        secrets = [word for name in ranks.secrets for word in ("-x", name)]
+        options = [*mpirun_options(ranks, hostfile, agent), *secrets]
+        command = [open_mpi(), *options, *ranks_command(root, "--by", "mpirun")]
         return Mpirun(ranks, spawn(command, ranks, environment=srun_environment(ranks), ends_with_us=True))
 
     def ask(self, node: str, words: Sequence[str]) -> str:

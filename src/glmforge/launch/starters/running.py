@@ -14,7 +14,7 @@ from typing import IO
 
 from glmforge.cluster.hosts.ssh import UNREACHABLE, explain_unreachable, last_line
 from glmforge.errors import LaunchError
-from glmforge.files import read_json
+from glmforge.files import open_regular, read_json
 from glmforge.launch.ranks.assignment import Assignment
 from glmforge.launch.ranks.record import FIRST_FAILURE
 from glmforge.launch.script.container import in_apptainer
@@ -167,10 +167,10 @@ def _end_with_the_supervisor() -> None:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """On a full disk what starters say is lost, and nothing else."""
     try:
-        path.touch()
+        file = open_regular(path, "ab")
     except OSError:
-        path = Path(os.devnull)
-    with path.open("ab") as file:
+        file = Path(os.devnull).open("ab")  # noqa: SIM115
+    with file:
         yield file
 
 

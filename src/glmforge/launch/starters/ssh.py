@@ -4,6 +4,8 @@ A machine that cannot be reached is named at once, and the others are ended: wit
 connection that breaks later counts as a failure of that machine's ranks, which end themselves within a minute.
 """
 
+import contextlib
+import json
 import logging
 import os
 import socket
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from glmforge.cluster.hosts.hostfile import LOCAL
 from glmforge.cluster.hosts.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.files import open_regular
 from glmforge.launch.starters.base import Ranks
 from glmforge.launch.starters.controlled import ControlledNodes
 from glmforge.launch.starters.running import ask, ranks_command, spawn, write_assignment
@@ -41,9 +44,13 @@ class SshStarter:
         try:
             for index, node in enumerate(ranks.nodes):
                 command = ranks_command(ranks.directory.root, "--node", str(index), "--control", *arguments)
-                line = command if _is_here(node, ranks) else self.ssh.to(node, "exec", *command, "--beats")
-                processes[node] = spawn(line, ranks, stdin=subprocess.PIPE, log=said_by(ranks, node))
-                _never_block(processes[node])
+                is_here = _is_here(node, ranks)
+                secrets = {} if is_here else {name: os.environ[name] for name in ranks.secrets if name in os.environ}
+                command += ["--secrets"] if secrets else []
+                line = command if is_here else self.ssh.to(node, "exec", *command, "--beats")
+                process = spawn(line, ranks, stdin=subprocess.PIPE, log=said_by(ranks, node))
+                _never_block(process, json.dumps(secrets) if secrets else "")
+                processes[node] = process
         except BaseException:
             nodes.kill()
             raise
@@ -93,14 +100,19 @@ def _is_here(node: str, ranks: Ranks) -> bool:
     return node in LOCAL or ranks.nodes == (socket.gethostname(),)
 
 
-def _never_block(process: subprocess.Popen[bytes]) -> None:
+def _never_block(process: subprocess.Popen[bytes], first_line: str = "") -> None:
+    """Whoever writes to it, but for a first line, which a new pipe has room for or ssh reads."""
     assert process.stdin is not None
+    if first_line:
+        with contextlib.suppress(BrokenPipeError):  # ssh has ended already, and says why
+            process.stdin.write(f"{first_line}\n".encode())
+            process.stdin.flush()
     os.set_blocking(process.stdin.fileno(), False)
 
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_MAX_SAID).decode(errors="replace")
     except OSError:
         return ""

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from glmforge.files import open_regular
+
 
 def run_detached(words: Sequence[str], directory: Path) -> Path:
     """Start `glmforge WORDS` in a session of its own; the file in `directory` that it writes to."""
     log = directory / f"runner-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
-    with log.open("ab") as output:
+    with open_regular(log, "ab") as output:
         subprocess.Popen(
             [sys.executable, "-m", "glmforge", *words],
             stdin=subprocess.DEVNULL,

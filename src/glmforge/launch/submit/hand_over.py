@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from glmforge.config.launch import LaunchConfig, Launcher
+from glmforge.config.secrets import require_secrets
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import JobDirectory, Submission, utc_now
 from glmforge.launch.schedulers.base import Scheduler
@@ -85,6 +86,7 @@ def submit(
 
     `KeyboardInterrupt` says what is known of the submission.
     """
+    require_secrets(launch.secrets)
     mend = mend or f"glmforge jobs resubmit {job.name}"
     look = f"{_LOOK.get(launch.launcher, _LOOK_HERE).format(name=job.name)}; if it is not there, '{mend}'"
     try:

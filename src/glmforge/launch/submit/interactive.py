@@ -35,6 +35,8 @@ def allocation(launch: LaunchConfig, name: str) -> list[str]:
         return ["qsub", "-I", *pbs_options(launch, name), *(["-v", carried] if carried else [])]
     if launch.launcher == "local":
         return inside
+    for name in launch.secrets:
+        raise LaunchError(f"env.{name}: would stand on ssh's command line, for all users to read; set it in the shell")
     hosts = hosts_of(launch)
     there = f"cd -- {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*inside[:-1], 'bash', '-l'])}"
     return [*hosts.ssh, "-tt", "--", hosts.names[0], f"sh -c {shlex.quote(there)}"]
@@ -49,7 +51,7 @@ def variables_of(launch: LaunchConfig) -> dict[str, str]:
         names |= {"OMP_NUM_THREADS": str(launch.cpus_per_task), "SRUN_CPUS_PER_TASK": str(launch.cpus_per_task)}
     if launch.port is not None:
         names["MASTER_PORT"] = str(launch.port)
-    return names | launch.env
+    return names | launch.plain_env
 
 
 def enter(command: list[str], launch: LaunchConfig) -> NoReturn:

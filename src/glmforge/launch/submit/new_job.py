@@ -18,7 +18,8 @@ from glmforge.config.launch import JOB_NAME, LaunchConfig
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
-from glmforge.config.tree import as_mapping, assign, child, from_value, merge, parse
+from glmforge.config.secrets import HIDDEN, is_secret, take_secrets
+from glmforge.config.tree import Node, as_mapping, assign, child, from_value, merge, parse
 from glmforge.errors import ConfigError, GlmforgeError, LaunchError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.launch.job import JOBS_VARIABLE, JobDescription, JobDirectory, removed_on_error, utc_now
@@ -34,7 +35,6 @@ _NEEDED = re.compile(
     r"(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_HOME|TMPDIR|SLURM_CONF|GLOO_SOCKET_IFNAME|HF_HOME|HF_HUB_OFFLINE"
     r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
 )
-_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{0,32768}")
 
 
@@ -95,7 +95,17 @@ def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
     if child(tree, "launcher") is None:
         has_hosts = child(tree, "hosts") is not None or child(tree, "hostfile") is not None
         tree = assign(tree, ["launcher"], from_value(find_launcher(has_hosts=has_hosts), "options"), "options")
-    return load_settings(LaunchConfig, tree)
+    return load_settings(LaunchConfig, _without_secrets(tree))
+
+
+def _without_secrets(tree: Node) -> Node:
+    """Before anything is checked: what is wrong with a value is told with the value."""
+    pairs = getattr(child(tree, "env"), "value", [])
+    given = {key.value: node.value for key, node in pairs if isinstance(node.value, str)}
+    for name, value in take_secrets(given).items():
+        if value == HIDDEN:
+            tree = assign(tree, ["env", name], from_value(HIDDEN, "options"), "options")
+    return tree
 
 
 def jobs_root(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
@@ -220,7 +230,7 @@ def needed_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if _NEEDED.fullmatch(name) and not _SECRET.search(name) and _VALUE.fullmatch(value)
+        if _NEEDED.fullmatch(name) and not is_secret(name, value) and _VALUE.fullmatch(value)
     }
 
 

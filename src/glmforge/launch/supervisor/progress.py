@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from glmforge.files import open_regular
 from glmforge.launch.job import AttemptDirectory, RankRecord
 from glmforge.launch.supervisor.verdict.evidence import RunEvent, read_ranks, read_run_events
 from glmforge.observe.run import RunDirectory
@@ -98,9 +99,9 @@ def logged_step(directory: AttemptDirectory) -> int | None:
 
 def _last_lines(path: Path) -> list[bytes]:
     """Whole ones among the last of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        lines = file.read().splitlines(keepends=True)
+        lines = file.read(2 * _TAIL).splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
 
 

@@ -12,7 +12,10 @@ from glmforge.launch.supervisor.progress import logged_step
 from glmforge.launch.supervisor.verdict.evidence import Evidence, first_step, gather, last_step, told_step
 from glmforge.launch.supervisor.verdict.judge import judge, judge_start
 
-_NEAR_LIMIT = timedelta(minutes=10)
+_USUAL_WARNING_S = 60
+"""Before a time limit, if a job's options name no other."""
+_SLACK = timedelta(seconds=120)
+"""A warning may come a minute earlier than asked for; saving takes time as well, but that goes on after it."""
 
 
 def settle(
@@ -74,9 +77,15 @@ def _gather(
         silent_since=watched.silent_since,
         ended_early=watched.ended_early,
         still_ours=allocation.still_ours() and (allocation.is_given or "TERM" not in watched.signals),
-        near_limit=ends is not None and ends - utc_now() < _NEAR_LIMIT,
+        near_limit=ends is not None and ends - utc_now() < _warning(description.launch.signal) + _SLACK,
         orphaned=orphaned,
     )
+
+
+def _warning(signal: str | None) -> timedelta:
+    """How long before the time limit it comes, at the earliest: of 'USR1@120'."""
+    seconds = (signal or "").partition("@")[2]
+    return timedelta(seconds=int(seconds) if seconds else _USUAL_WARNING_S)
 
 
 def _steps(books: Books, evidence: Evidence) -> dict[str, int | None]:

@@ -202,7 +202,8 @@ class Supervisor:
             began=utc_now(),
         )
         try:
-            directory.root.mkdir(parents=True)
+            directory.root.parent.mkdir(mode=0o700, exist_ok=True)
+            directory.root.mkdir(mode=0o700)
             attempt.write(directory.record)
         except OSError as error:
             return self.books.not_begun(attempt, f"{directory.root}: cannot be written ({error.strerror})")

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from glmforge.cli.app import app
 from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
+from glmforge.errors import HostError
 from helpers.dev_cluster import hosts_or_skip
 from helpers.snapshots import Seen, snapshot
 
@@ -116,6 +117,19 @@ def test_from_nothing_to_nothing_to_change_and_back(hosts: Hosts) -> None:
 
     hosts.setup("--undo")
     assert hosts.snapshot() == before
+
+
+def test_checks_pass_with_what_setup_has_made(few: Hosts) -> None:
+    """Between nodes as well, which know of each other what setup has laid down; and it says how."""
+    check = ["cluster", "check", "--hostfile", str(few.here / "hosts.txt"), "--only", "ssh.nodes"]
+    before = CliRunner().invoke(app, [*check, "--ssh", f"ssh -F {few.ssh_config}"])
+    told = few.setup().splitlines()[-1]
+    own = f"ssh -F {few.here}/cluster/ssh/config"
+    assert told == f"Next: glmforge cluster check --ssh '{own}', or ssh.command in cluster.yaml"
+    after = CliRunner().invoke(app, [*check, "--ssh", own])
+    assert (before.exit_code, after.exit_code) == (0, 0), before.stdout + after.stdout
+    plain = CliRunner().invoke(app, [*check, "--ssh", f"ssh -F {few.here}/nowhere"])
+    assert plain.exit_code == 1
 
 
 def test_lines_of_others_stay_as_they_are(few: Hosts) -> None:
@@ -337,3 +351,17 @@ def test_the_launcher_starts_every_node_through_the_clusters_own_key(hosts: Host
         assert lines[:2] == ["node1", str(hosts.here)]
         assert lines[lines.index("--node-rank") + 1] == str(number)
         assert lines[-6:] == ["-m", "glmforge", "train", "a b", "$(reboot)", "it's"]
+
+
+def test_a_home_that_is_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    """As hosts of a usual development cluster have it."""
+    hosts_or_skip()
+    ssh = Path.home() / ".ssh"
+    before = snapshot([ssh]) if ssh.exists() else None
+    with development_cluster(tmp_path / "dev", DevOptions(nodes=2, slurm=False, gpus=0)) as dev:
+        given = ["--type", "manual", "--hosts", "node[1-2]", "--gpus-per-node", "0", "--out", str(tmp_path / "cluster")]
+        done = CliRunner().invoke(app, ["cluster", "setup", *given, "--ssh", f"ssh -F {dev.directory}/ssh/config"])
+    assert isinstance(done.exception, HostError)
+    assert str(done.exception).startswith("node1: is of a development cluster and has your own home directory;")
+    assert not (tmp_path / "cluster").exists()
+    assert (snapshot([ssh]) if ssh.exists() else None) == before

@@ -1,14 +1,17 @@
 """`glmforge jobs list | show | logs | follow` on made-up jobs."""
 
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
-from glmforge.errors import LaunchError
+from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.launch.job import Cause, JobDirectory
 from glmforge.launch.schedulers.base import State
 from glmforge.launch.submit import hand_over
@@ -109,8 +112,92 @@ def test_follow_to_the_end(tmp_path: Path, failed: JobDirectory) -> None:
     assert "air: failed" in done.stderr
 
 
+@pytest.mark.parametrize("state", [State.RUNNING, State.FAILED, State.COMPLETED, State.UNKNOWN])
+def test_an_array_leads_to_its_tasks(tmp_path: Path, scheduler: MadeScheduler, state: State) -> None:
+    """Which are the jobs that have attempts and logs."""
+    scheduler.know("17", state)
+    array = made_job(tmp_path, "arr", launch={"array": "3-9:2"})
+    for number in (3, 5, 7, 9):
+        task = made_job(tmp_path, f"arr-{number}", submission=f"17_{number}", part_of="arr", task=number)
+        made_attempt(task, cause=Cause.CODE)
+        made_rank(task, 1, 0, lines=[f"2026 0 - task {number}"], status=1)
+    shown = run(tmp_path, "show", "arr").stdout
+    assert "\ntasks: arr-3,arr-5,arr-7,arr-9; each is a job: glmforge jobs logs arr-3\n" in shown
+    assert shown.splitlines()[-1] == "next: glmforge jobs list 'arr-*'"
+    told = str(run(tmp_path, "logs", "arr").exception)
+    assert told == "arr: is an array, whose tasks are jobs: 'glmforge jobs logs arr-3'"
+    assert run(tmp_path, "logs", "arr-3").stdout == "2026 0 - task 3\n"
+    assert array.read_attempts() == []
+
+
+def test_without_a_supervisor_the_log_is_the_schedulers(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    scheduler.know("17", State.FAILED)
+    job = made_job(tmp_path, launch={"supervise": False})
+    (job.root / "scheduler-17.log").write_text("no\n")
+    assert "next: glmforge jobs logs air --scheduler; then" in run(tmp_path, "show", "air").stdout
+    assert str(run(tmp_path, "logs", "air").exception).endswith("add --scheduler")
+    assert run(tmp_path, "logs", "air", "--scheduler").stdout == "no\n"
+
+
 @pytest.mark.parametrize("command", ["show", "logs", "follow"])
 def test_a_wrong_name(tmp_path: Path, failed: JobDirectory, command: str) -> None:
     done = run(tmp_path, command, "ait")
     assert isinstance(done.exception, LaunchError)
     assert str(done.exception).endswith("there is no job ait; did you mean air?")
+
+
+FILES = (
+    *("job.yaml", "run.yaml", "submissions.jsonl", "events.jsonl", "nodes.json", "script.sh", "scheduler-17.log"),
+    *("attempts/0002/attempt.json", "attempts/0002/rank-00000.log", "attempts/0002/rank-00002.json"),
+    *(".supervisor/00000003", "run/metrics.jsonl", "run/events.jsonl", "run/time.jsonl", ".script-ran-17-0"),
+)
+COMMANDS = (
+    *(["list"], ["show", "air"], ["show", "air", "--json"], ["logs", "air"], ["logs", "air", "--all", "--tail", "1"]),
+    *(["logs", "air", "--scheduler"], ["goodput", "air"], ["cancel", "air"], ["allow", "air", "n1"]),
+    *(["resubmit", "air"], ["resubmit", "air", "--force"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        (file, kind)
+        for file in FILES
+        for kind in ("fifo", "zero", "huge")
+        if kind != "huge" or not file.endswith(".log")
+    ],
+)
+def test_no_file_of_a_job_holds_a_command_up(tmp_path: Path, failed: JobDirectory, file: str, kind: str) -> None:
+    """A pipe that nobody writes to, a link to what never ends, more than there is memory; the other jobs are listed."""
+    description = failed.description.read_text()
+    failed.description.write_text(description.replace("run: null", f"run: {failed.root / 'run'}"))
+    made_job(tmp_path, "beside", submission="18")
+    bad = failed.root / file
+    bad.parent.mkdir(exist_ok=True)
+    bad.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(bad)
+    elif kind == "zero":
+        bad.symlink_to("/dev/zero")
+    else:
+        with bad.open("wb") as stream:
+            stream.truncate(1 << 40)
+    for command in COMMANDS:
+        with limited(30):
+            done = run(tmp_path, *command)
+        assert done.exception is None or isinstance(done.exception, GlmforgeError | SystemExit), (command, done)
+        assert command != ["list"] or "beside  unknown" in done.stdout
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """An error in what takes longer, which else might read for ever."""
+
+    def end(*_: object) -> None:
+        raise AssertionError(f"has not ended within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -1,6 +1,7 @@
 """Facts on their way from a node to a verdict; the node is this machine, and `ssh` a program of the test's own."""
 
 import json
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from glmforge.cluster.hosts.on_node.wire import MARK
 from glmforge.cluster.hosts.ssh import Ssh
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import ConfigError
+from helpers.ranks import PATIENCE_S, is_running, until
 
 CONTEXT = Context(ClusterConfig(), Thresholds())
 
@@ -84,7 +86,7 @@ def facts_line(**probes: object) -> str:
 )
 def test_an_answer_that_is_none_fails_that_node(tmp_path: Path, printed: str, failing: str, reason: str) -> None:
     (tmp_path / "answer").write_text(f"welcome to this node\n{printed}\n")
-    fanout = ssh_that(tmp_path, f"cat >/dev/null; cat {tmp_path}/answer")
+    fanout = ssh_that(tmp_path, f"head -n 3 >/dev/null; cat {tmp_path}/answer")
     findings = examine(["localhost", "node1"], [CHECK], CONTEXT, fanout)
     outcome = findings.outcomes[failing]["node1"]
     assert outcome.status is Status.FAIL
@@ -148,6 +150,30 @@ def test_after_one_that_dies_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -
     talks = "import os\ndef gather(cluster):\n    return {'value': 'x' * 300000}"
     values = values_of(monkeypatch, {"a": dies, "b": talks, "c": dies, "d": talks}, limit_s=60)
     assert ["ended without an answer" in values[name] for name in "abcd"] == [True, False, True, False]
+
+
+def test_nothing_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Whoever has asked was killed: standard input ends, as through ssh."""
+    pids = tmp_path / "pids"
+    probe = f"""
+import os, subprocess
+def gather(cluster):
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    open({str(pids)!r} + ".part", "w").write(" ".join(str(each.pid) for each in children))
+    os.rename({str(pids)!r} + ".part", {str(pids)!r})
+    children[0].wait()
+"""
+    order = {"shared": {}, "probes": {"job": probe}, "function": "gather", "cluster": {}, "limit_s": 1000}
+    node = subprocess.Popen(PROGRAM.words("localhost"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert node.stdin is not None
+    node.stdin.write(PROGRAM.sent(order))
+    node.stdin.flush()
+    until(pids.exists, "the probe's programs")
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert all(map(is_running, started))
+    node.stdin.close()
+    assert node.wait(PATIENCE_S) == 1
+    until(lambda: not any(map(is_running, started)), "their end")
 
 
 def test_what_a_configuration_holds_stays_data() -> None:

@@ -2,6 +2,9 @@
 
 import http.server
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,6 +21,7 @@ from glmforge.cluster.checks.facts import Facts
 from glmforge.cluster.checks.outcome import Outcome
 from glmforge.cluster.checks.probes import environment as environment_probe
 from glmforge.cluster.checks.probes import monitoring as monitoring_probe
+from glmforge.cluster.checks.probes import slurm as slurm_probe
 from glmforge.cluster.checks.probes import ssh as ssh_probe
 from glmforge.cluster.checks.thresholds import Thresholds
 from glmforge.cluster.hosts.fanout import Fanout
@@ -220,6 +224,28 @@ def test_without_slurm_nothing_is_passed(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_short_default_time_is_told(monkeypatch: pytest.MonkeyPatch, line: str, status: str) -> None:
     monkeypatch.setattr(slurm, "ask_slurm", lambda *command: SINFO if "-N" in command else line + "\n")
     assert slurm.limits(session(["a"]))["a"].status == status
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "is_up"),
+    [((), (), True), ((), ("-N", "other"), False), ((), ("-N", os.uname().nodename), True),
+     (("unshare", "--uts"), (), False)],
+)  # fmt: skip
+def test_the_daemon_of_another_node_is_not_this_hosts(
+    tmp_path: Path, before: tuple[str, ...], arguments: tuple[str, ...], is_up: bool
+) -> None:
+    """A development cluster's runs on a machine that is no node itself."""
+    if before and subprocess.run([*before, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to be a host of its own")
+    if slurm_probe.gather({})["slurmd_up"]:
+        pytest.skip("this host is a node of Slurm's")
+    slurmd = shutil.copy("/bin/bash", tmp_path / "slurmd")
+    command = [*before, str(slurmd), "-c", "echo up; read", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        assert slurm_probe.gather({})["slurmd_up"] is is_up
+        running.communicate()
 
 
 def test_slurms_daemon_and_munge(monkeypatch: pytest.MonkeyPatch) -> None:

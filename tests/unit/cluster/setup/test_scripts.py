@@ -153,6 +153,25 @@ def test_arguments_reach_every_node_as_they_are(tmp_path: Path) -> None:
         assert got == [number, str(tmp_path), *arguments]
 
 
+@pytest.mark.parametrize(
+    ("first", "address", "told"),
+    [("node001", "node001", "node001"), ("node002", "node001", ""), ("node001", "10.0.0.7", "10.0.0.7"),
+     ("node002", "10.0.0.7", "")],
+)  # fmt: skip
+def test_ranks_of_a_slurm_job_meet_on_its_own_first_node(first: str, address: str, told: str, tmp_path: Path) -> None:
+    """Not on the cluster's first one, which need not be part of the job."""
+    cluster = CLUSTER.model_copy(update={"master_addr": address})
+    launch = tmp_path / "launch.sh"
+    launch.write_text(scripts(Wanted.of("slurm", cluster, HOSTS, tmp_path, nodes=2))["launch.sh"])
+    for program, script in {"scontrol": f"echo {first}; echo other", "srun": 'echo "at $MASTER_ADDR"'}.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / program).chmod(0o755)
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": f"{first},other", "SLURM_JOB_NUM_NODES": "2"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | job
+    done = subprocess.run(["bash", str(launch), "train"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"at {told}\n"
+
+
 def test_one_failing_node_ends_the_others(tmp_path: Path) -> None:
     wanted = Wanted.of("manual", CLUSTER, HOSTS, tmp_path, 2)
     (tmp_path / "launch.sh").write_text(scripts(wanted)["launch.sh"])

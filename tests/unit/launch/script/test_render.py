@@ -68,7 +68,8 @@ def script(launch: LaunchConfig, *, trains: bool = True, **changes: object) -> S
         "job": Path("/shared/jobs/air"),
         "python": "/opt/python",
         "trains": trains,
-        "environment": tuple(launch.env.items()),
+        "environment": tuple(launch.plain_env.items()),
+        "secrets": launch.secrets,
     }
     return Script(**(values | changes))  # type: ignore[arg-type]
 
@@ -98,7 +99,7 @@ SCRIPTS = {
     "local_torchrun": script(LaunchConfig(launcher="local", ranks_per_node=2, supervise=False, starter="torchrun")),
     "ssh_ssh": script(with_(HOSTS, env={"A": "it's"}, interface="eth0"), hosts=("node1", "node2", "node3")),
     "ssh_torchrun": script(with_(HOSTS, starter="torchrun"), hosts=("node1", "node2"), address="10.0.0.1"),
-    "mpi_mpirun": script(with_(HOSTS, launcher="mpi", env={"A": "it's"}), hosts=("node1", "node2")),
+    "mpi_mpirun": script(with_(HOSTS, launcher="mpi", env={"A": "it's", "HF_TOKEN": "***"}), hosts=("node1", "node2")),
     "local_supervised": script(LaunchConfig(launcher="local", ranks_per_node=2)),
     "ssh_supervised": script(LaunchConfig(launcher="ssh", nodes=2, hosts=["node1", "node2"])),
 }

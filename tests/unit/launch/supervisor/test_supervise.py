@@ -1,13 +1,14 @@
 """The loop with ranks that end as told: what is decided, what is written down, and that another supervisor goes on."""
 
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from glmforge.cluster.lease import HeldError, Lease
 from glmforge.errors import LaunchError
-from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory
+from glmforge.launch.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
 from glmforge.launch.supervisor.policy.growth import ATTEMPT_STARTED
 from glmforge.launch.supervisor.policy.ledger import Ledger, allow
 from glmforge.launch.supervisor.supervise import LEASE_S, Supervisor
@@ -113,6 +114,26 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert status == 0
     assert allocation.requeued == [[]]
     assert events(job, "verdict")[-1]["cause"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "signal", "cause"),
+    [
+        (100, "USR1@120", "time limit"),
+        (300, "USR1@120", "preempted"),  # of a job of few minutes all of its time is near its end
+        (300, "USR1@600", "time limit"),
+        (100, None, "time limit"),
+        (3600, "USR1@600", "preempted"),
+    ],
+)
+def test_a_warning_long_before_the_limit_is_of_a_preemption(
+    tmp_path: Path, left_s: float, signal: str | None, cause: str
+) -> None:
+    job = a_job(tmp_path, nodes=2, signal=signal)
+    gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
+    place = {"can_requeue": True, "is_given": True, "end": utc_now() + timedelta(seconds=left_s)}
+    supervise(job, lambda ranks, number: gave_way, **place)
+    assert events(job, "verdict")[-1]["cause"] == cause
 
 
 def test_what_an_earlier_start_was_told_is_done(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from glmforge.cluster.hosts.on_node.wire import begin, say
 
 _PATIENCE_S = 0.5
 _CHUNK = 1 << 16
+_STDIN = 0
+"""Stays open as long as somebody waits for the answer, and says nothing more."""
 
 
 def main(program: bytes) -> None:
@@ -45,7 +47,9 @@ def gather(order: dict, deadline: float) -> dict:
         busy = {worker.hearing: worker for worker in crew.workers if worker.name}
         if not busy:
             break
-        for end in select.select(list(busy), [], [], max(0.0, until - time.monotonic()))[0]:
+        for end in select.select([*busy, _STDIN], [], [], max(0.0, until - time.monotonic()))[0]:
+            if end == _STDIN:
+                crew.abandon()
             crew.hear(busy[end])
     return crew.answers()
 
@@ -76,6 +80,12 @@ class Crew:
             self._found[worker.name], worker.name = answer, ""
             if worker.is_gone:
                 self.workers.remove(worker)
+
+    def abandon(self) -> None:
+        """Nobody waits for answers any more: end with all that the probes have started."""
+        for worker in self.workers:
+            worker.kill()
+        os._exit(1)
 
     def answers(self) -> dict:
         """Of all probes; whoever is with one still is ended."""

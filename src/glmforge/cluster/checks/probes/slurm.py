@@ -11,7 +11,7 @@ _MOST = 100_000
 
 
 def gather(cluster: dict) -> dict:
-    return {"slurmd_there": find("slurmd") is not None, "slurmd_up": _runs("slurmd")}
+    return {"slurmd_there": find("slurmd") is not None, "slurmd_up": _slurmd_runs()}
 
 
 def sign(cluster: dict, arguments: dict) -> dict:
@@ -51,14 +51,28 @@ def _ask(command: "list[str]", text: "str | None") -> dict:
     return {"status": done.returncode, "printed": out[:_MOST].strip(), "said": lines[-1] if lines else None}
 
 
-def _runs(name: str) -> bool:
-    """Whether a process of this name runs: of those that this node sees."""
+def _slurmd_runs() -> bool:
+    """Whether a slurmd runs for this host: not in a container of another name, nor under the name of another node."""
     for pid in os.listdir("/proc"):
         if pid.isdecimal():
             try:
                 with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                    if file.read().strip() == name:
-                        return True
+                    found = file.read().strip() == "slurmd"
+                if found and _is_of_this_host(pid):
+                    return True
             except OSError:  # it has just ended
                 continue
     return False
+
+
+def _is_of_this_host(pid: str) -> bool:
+    with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="replace") as file:
+        words = file.read().split("\0")
+    names = [words[at + 1] if word == "-N" else word[2:] for at, word in enumerate(words) if word.startswith("-N")]
+    own = os.uname().nodename.split(".")[0]
+    if names and names[0].split(".")[0] != own:
+        return False
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts") == os.readlink("/proc/self/ns/uts")
+    except OSError:  # another user's
+        return True

@@ -1,6 +1,7 @@
 """Keys of this user, and whether they open the other nodes."""
 
 import os
+import shlex
 import stat
 import subprocess
 
@@ -35,10 +36,15 @@ def is_private_key(file: str) -> bool:
 
 
 def reach(cluster: dict, arguments: dict) -> dict:
-    """Whether ssh gets to a node without asking, and what it says otherwise. It takes no host key that is not known."""
+    """Whether ssh gets to a node, called as the cluster says, and what it says otherwise. It asks nothing, and takes no
+    host key that is not known."""
     given = cluster["ssh"]
-    command = ["ssh", "-a", "-x", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
-    command += ["-o", "ConnectTimeout=10"]
+    command = [*shlex.split(given["command"]), "-a", "-x", "-T", "-o", "BatchMode=yes"]
+    command += ["-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10"]
+    if given["identity"]:
+        command += ["-o", "IdentitiesOnly=yes", "-i", given["identity"]]
+    if given["known_hosts"]:
+        command += ["-o", 'UserKnownHostsFile="' + given["known_hosts"].replace("%", "%%") + '"']
     if given["user"]:
         command += ["-l", given["user"]]
     if given["port"]:

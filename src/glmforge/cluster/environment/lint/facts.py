@@ -27,6 +27,7 @@ UNREAD: dict[str, str] = {
     "NCCL_IB_GDR_ENABLE": "leave it out: GPUDirect RDMA is used where it works; NCCL_NET_GDR_LEVEL limits it",
     "NCCL_NET_GDR_ENABLE": "leave it out: GPUDirect RDMA is used where it works; NCCL_NET_GDR_LEVEL limits it",
     "NCCL_NVLINK_ENABLE": "leave it out: NVLink is used where it is",
+    "DEEPSPEED_NVME_PATH": "`nvme_path` of offload_optimizer and of offload_param in DeepSpeed's configuration",
     "NCCL_IB_ENABLE": "leave it out: InfiniBand is used where it is; NCCL_NET=IB refuses anything else",
 }
 """Variables that look right, and that scripts hand on to each other, but that no program reads -> what to do."""
@@ -70,7 +71,7 @@ RENAMED: dict[str, str] = {
 """Old names that are still read -> new ones."""
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY")
-"""Never shown, and never to be written into a file."""
+"""Never to be written into a file."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from glmforge.cluster.environment.lint.known import FAMILIES, KNOWN, is_read, me
 from glmforge.cluster.environment.lint.problem import Problem
 from glmforge.cluster.environment.lint.reading import read_environment, read_file
 from glmforge.cluster.environment.lint.values import expected_instead
+from glmforge.config.secrets import is_secret
 from glmforge.files import shown
 
 _MOST_GUESSES = 300
@@ -74,7 +75,8 @@ def lint(reading: Reading, *, is_process: bool = False) -> list[Finding]:
 
 def _finding(reading: Reading, problem: Problem) -> Finding:
     at = problem.assignment
-    value = None if at.value is None or at.name in SECRETS else shown(at.value[:_MOST_SHOWN])
+    hidden = at.value is None or is_secret(at.name, at.value)
+    value = None if at.value is None or hidden else shown(at.value[:_MOST_SHOWN])
     return Finding(
         reading.source, at.line, problem.severity, problem.rule, shown(at.name), value, problem.says, problem.instead
     )

@@ -44,6 +44,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         "route": _default_interface() or _only_interface(),
         "infiniband": _infiniband(),
         "home": _path(_home(), mounts),
+        "home_is_users": "GLMFORGE_DEV_OWN_HOME" in os.environ,
         "home_is_open": any(_others_may_write(_home() + path) for path in ("", "/.ssh", "/.ssh/authorized_keys")),
         "paths": {path: _path(path, mounts) for path in request.get("paths", [])},
         "mounts": [_with_room(mount) for mount in mounts if _counts(mount)] if request.get("mounts") else [],

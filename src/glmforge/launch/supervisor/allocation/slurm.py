@@ -16,6 +16,7 @@ from glmforge.cluster.hosts.machines import ask_slurm
 from glmforge.cluster.slurm import address_of_node
 from glmforge.errors import HostError, LaunchError
 from glmforge.launch.schedulers.slurm_jobs import asking
+from glmforge.launch.script.amounts import seconds
 from glmforge.launch.supervisor.allocation.lost_nodes import lost_nodes
 from glmforge.launch.supervisor.allocation.standby import standby
 
@@ -89,9 +90,10 @@ class SlurmAllocation:
         return "", self.restart
 
     def ends(self) -> datetime | None:
-        with suppress(HostError, ValueError, OverflowError, OSError):  # "NONE" without a limit
-            (ends,) = self._times("%e")
-            return datetime.fromtimestamp(ends, UTC)
+        """Its beginning and its limit: the end that Slurm tells (%e) is nearer for a job that is being preempted."""
+        with suppress(HostError, ValueError, OverflowError, OSError):
+            began, limit = _squeue("--jobs", self.submission, "--format", "%S %l").split()
+            return datetime.fromtimestamp(float(began) + seconds(limit), UTC)
         return None
 
     def queued_s(self) -> float:

@@ -9,6 +9,9 @@ cd -- '/shared/my work' || exit
 # An address of the first host that the others reach, and a port there.
 export MASTER_ADDR=node1 MASTER_PORT=29500
 export A='it'"'"'s'
+# Its value is in no file: it comes from the environment of whoever submits this script.
+[[ -v HF_TOKEN ]] || { echo "HF_TOKEN is not set: set it where the job is submitted" >&2; exit 2; }
+export HF_TOKEN
 
 # Each process learns from Open MPI which rank it is, and tells it to the program as torchrun would.
 # shellcheck disable=SC2016  # to be expanded in the process
@@ -21,6 +24,7 @@ exec "$@"
 # Ranks are numbered node by node (ppr), and not bound to cores: a rank has many threads. MPI itself is not used.
 variables=(-x MASTER_ADDR -x MASTER_PORT)
 variables+=(-x A)
+variables+=(-x HF_TOKEN)
 
 slots=$(printf "%s:2," "${hosts[@]}")
 agent=ssh

@@ -14,6 +14,7 @@ set -u
 # PBS itself shows what a job prints when it is over: this log can be followed. Slurm that takes jobs of PBS may not set
 # the variables of PBS.
 number=${PBS_JOBID:-$SLURM_JOB_ID}
+(umask 077 && touch -- /shared/jobs/air/scheduler-"${number%%.*}".log)
 exec >>/shared/jobs/air/scheduler-"${number%%.*}".log 2>&1
 
 # The job's nodes, one line for each rank. Slurm's qsub leaves the file to this program.

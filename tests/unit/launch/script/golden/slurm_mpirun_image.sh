@@ -11,6 +11,8 @@
 #SBATCH --output=scheduler-%j.log
 
 set -u
+# Slurm has made the log, and open to all.
+chmod go= -- /shared/jobs/air/scheduler-*.log || true
 
 say() { echo "[$(date '+%F %T')] $SLURM_JOB_NAME $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)): $*"; }
 

@@ -17,6 +17,8 @@
 #SBATCH --output=scheduler-%A_%a.log
 
 set -eu
+# Slurm has made the log, and open to all.
+chmod go= -- /shared/jobs/air/scheduler-*.log || true
 cd -- '/shared/my work'
 # Each task of the array is a job with a directory of its own.
 exec /opt/python -m glmforge supervise /shared/jobs/air-"$SLURM_ARRAY_TASK_ID"

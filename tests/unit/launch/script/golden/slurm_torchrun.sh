@@ -32,6 +32,8 @@
 #SBATCH --output=scheduler-%j.log
 
 set -u
+# Slurm has made the log, and open to all.
+chmod go= -- /shared/jobs/air/scheduler-*.log || true
 MAX_FAILURES=${MAX_FAILURES:-3}
 FAILURE_FORGOTTEN_S=${FAILURE_FORGOTTEN_S:-3600}
 PREEMPTED=75
@@ -95,7 +97,7 @@ if ((status == PREEMPTED)); then
   rm -f "$failures"
 else
   ((SECONDS < FAILURE_FORGOTTEN_S)) || rm -f "$failures"
-  say "status $status" >>"$failures"
+  (umask 077 && say "status $status" >>"$failures")
   count=$(wc -l <"$failures")
   if ((count > MAX_FAILURES)); then
     say "gives up: failed $count times in a row; see $failures and docs/runbook.md"

@@ -80,7 +80,14 @@ def test_whether_the_job_may_go_on(
 
 @pytest.mark.parametrize(
     ("said", "ends"),
-    [("1795456851", datetime(2026, 11, 23, 18, 0, 51, tzinfo=UTC)), ("NONE", None), ("9" * 30, None), ("", None)],
+    [
+        ("1795456851 10:00", datetime(2026, 11, 23, 18, 10, 51, tzinfo=UTC)),
+        ("1795456851 1-00:00:00", datetime(2026, 11, 24, 18, 0, 51, tzinfo=UTC)),
+        ("1795456851 UNLIMITED", None),
+        ("N/A 10:00", None),
+        (f"{'9' * 30} 10:00", None),
+        ("", None),
+    ],
 )
 def test_when_it_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, ends: datetime | None) -> None:
     answers(monkeypatch, tmp_path, squeue=f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{said}"')
@@ -111,7 +118,7 @@ def test_what_somebody_wants_listed_by_default_hides_no_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str
 ) -> None:
     """Wishes in a profile come along into the job, and squeue would print nothing of it."""
-    listed = """case "$*" in *State*) printf '%-20s%-20s\\n' RUNNING 1;; *%N*) echo n1;; *%e*) echo 1795456851;;
+    listed = """case "$*" in *State*) printf '%-20s%-20s\\n' RUNNING 1;; *%N*) echo n1;; *%l*) echo 1795456851 10:00;;
 *%r*) echo Dependency;; *) echo 1795456851 1795456972;; esac"""
     idle = '[ -n "$SINFO_STATES" ] || echo n9'
     answers(
