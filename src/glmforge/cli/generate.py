@@ -148,11 +148,16 @@ def _engine(options: Options) -> "Engine":
 def _answer_one(engine: "Engine", prompt: str, params: "SamplingParams") -> None:
     """Print the answer as it comes; several ones when all are there."""
     if params.num_samples > 1:
-        for sample in engine.generate([prompt], params)[0]:
+        samples = engine.generate([prompt], params)[0]
+        for sample in samples:
             typer.echo(as_shown(sample.text))
-        return
-    engine.generate([prompt], params, on_update=lambda update: typer.echo(as_shown(update.text), nl=False))
-    typer.echo()
+    else:
+        (samples,) = engine.generate(
+            [prompt], params, on_update=lambda update: typer.echo(as_shown(update.text), nl=False)
+        )
+        typer.echo()
+    if (error := next((sample.error for sample in samples if sample.error is not None), None)) is not None:
+        raise GlmforgeError(error)
 
 
 def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -> None:
