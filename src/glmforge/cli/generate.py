@@ -189,6 +189,8 @@ def _answer_one(engine: "Engine", text: str, params: "SamplingParams", *, contro
             _show_logprobs(tokenizer, prompt_ids[1:], sample.details.prompt_logprobs)
         if sample.logprobs:
             _show_logprobs(tokenizer, sample.tokens, sample.logprobs)
+    if (error := next((sample.error for sample in samples if sample.error is not None), None)) is not None:
+        raise GlmforgeError(error)
 
 
 def _show_logprobs(tokenizer: "Tokenizer", tokens: "Sequence[int]", logprobs: "Sequence[TokenLogprob]") -> None:

@@ -133,9 +133,7 @@ def _answer(
                 label, prompt, own = read_line(content, place, params, engine.tokenizer)
                 requests[engine.add(prompt, own)] = _Request(number, label, [Sample() for _ in range(own.num_samples)])
             except GlmforgeError as error:
-                words = str(error) if str(error).startswith(place) else f"{place}: {error}"
-                _log.warning(words)
-                answers.add({"line": number, "error": words})
+                _add_error(answers, number, str(error) if str(error).startswith(place) else f"{place}: {error}")
                 yield number
         if not requests:
             return
@@ -144,9 +142,18 @@ def _answer(
             request.samples[update.sample].add(update)
             if request.is_done:
                 del requests[update.request]
+                if (error := next((one.error for one in request.samples if one.error is not None), None)) is not None:
+                    _add_error(answers, request.line, f"{prompts}:{request.line}: {error}")
+                    yield request.line
+                    continue
                 answer = {"line": request.line} | ({} if request.label is None else {"id": request.label})
                 answers.add(answer | {"samples": [_plain(sample) for sample in request.samples]})
                 yield request.line
+
+
+def _add_error(answers: Unfinished, line: int, words: str) -> None:
+    _log.warning(words)
+    answers.add({"line": line, "error": words})
 
 
 def read_line(

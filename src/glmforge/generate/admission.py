@@ -21,6 +21,11 @@ def refuse_impossible(
     params.check_vocabulary(vocab_size)
     if params.experts and not runner.knows_experts:
         raise RequestError("experts: are not known under tp and pp, whose ranks have a part of them each; leave it out")
+    if params.has_grammar and runner.shares_requests:
+        raise RequestError(
+            "grammar: cannot be followed under tp and pp, whose ranks have to choose the same tokens while its limits "
+            "are of time; leave it out"
+        )
     if not has_tokenizer and (params.stop or params.has_grammar):
         raise RequestError(
             f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "

@@ -30,10 +30,13 @@ class Update:
     """A token that a step gave to a sample of a request, or its end.
 
     Attributes:
+        token: None where an answer ends without another one: its grammar is complete or at its longest behind the last
+            one, or its request has failed.
         text: what can be said of the answer's text since the last update, if the engine has a tokenizer.
         logprob: of the token, if the request asks for it.
         drafts: counts those of the sample so far.
-        details: what else it asks for, with the last token.
+        details: what else it asks for, with the end.
+        error: one line that says why it has failed, if `finished` is "error".
     """
 
     request: int
@@ -44,12 +47,13 @@ class Update:
     logprob: TokenLogprob | None = None
     drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
+    error: str | None = None
 
 
 @dataclass
 class Sample:
     """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
-    much of it was drafted."""
+    much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then."""
 
     tokens: list[int] = field(default_factory=list)
     finished: Reason | None = None
@@ -57,6 +61,7 @@ class Sample:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
+    error: str | None = None
 
     def add(self, update: Update) -> None:
         """Take up what an update of this sample says."""
@@ -66,3 +71,4 @@ class Sample:
             self.logprobs.append(update.logprob)
         self.text += update.text
         self.finished, self.drafts, self.details = update.finished, update.drafts, update.details
+        self.error = update.error

@@ -1,7 +1,7 @@
 """An engine for many tasks of an event loop: each reads its own answer while the steps serve all of them.
 
 Steps run one after another in a thread, so the loop stays free; requests come and go between two steps. There are steps
-as long as anybody waits for tokens.
+as long as anybody waits for tokens. Requests are encoded and their grammars compiled in other threads.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from glmforge.generate.answer import Update
 from glmforge.generate.engine import Engine
+from glmforge.generate.grammar import MAX_OPEN
 from glmforge.generate.params import GREEDY, SamplingParams
 from glmforge.generate.prompts import Prompt
 
@@ -22,17 +23,22 @@ class AsyncEngine:
         self._between_steps = asyncio.Lock()
         self._readers: dict[int, asyncio.Queue[Update | Exception]] = {}
         self._left: list[int] = []
+        self._preparing = ThreadPoolExecutor(MAX_OPEN, "prepare")
         self._thread = ThreadPoolExecutor(1, "engine")  # always the same one: torch has a pool of workers for each
         self._steps: asyncio.Task[None] | None = None
 
     async def stream(self, prompt: Prompt, params: SamplingParams = GREEDY) -> AsyncGenerator[Update, None]:
         """What each step gives to this request, up to its end. Who stops reading cancels it.
 
+        A request that fails later than when it is added ends with updates that say so: `finished` is "error".
+
         Raises:
             RequestError: it can never be served.
         """
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._preparing, self.engine.prepare, prompt, params)
         async with self._between_steps:
-            number = self.engine.add(prompt, params)
+            number = self.engine.queue(prepared)
             reader = self._readers[number] = asyncio.Queue()
         if self._steps is None or self._steps.done():
             self._steps = asyncio.create_task(self._run())

@@ -2,10 +2,17 @@
 
 Each step computes what the scheduler chose (`scheduler.py`), on the pages that the sequences have (`memory.py`), and
 chooses a token for every sequence that is computed to its end (`sampler.py`). Requests come and go between steps.
+
+No request hurts another one. What is done for one of them alone, such as following its grammar, ends that request where
+it fails, with the reason "error". What fails for all, such as running the model, raises an error; nothing has been
+chosen then, and the next step tries again.
 """
 
+import logging
+import time
 from collections import abc
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Self
@@ -19,7 +26,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.generate.admission import refuse_impossible
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.config import DEFAULTS, EngineConfig
-from glmforge.generate.grammar import Grammars
+from glmforge.generate.grammar import Grammars, RequestGrammar, wait_for
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
@@ -28,14 +35,29 @@ from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import Chosen, choose_tokens
-from glmforge.generate.scheduler import Scheduler
-from glmforge.generate.sequence import Request, Sequence
+from glmforge.generate.scheduler import Scheduler, Work
+from glmforge.generate.sequence import Reason, Request, Sequence
 from glmforge.generate.speculate.drafter import Computed, computed_by
 from glmforge.generate.speculate.speculation import Speculation, make_drafter
 from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
+from glmforge.observe.units import counted
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S = 0.005
+"""Grammars have as long as the step took to say what may come next, at least this; slower ones are passed over."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A request that can be served: see `Engine.prepare`."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    grammar: RequestGrammar | None
 
 
 class Engine:
@@ -74,9 +96,13 @@ class Engine:
         if config.drafter is not None:
             drafter = make_drafter(config.drafter, self.runner, config.page_size)
             self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
+        self.scheduler.on_admit = self._let_next_wait
         self._num_requests = 0
-        self._siblings: dict[int, list[Sequence]] = {}
-        """By request, samples that begin when the prompt is computed."""
+        self._unborn: dict[int, range] = {}
+        """By request, samples that have no sequence yet: one waits at a time, when the prompt is computed."""
+        self._grammars_of: dict[int, RequestGrammar] = {}
+        self._updates: list[Update] = []
+        """What is to be told. It is kept where a step fails behind it."""
 
     @classmethod
     def load(
@@ -102,10 +128,17 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not self.scheduler.sequences
+        return not self.scheduler.sequences and not self._updates
 
     def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
         """Queue a request; its number. Raises `RequestError` for one that can never be served."""
+        return self.queue(self.prepare(prompt, params))
+
+    def prepare(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Prepared:
+        """What `add` does before a request is queued: encode it, refuse what can never be served, compile its grammar.
+
+        That may take seconds. It may be done in another thread while the engine steps. Raises `RequestError`.
+        """
         ids, params = encode_prompt(prompt, params, self.tokenizer)
         refuse_impossible(
             ids,
@@ -114,33 +147,58 @@ class Engine:
             cache_tokens=self.memory.num_tokens,
             has_tokenizer=self.tokenizer is not None,
         )
-        number = self._num_requests
+        grammar = None
+        if params.has_grammar and self._grammars is not None:
+            grammar = self._grammars.compile(params)
+        return Prepared(tuple(ids), params, grammar)
+
+    def queue(self, prepared: Prepared) -> int:
+        """Queue a request that is prepared, once; its number."""
+        number, params = self._num_requests, prepared.params
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
-        samples = self._sequences(Request(number, tuple(ids), params, seed))
         self._num_requests += 1
-        self._siblings[number] = samples[1:]
-        self.scheduler.add(samples[0])
+        if prepared.grammar is not None:
+            self._grammars_of[number] = prepared.grammar
+        if params.num_samples > 1:
+            self._unborn[number] = range(1, params.num_samples)
+        self.scheduler.add(self._sequence(Request(number, prepared.prompt, params, seed), 0))
         self.metrics.asked(number)
         return number
 
     def cancel(self, number: int) -> None:
         """End a request, if it has not ended; its pages are free at once."""
-        self._siblings.pop(number, None)
         self.metrics.cancelled(number)
-        for sequence in self.scheduler.sequences:
-            if sequence.request.number == number:
-                self.scheduler.finish(sequence, "cancelled")
+        self._drop(number, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave. Nothing if nobody waits.
+        """Compute one step; the tokens that it gave, and what has ended. Nothing if nobody waits.
 
         Ranks that share a model call this together, those without requests too (see `generate.sharded`).
+
+        Raises:
+            Exception: what is not one request's fault, such as no memory for the model. What has been chosen before is
+                told by the next step that succeeds.
         """
         if not self.is_idle and self.runner.weights_differ(closely=not self.scheduler.running):
             self.weights_changed()
+        self._hear_grammars(0.0)
         steps = self.scheduler.next_step()
-        if not steps and not self.runner.is_collective:
-            return []
+        if steps or self.runner.is_collective:
+            try:
+                self._compute(steps)
+            except BaseException:
+                for sequence in self.scheduler.running:
+                    sequence.settle()
+                raise
+        else:
+            self._hear_grammars(_PATIENCE_S)
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _compute(self, steps: list[Work]) -> None:
+        """Run the model and choose tokens, which changes nothing that is not made again by another try; then take them
+        up, which does not fail but for single requests; then draft, and ask what may come next."""
+        began = time.perf_counter()
         self.metrics.begin_step(steps, self.scheduler)
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
@@ -149,13 +207,26 @@ class Engine:
         if tokens.wants_experts:
             assert self.runner.experts_TMK is not None, "the runner was asked to record them"
             record_experts(steps, self.runner.experts_TMK)
+        siblings = self._siblings(rows)
+        rows |= {sibling: rows[first] for first, some in siblings.items() for sibling in some}
+        try:
+            chosen = self._choose(logits_LV, rows)
+        except Exception as error:
+            if not self._fail_culprits(rows):
+                raise
+            logger.debug("a step is computed again without the requests that made it fail", exc_info=error)
+            return
         self.scheduler.advance(steps)
-        self._begin_samples(computed, rows)
-        updates = self._choose(logits_LV, rows)
-        if self.speculation is not None:
-            self.speculation.draft(computed)
-        self.metrics.end_step([update.request for update in updates])
-        return updates
+        self._begin_samples(computed, siblings)
+        try:
+            for sequence, choices in chosen.items():
+                self._take_up(sequence, choices)
+            if self.speculation is not None:
+                self.speculation.draft(computed)
+        finally:
+            self._ask_grammars(chosen)
+        self._hear_grammars(max(_PATIENCE_S, time.perf_counter() - began))
+        self.metrics.end_step([update.request for update in self._updates if update.token is not None])
 
     def generate(
         self,
@@ -218,68 +289,197 @@ class Engine:
         except RequestError as error:
             raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
 
-    def _sequences(self, request: Request) -> list[Sequence]:
-        """All samples of a request."""
-        params = request.params
-        samples = [Sequence(request, sample, list(request.prompt)) for sample in range(params.num_samples)]
+    def _sequence(self, request: Request, sample: int) -> Sequence:
+        """A sample of a request, before it begins."""
+        sequence = Sequence(request, sample, list(request.prompt))
         if self.tokenizer is not None:
-            for sequence in samples:
-                sequence.text = TextStream(self.tokenizer, params.stop)
-        if params.has_grammar and self._grammars is not None:
-            matcher = self._grammars.matcher(params)
-            for sequence in samples:
-                sequence.grammar = matcher.copy()
-        return samples
+            sequence.text = TextStream(self.tokenizer, request.params.stop)
+        if (grammar := self._grammars_of.get(request.number)) is not None:
+            sequence.grammar = grammar.sample()
+        return sequence
 
-    def _begin_samples(self, computed: list[Computed], rows: dict[Sequence, int]) -> None:
+    def _siblings(self, rows: dict[Sequence, int]) -> dict[Sequence, list[Sequence]]:
+        """Of each first sample that has come to the end of its prompt, the others that may begin there: as many as
+        there is room for."""
+        siblings: dict[Sequence, list[Sequence]] = {}
+        room = self.config.max_sequences - len(self.scheduler.running)
+        for first in rows:
+            if first.request.number in self._unborn and first.sample == 0 and not first.answer:
+                some = self._unborn[first.request.number][:room]
+                siblings[first] = [self._sequence(first.request, sample) for sample in some]
+                room -= len(some)
+        return siblings
+
+    def _begin_samples(self, computed: list[Computed], siblings: dict[Sequence, list[Sequence]]) -> None:
         """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
         for first, start, place in list(computed):
-            for sibling in self._siblings.pop(first.request.number, []) if first in rows else ():
+            if first not in siblings:
+                continue
+            for sibling in siblings[first]:
+                self._unborn[first.request.number] = self._unborn[first.request.number][1:]
                 self._fork(first, sibling)
-                rows[sibling] = rows[first]
                 begin = max(start, (first.num_cached - 1) // self.config.page_size * self.config.page_size)
                 computed.append(Computed(sibling, begin, place + begin - start))
+            self._let_next_wait(first)
 
-    def _choose(self, logits_LV: Tensor, rows: dict[Sequence, int]) -> list[Update]:
+    def _let_next_wait(self, sequence: Sequence) -> None:
+        """A sequence runs now: the next sample of its request takes its place among those that wait, if the prompt has
+        been computed."""
+        number = sequence.request.number
+        if (unborn := self._unborn.get(number)) is None or not (sequence.sample or sequence.num_pending == 0):
+            return
+        if unborn:
+            self._unborn[number] = unborn[1:]
+            self.scheduler.add(self._sequence(sequence.request, unborn[0]))
+        else:
+            del self._unborn[number]
+
+    def _choose(self, logits_LV: Tensor, rows: dict[Sequence, int]) -> dict[Sequence, list[Chosen]]:
         """The next token of each sequence, and the one behind it as long as it was drafted.
 
-        `rows` has the row of logits after the last token of each sequence; those after its drafts follow.
-        """
-        updates = []
-        while rows:
-            all_rows = list(rows.values()) == list(range(len(logits_LV)))
-            places = [Place(sequence) for sequence in rows]
-            all_chosen = choose_tokens(logits_LV if all_rows else logits_LV[list(rows.values())], places)
-            confirmed: dict[Sequence, int] = {}
-            for (sequence, row), chosen in zip(rows.items(), all_chosen, strict=True):
-                was_drafted = sequence.append(chosen.token)
-                self.metrics.num_accepted += was_drafted
-                updates.append(self._update(sequence, chosen))
-                if was_drafted and sequence.finished is None:
-                    confirmed[sequence] = row + 1
-            rows = confirmed
-        return updates
+        A sequence that no token is left for has none in its place.
 
-    def _update(self, sequence: Sequence, chosen: Chosen) -> Update:
-        """What is to be told of its last token; the sequence ends if that is the last of all."""
-        text, reason = sequence.read_last()
+        Args:
+            rows: the row of logits after the last token of each sequence; those after its drafts follow.
+        """
+        chosen: dict[Sequence, list[Chosen]] = {sequence: [] for sequence in rows}
+        while rows:
+            places = [self._place(sequence, chosen[sequence]) for sequence in rows]
+            places = [place for place in places if place.allowed is None or place.allowed.any()]
+            if not places:
+                break
+            wanted = [rows[place.sequence] for place in places]
+            all_rows = wanted == list(range(len(logits_LV)))
+            confirmed: dict[Sequence, int] = {}
+            for place, one in zip(
+                places, choose_tokens(logits_LV if all_rows else logits_LV[wanted], places), strict=True
+            ):
+                sequence, number = place.sequence, len(place.drafted)
+                chosen[sequence].append(one)
+                if sequence.drafts[number : number + 1] == [one.token] and (
+                    sequence.grammar is None or sequence.grammar.goes_on(number + 1)
+                ):
+                    confirmed[sequence] = rows[sequence] + 1
+            rows = confirmed
+        return chosen
+
+    def _place(self, sequence: Sequence, chosen: list[Chosen]) -> Place:
+        """Behind a sequence and what has been chosen for it since."""
+        allowed = None
+        if sequence.grammar is not None:
+            allowed = sequence.grammar.allowed(self.runner.config.vocab_size, len(chosen))
+            allowed[sequence.request.params.vocab_size :] = False
+        return Place(sequence, tuple(one.token for one in chosen), allowed)
+
+    def _take_up(self, sequence: Sequence, chosen: list[Chosen]) -> None:
+        """Give a sequence its tokens, up to the one that ends it."""
+        for one in chosen:
+            if sequence.finished is not None:
+                return
+            self.metrics.num_accepted += sequence.append(one.token)
+            try:
+                text, reason = sequence.read_last()
+            except Exception as error:  # noqa: BLE001 - it comes of its own text
+                self._fail(sequence.request.number, f"token {one.token} of the answer: {_one_line(error)}")
+                return
+            self._tell(sequence, reason, text, one)
+        if sequence.finished is None and not chosen:
+            self._fail(
+                sequence.request.number,
+                f"grammar: behind {counted(len(sequence.answer), 'token')} of the answer all that it allows is ruled "
+                "out: control tokens, those of stop_ids, or from vocab_size on; change the grammar",
+            )
+        elif sequence.finished is None:
+            sequence.settle()
+
+    def _tell(self, sequence: Sequence, reason: Reason | None, text: str, chosen: Chosen | None = None) -> None:
+        """Tell of a token, and end the sequence if there is a reason; without a token, of the end alone."""
         if reason is not None:
-            self.scheduler.finish(sequence, reason)
-        return Update(
-            sequence.request.number,
-            sequence.sample,
-            chosen.token,
-            reason,
-            text,
-            chosen.logprob,
-            sequence.draft_counts,
-            None if reason is None else Details.of(sequence),
+            self._finish(sequence, reason)
+        self._updates.append(
+            Update(
+                sequence.request.number,
+                sequence.sample,
+                None if chosen is None else chosen.token,
+                reason,
+                text,
+                None if chosen is None else chosen.logprob,
+                sequence.draft_counts,
+                None if reason is None else Details.of(sequence),
+            )
         )
+
+    def _ask_grammars(self, sequences: Iterable[Sequence]) -> None:
+        """Have grammars read what their sequences were given, and say what may follow that and the drafts."""
+        for sequence in sequences:
+            if sequence.grammar is not None and sequence.finished is None:
+                sequence.grammar.ask(sequence.sample, sequence.answer, sequence.drafts)
+
+    def _hear_grammars(self, seconds: float) -> None:
+        """Hear what grammars say within so many seconds; sequences end that are complete or as long as may be."""
+        asked = {number: one for number, one in self._grammars_of.items() if one.is_asked}
+        if not asked:
+            return
+        wait_for(asked.values(), seconds)
+        for number, grammar in asked.items():
+            if grammar.error is not None:
+                self._fail(number, grammar.error)
+        for sequence in self.scheduler.sequences:
+            if sequence.request.number not in asked or sequence.is_held or not sequence.answer:
+                continue
+            assert sequence.grammar is not None, "it is asked"
+            if sequence.grammar.ends():
+                self._tell(sequence, "stop", sequence.finish_text())
+            elif sequence.num_left == 0:
+                self._tell(sequence, "length", sequence.finish_text())
+
+    def _fail_culprits(self, rows: dict[Sequence, int]) -> bool:
+        """End requests whose settings fail for a row of logits alone; whether there are any."""
+        found: dict[int, str] = {}
+        for sequence in rows:
+            try:
+                choose_tokens(torch.zeros(1, self.runner.config.vocab_size), [self._place(sequence, [])])
+            except Exception as error:  # noqa: BLE001 - nothing but this request has a part in it
+                found[sequence.request.number] = f"its settings cannot be applied: {_one_line(error)}"
+        for number, words in found.items():
+            self._fail(number, words)
+        return bool(found)
+
+    def _fail(self, number: int, words: str) -> None:
+        """End a request alone; its samples have the reason "error"."""
+        self.metrics.cancelled(number)
+        self._updates += [Update(number, sample, None, "error", error=words) for sample in self._drop(number, "error")]
+
+    def _drop(self, number: int, reason: Reason) -> list[int]:
+        """End the samples of a request that have not ended; their numbers."""
+        mine = [sequence for sequence in self.scheduler.sequences if sequence.request.number == number]
+        for sequence in mine:
+            self.scheduler.finish(sequence, reason)
+        if (grammar := self._grammars_of.pop(number, None)) is not None:
+            grammar.close()
+        return [*(sequence.sample for sequence in mine), *self._unborn.pop(number, ())]
+
+    def _finish(self, sequence: Sequence, reason: Reason) -> None:
+        """End a sequence; the grammar of the last one of a request is not needed any more."""
+        self.scheduler.finish(sequence, reason)
+        number = sequence.request.number
+        if (grammar := self._grammars_of.get(number)) is None or self._unborn.get(number):
+            return
+        if all(other.request.number != number for other in self.scheduler.sequences):
+            del self._grammars_of[number]
+            grammar.close()
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
         sequence.take_record(first)
-        if self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence):
-            return
-        self.memory.end(sequence)
-        self.scheduler.add(sequence)
+        joined = False
+        try:
+            joined = self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence)
+        finally:
+            if not joined:
+                self.memory.end(sequence)
+                self.scheduler.add(sequence)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"

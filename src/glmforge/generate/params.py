@@ -1,14 +1,21 @@
 """How a request's tokens are chosen, what is told of them, and when an answer ends."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from glmforge.errors import GlmforgeError
-from glmforge.files import why_no_text
+from glmforge.files import shown, why_no_text
 
 MAX_TOP_LOGPROBS = 100
+MAX_SAMPLES = 4096
+MAX_NUMBER = 1e9
+"""No setting is larger: fp32 logits to which all of them are added stay finite."""
+MAX_TOKENS = 4096
+"""Tokens that a setting may name."""
+MAX_STOPS, MAX_STOP_LENGTH = 64, 1024
+MAX_GRAMMAR = 2**22
+"""Characters of a grammar or a schema."""
 _MIN_TEMPERATURE = 1e-5  # below it, fp32 logits divided by it overflow
 
 
@@ -26,7 +33,7 @@ class SamplingParams:
     Attributes:
         max_new_tokens: at most so many are generated, for each sample.
         min_new_tokens: no stop token is chosen and no stop string ends an answer before it has so many.
-        temperature: logits are divided by it; 0 takes the likeliest token.
+        temperature: logits are divided by it; 0 takes the likeliest token. Numbers are at most 1e9.
         top_p: the smallest set of tokens whose probability reaches it is kept.
         top_k: so many of the likeliest tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the likeliest one's probability are dropped.
@@ -34,7 +41,7 @@ class SamplingParams:
             multiplied (Keskar et al., 2019).
         frequency_penalty: taken off a token's logit for each time that the answer has it.
         presence_penalty: taken off once for a token that the answer has.
-        logit_bias: added to the logits of single tokens.
+        logit_bias: added to the logits of single tokens. Lists of tokens have at most 4,096.
         banned_tokens: are never chosen.
         first_tokens: the first token is one of these, if any are given.
         vocab_size: ids from there on are never chosen (an embedding padded past its tokenizer).
@@ -44,10 +51,10 @@ class SamplingParams:
             `start: "yes" | "no"`, `start: /[0-9]+/`. Needs the same.
         seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch.
             None takes a seed from that of the engine and the number of the request.
-        num_samples: answers to the same prompt, which is computed once.
+        num_samples: answers to the same prompt, which is computed once; at most 4,096.
         stop_ids: a token that ends an answer, and is its last; without any, those of the engine's tokenizer.
-        stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. Needs a
-            tokenizer.
+        stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. At most
+            64, of up to 1,024 characters. Needs a tokenizer.
         logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under
             1 for temperature 0) and before anything else changes them; None for none.
         prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, whatever
@@ -87,11 +94,14 @@ class SamplingParams:
         _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
         if not all(self.stop):
             raise RequestError("stop: an empty string is in every text; leave it out")
+        if len(self.stop) > MAX_STOPS or any(len(string) > MAX_STOP_LENGTH for string in self.stop):
+            raise RequestError(f"stop: give at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH:,} characters")
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias: {self.logit_bias!r} does not map token ids to numbers")
+            raise RequestError(f"logit_bias: {_shown(self.logit_bias)} does not map token ids to numbers")
+        _check_number_of_tokens("logit_bias", self.logit_bias)
         for token, bias in self.logit_bias.items():
             _TOKEN.check("logit_bias", token)
-            _FINITE.check(f"logit_bias of token {token}", bias)
+            _NUMBER.check(f"logit_bias of token {token}", bias)
         if self.min_new_tokens > self.max_new_tokens:
             raise RequestError(
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
@@ -123,8 +133,11 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         for name, kinds in (("json_schema", str | Mapping), ("grammar", str)):
-            if not isinstance(getattr(self, name), kinds | None):
-                raise RequestError(f"{name}: {getattr(self, name)!r} is not a {name.replace('_', ' ')}")
+            value = getattr(self, name)
+            if not isinstance(value, kinds | None):
+                raise RequestError(f"{name}: {_shown(value)} is not a {name.replace('_', ' ')}")
+            if isinstance(value, str) and len(value) > MAX_GRAMMAR:
+                raise RequestError(f"{name}: {len(value):,} characters are more than {MAX_GRAMMAR:,}; shorten it")
         if self.grammar is not None and self.json_schema is not None:
             raise RequestError("grammar: an answer follows it or json_schema; give one of them")
         if self.has_grammar and (self.banned_tokens or self.first_tokens or self.min_new_tokens):
@@ -145,32 +158,34 @@ class _Limit(NamedTuple):
             return
         kinds = (int, float) if self.kind is float else self.kind
         if not isinstance(value, kinds) or (isinstance(value, bool) and self.kind is not bool):
-            raise RequestError(f"{name}: {value!r} is not a {_KINDS[self.kind]}")
+            raise RequestError(f"{name}: {_shown(value)} is not a {_KINDS[self.kind]}")
         if not self.holds(value):
-            raise RequestError(f"{name}: {value!r} is not {self.words}")
+            raise RequestError(f"{name}: {_shown(value)} is not {self.words}")
 
 
 _KINDS = {int: "whole number", float: "number", bool: "yes or no (true, false)"}
-_FINITE = _Limit(float, math.isfinite, "a finite number")
-_TOKEN = _Limit(int, lambda token: token >= 0, "a token id, 0 or more")
+_NUMBER = _Limit(
+    float, lambda value: abs(value) <= MAX_NUMBER, f"a finite number between {-MAX_NUMBER:g} and {MAX_NUMBER:g}"
+)
+_TOKEN = _Limit(int, lambda token: 0 <= token < 2**31, "a token id, 0 or more")
 _YES_OR_NO = _Limit(bool, lambda value: True, "")
 _LIMITS = {
-    "max_new_tokens": _Limit(int, lambda number: number >= 1, "1 or more"),
-    "min_new_tokens": _Limit(int, lambda number: number >= 0, "0 or more"),
+    "max_new_tokens": _Limit(int, lambda number: 1 <= number < 2**31, "1 or more, and less than 2**31"),
+    "min_new_tokens": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "temperature": _Limit(
         float,
-        lambda value: value == 0 or _MIN_TEMPERATURE <= value < math.inf,
-        f"0, which takes the likeliest token, or {_MIN_TEMPERATURE} and more",
+        lambda value: value == 0 or _MIN_TEMPERATURE <= value <= MAX_NUMBER,
+        f"0, which takes the likeliest token, or between {_MIN_TEMPERATURE} and {MAX_NUMBER:g}",
     ),
     "top_p": _Limit(float, lambda value: 0 < value <= 1, "above 0 and at most 1, which keeps all tokens"),
-    "top_k": _Limit(int, lambda number: number >= 0, "0, which keeps all tokens, or more"),
+    "top_k": _Limit(int, lambda number: 0 <= number < 2**31, "0, which keeps all tokens, or a number below 2**31"),
     "min_p": _Limit(float, lambda value: 0 <= value <= 1, "between 0, which keeps all tokens, and 1"),
-    "repetition_penalty": _Limit(float, lambda value: 0 < value < math.inf, "above 0; 1 is none"),
-    "frequency_penalty": _FINITE,
-    "presence_penalty": _FINITE,
-    "vocab_size": _Limit(int, lambda number: number >= 1, "1 or more", optional=True),
+    "repetition_penalty": _Limit(float, lambda value: 0.001 <= value <= 1000, "between 0.001 and 1000; 1 is none"),
+    "frequency_penalty": _NUMBER,
+    "presence_penalty": _NUMBER,
+    "vocab_size": _Limit(int, lambda number: 1 <= number < 2**31, "1 or more, and less than 2**31", optional=True),
     "seed": _Limit(int, lambda number: 0 <= number < 2**63, "between 0 and 2**63 - 1", optional=True),
-    "num_samples": _Limit(int, lambda number: number >= 1, "1 or more"),
+    "num_samples": _Limit(int, lambda number: 1 <= number <= MAX_SAMPLES, f"between 1 and {MAX_SAMPLES:,}"),
     "logprobs": _Limit(
         int, lambda number: 0 <= number <= MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}", optional=True
     ),
@@ -181,10 +196,24 @@ _LIMITS = {
 
 def _check_list(name: str, values: object, kind: type, words: str) -> None:
     if not isinstance(values, list | tuple) or not all(isinstance(value, kind) for value in values):
-        raise RequestError(f"{name}: {values!r} is not a list of {words}")
+        raise RequestError(f"{name}: {_shown(values)} is not a list of {words}")
     if kind is int:
+        _check_number_of_tokens(name, values)
         for value in values:
             _TOKEN.check(name, value)
+
+
+def _check_number_of_tokens(name: str, tokens: Sized) -> None:
+    if len(tokens) > MAX_TOKENS:
+        raise RequestError(f"{name}: names {len(tokens):,} tokens; give at most {MAX_TOKENS:,}")
+
+
+def _shown(value: object) -> str:
+    """As errors show it: in one line, however long it is."""
+    try:
+        return shown(repr(value))
+    except ValueError:  # Python does not write out a number of so many digits
+        return "a number of thousands of digits"
 
 
 GREEDY = SamplingParams()

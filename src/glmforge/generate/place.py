@@ -2,15 +2,22 @@
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.sequence import Sequence
 
 
 class Place(NamedTuple):
-    """Where a token is to be chosen: behind the tokens of a sequence, and `drafted` ones that may yet be refused."""
+    """Where a token is to be chosen: behind the tokens of a sequence, and `drafted` ones that are not among them yet.
+
+    `allowed` is bool [V], what the request's grammar lets come here; None without one, and for a drafter, which guesses
+    without it.
+    """
 
     sequence: Sequence
     drafted: tuple[int, ...] = ()
+    allowed: Tensor | None = None
 
     @property
     def params(self) -> SamplingParams:

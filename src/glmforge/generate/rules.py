@@ -89,8 +89,8 @@ def _allow_only_(logits_LV: Tensor, places: Sequence[Place]) -> None:
         if place.params.first_tokens and place.num_answered == 0:
             allowed_V = torch.zeros(logits_LV.shape[1], dtype=torch.bool)
             allowed_V[list(place.params.first_tokens)] = True
-        elif place.sequence.grammar is not None:
-            allowed_V = place.sequence.grammar.allowed(logits_LV.shape[1], place.drafted)
+        elif place.allowed is not None:
+            allowed_V = place.allowed
         else:
             continue
         logits_LV[row].masked_fill_(~allowed_V.to(logits_LV.device), _NEVER)

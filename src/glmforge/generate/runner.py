@@ -30,6 +30,7 @@ class Runner(Protocol):
 
     Attributes:
         is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+        shares_requests: whether some of these ranks have the same requests and have to choose the same tokens.
         knows_experts: whether it can tell the experts that tokens choose.
         experts_TMK: those of the last step's tokens in the M MoE layers of the trunk, if the step wanted them.
     """
@@ -40,6 +41,9 @@ class Runner(Protocol):
 
     @property
     def is_collective(self) -> bool: ...
+
+    @property
+    def shares_requests(self) -> bool: ...
 
     @property
     def knows_experts(self) -> bool: ...
@@ -105,7 +109,7 @@ class WholeModel:
     With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
     """
 
-    is_collective, knows_experts = False, True
+    is_collective, shares_requests, knows_experts = False, False, True
 
     def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:

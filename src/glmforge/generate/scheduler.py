@@ -7,14 +7,20 @@ them up; what room is left goes to prompts in the order of arrival, a piece at a
 When pages run out, the sequence that came last gives its pages back and waits for its turn again; its tokens stay, and
 what the prefix tree does not keep of them is computed again. So the one that came first always gets on: it fits alone,
 or it would have been refused.
+
+A sequence whose grammar has not said yet what may come next is passed over, be it waiting or running. After many such
+steps it gives its pages back where others could run in its place.
 """
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.sequence import Reason, Sequence
+
+_MAX_HELD = 20
+"""A sequence is passed over in so many steps before it gives its place to another."""
 
 
 class Work(NamedTuple):
@@ -50,6 +56,7 @@ class Scheduler:
     Attributes:
         waiting, running: in the order of arrival.
         num_preempted: how often one had to give its pages back.
+        on_admit: called with a sequence that runs from now on.
     """
 
     def __init__(self, memory: CacheMemory, max_sequences: int, max_step_tokens: int) -> None:
@@ -57,6 +64,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preempted = 0
+        self.on_admit: Callable[[Sequence], None] = lambda sequence: None
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -89,6 +97,9 @@ class Scheduler:
         steps: list[Work] = []
         room = self.max_step_tokens
         for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
+            if sequence.is_held:
+                sequence.num_held += 1
+                continue
             num_tokens = min(sequence.num_pending + len(sequence.drafts), room)
             # One without pages has just given them to another.
             if num_tokens and sequence.pages and self._make_room(sequence, sequence.num_cached + num_tokens):
@@ -130,19 +141,29 @@ class Scheduler:
         self.memory.end(sequence)
         sequence.drafts.clear()
         sequence.forget_record()
+        sequence.num_held = 0
         self.add(sequence)
+
+    def _put_back_held(self) -> bool:
+        """Take the place of a sequence that has been passed over for long; whether there is one."""
+        held = next((one for one in reversed(self.running) if one.is_held and one.num_held >= _MAX_HELD), None)
+        if held is not None:
+            self._put_back(held)
+        return held is not None
 
     def _admit(self) -> Sequence | None:
         """The one that waits longest, with pages for all that it has to compute; None if there are too few."""
-        if not self.waiting or len(self.running) == self.max_sequences:
+        sequence = next((one for one in self.waiting if not one.is_held), None)
+        if sequence is None or (len(self.running) == self.max_sequences and not self._put_back_held()):
             return None
-        sequence = self.waiting[0]
         self.memory.begin(sequence)
         num_missing = self.memory.num_needed(len(sequence.tokens)) - len(sequence.pages)
-        if num_missing > self.memory.num_available:
-            self.memory.end(sequence)
-            return None
-        del self.waiting[0]
+        while num_missing > self.memory.num_available:
+            if not self._put_back_held():
+                self.memory.end(sequence)
+                return None
+        self.waiting.remove(sequence)
         self.join(sequence)
         self.memory.grow(sequence, len(sequence.tokens))
+        self.on_admit(sequence)
         return sequence

@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from glmforge.generate.grammar import GrammarMatcher
+from glmforge.generate.grammar import SampleGrammar
 from glmforge.generate.logprobs import TokenLogprob
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prefix import PrefixNode
 from glmforge.generate.text import TextStream
 
-Reason = Literal["length", "stop", "cancelled"]
+Reason = Literal["length", "stop", "cancelled", "error"]
+"""Why an answer has ended: `error` where its request could not be served to its end."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Sequence:
             learn more of them.
         finished: why, if it is.
         text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
+        num_held: so many steps have gone by without it, since its grammar has not said what may come next.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and asked for.
         experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers, under the weights that
             the token behind each was chosen by; None if nobody asks.
@@ -77,7 +79,8 @@ class Sequence:
     num_shared: int = 0
     finished: Reason | None = None
     text: TextStream | None = None
-    grammar: GrammarMatcher | None = None
+    grammar: SampleGrammar | None = None
+    num_held: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     experts_TMK: Tensor | None = None
     num_recorded: int = 0
@@ -97,6 +100,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that are to be computed before the next one can be chosen; at least one."""
         return len(self.tokens) - self.num_cached
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its grammar has not said yet what may come next."""
+        return self.grammar is not None and not self.grammar.is_known
 
     @property
     def num_left(self) -> int:
@@ -128,6 +136,13 @@ class Sequence:
             limits.append(self.num_recorded)
         return min(limits)
 
+    def settle(self) -> None:
+        """Let its last token be computed again where none is pending: what may follow it was not known, or the step
+        failed before one was chosen."""
+        if self.num_pending == 0:
+            self.drafts.clear()
+            self.num_cached -= 1
+
     def append(self, token: int) -> bool:
         """Add the next token; whether it was drafted, so that the one behind it can be chosen as well.
 
@@ -149,19 +164,20 @@ class Sequence:
         return True
 
     def read_last(self) -> tuple[str, Reason | None]:
-        """Of its last token, once: the text that is certain since, and why the answer ends, if it does."""
+        """Of its last token, once: the text that is certain since, and why the answer ends, if it does.
+
+        Under a grammar only it knows whether the longest answer is also complete; it is asked later.
+        """
         token, params = self.tokens[-1], self.request.params
         number = len(self.tokens) - len(self.request.prompt)
         may_stop = number >= params.min_new_tokens
         if token in params.stop_ids and may_stop:
-            return self._finish_text(), "stop"
+            return self.finish_text(), "stop"
         text = "" if self.text is None else self.text.add(token, may_stop=may_stop)
-        if self.grammar is not None:
-            self.grammar.read(token)
-        if (self.text is not None and self.text.stopped) or (self.grammar is not None and self.grammar.is_complete):
-            return text + self._finish_text(), "stop"
-        if number == params.max_new_tokens:
-            return text + self._finish_text(), "length"
+        if self.text is not None and self.text.stopped:
+            return text + self.finish_text(), "stop"
+        if number == params.max_new_tokens and self.grammar is None:
+            return text + self.finish_text(), "length"
         return text, None
 
     def take_record(self, first: "Sequence") -> None:
@@ -179,5 +195,6 @@ class Sequence:
             self.prompt_logprobs.clear()
             self.num_recorded = 0
 
-    def _finish_text(self) -> str:
+    def finish_text(self) -> str:
+        """The text that was held back: no more tokens come."""
         return "" if self.text is None else self.text.finish()

@@ -57,7 +57,8 @@ class ShardedModel:
         self.share = world.data_rank * world.axis_size("cp") + world.axis_rank("cp")
         self.num_shares = world.layout.data_ranks * world.axis_size("cp")
         self.speaks = world.axis_rank("tp") == 0 and world.axis_rank("pp") == 0
-        self.knows_experts = world.axis_size("tp") == world.axis_size("pp") == 1
+        self.shares_requests = world.axis_size("tp") * world.axis_size("pp") > 1
+        self.knows_experts = not self.shares_requests
         self.experts_TMK: Tensor | None = None
         self.weight_bytes = WeightBytes(0, 0)
         self._weights = KeptWeights(model, max_weight_bytes)

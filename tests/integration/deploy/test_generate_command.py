@@ -76,6 +76,16 @@ def test_a_cache_that_cannot_be_names_the_option(run: Path, gib: str) -> None:
     assert "(--cache-gib)" in str(result.exception)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> None:
+    """What it has of the answer, and why there is no more."""
+    (tmp_path / "grammar").write_text('start: "abc" <|user|>')
+    result = generate(run, "--prompt", "x", "--grammar", tmp_path / "grammar", "-n", number)
+    assert result.stdout == "abc\n" * number
+    assert isinstance(result.exception, GlmforgeError)
+    assert "all that it allows is ruled out" in str(result.exception)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

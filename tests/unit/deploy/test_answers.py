@@ -78,6 +78,9 @@ def test_every_line_has_its_answer(engine_of: Callable[[], Engine], tmp_path: Pa
         ({"prompt": [1], "control_tokens": True}, "goes with a prompt that is text"),
         ({"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias: x is not a token id"),
         ({"prompt": [1] * 300}, "the model has 256"),
+        ({"prompt": "x", "top_k": 2**63}, "in.jsonl:2: top_k: 9223372036854775808 is not"),
+        ({"prompt": "x", "grammar": "start: /a+/ b"}, "in.jsonl:2: grammar: at 1(8): unknown name"),
+        ({"prompt": "x", "grammar": 'start: "ab" <|user|>'}, "in.jsonl:2: grammar: behind"),
     ],
 )
 def test_a_bad_line_is_named_and_the_others_go_on(

@@ -1,15 +1,19 @@
 """Tasks of one event loop read the tokens that their requests get alone."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 
 import pytest
 
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.generate.answer import Update
 from glmforge.generate.asynchronous import AsyncEngine
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.model import GlmMoe
+from helpers.tiny_data import TinyData
 
 PROMPTS = [[5, 6, 7], [1], list(range(100, 130)), [5, 6, 7, 8]]
 PARAMS = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3, num_samples=2)
@@ -48,6 +52,52 @@ def test_who_stops_reading_cancels(model: GlmMoe) -> None:
     engine = asyncio.run(two())
     assert engine.is_idle
     assert engine.metrics.num_new < 40
+
+
+def test_what_is_prepared_holds_up_nobody(model: GlmMoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the event loop nor the requests that run; its own task waits, and nobody else's."""
+    engine, goes_on = Engine(model), threading.Event()
+    prepare = engine.prepare
+
+    def slow(prompt: list[int], params: SamplingParams) -> object:
+        if prompt == PROMPTS[1]:
+            assert goes_on.wait(60)
+        return prepare(prompt, params)
+
+    monkeypatch.setattr(engine, "prepare", slow)
+
+    async def three() -> list[list[list[int]]]:
+        streams = AsyncEngine(engine)
+        waiting = [asyncio.create_task(read(streams, PROMPTS[1])) for _ in range(40)]
+        others = await asyncio.gather(*(read(streams, prompt) for prompt in PROMPTS[2:]))
+        assert not any(task.done() for task in waiting)
+        goes_on.set()
+        return [await task for task in waiting] + others
+
+    *waiting, third, fourth = asyncio.run(three())
+    alone = [[sample.tokens for sample in samples] for samples in Engine(model).generate(PROMPTS, PARAMS)]
+    assert waiting == [alone[1]] * 40
+    assert [third, fourth] == alone[2:]
+
+
+def test_a_request_that_fails_is_told_so_and_nobody_else(model: GlmMoe, tiny_data: TinyData) -> None:
+    engine = Engine(model, tokenizer=Tokenizer.load(tiny_data.tokenizer))
+    settings = SamplingParams(grammar='start: "ab" <|user|>')
+
+    async def both() -> tuple[list[list[int]], list[Update]]:
+        streams = AsyncEngine(engine)
+
+        async def failing() -> list[Update]:
+            return [update async for update in streams.stream("ab", settings)]
+
+        return tuple(await asyncio.gather(read(streams, PROMPTS[0]), failing()))
+
+    found, failed = asyncio.run(both())
+    assert found == [
+        sample.tokens for sample in Engine(model, tokenizer=engine.tokenizer).generate([PROMPTS[0]], PARAMS)[0]
+    ]
+    assert failed[-1].finished == "error"
+    assert "ruled out" in (failed[-1].error or "")
 
 
 def test_everybody_is_told_of_a_defect(model: GlmMoe, monkeypatch: pytest.MonkeyPatch) -> None:

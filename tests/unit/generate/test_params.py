@@ -22,31 +22,42 @@ from glmforge.generate.params import RequestError, SamplingParams
         ({"top_p": 1.1}, "top_p: 1.1 is not above 0"),
         ({"top_k": -1}, "top_k: -1 is not 0"),
         ({"min_p": 2}, "min_p: 2 is not between 0"),
-        ({"repetition_penalty": 0}, "repetition_penalty: 0 is not above 0"),
+        ({"temperature": 10**400}, "temperature: 1000.*0 is not 0, which takes the likeliest token, or between"),
+        ({"temperature": -(10**5000)}, "temperature: a number of thousands of digits is not 0"),
+        ({"top_k": 2**31}, "top_k: 2147483648 is not 0"),
+        ({"repetition_penalty": 1e-30}, "repetition_penalty: 1e-30 is not between 0.001 and 1000"),
         ({"frequency_penalty": math.inf}, "frequency_penalty: inf is not a finite number"),
-        ({"logit_bias": {3: math.inf}}, "logit_bias of token 3: inf is not a finite number"),
+        ({"presence_penalty": 1e38}, r"presence_penalty: 1e\+38 is not a finite number between -1e\+09 and 1e\+09"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias of token 3: nan is not a finite number"),
+        ({"logit_bias": {3: -(10**310)}}, "logit_bias of token 3: -1000.*0 is not a finite number"),
+        ({"logit_bias": {2**70: 1.0}}, "logit_bias: 1180591620717411303424 is not a token id"),
+        ({"logit_bias": dict.fromkeys(range(5000), 1.0)}, "logit_bias: names 5,000 tokens; give at most 4,096"),
         ({"logit_bias": {"3": 1.0}}, "logit_bias: '3' is not a whole number"),
         ({"logit_bias": [3]}, r"logit_bias: \[3\] does not map"),
         ({"banned_tokens": [-1]}, "banned_tokens: -1 is not a token id"),
         ({"stop_ids": 7}, "stop_ids: 7 is not a list of token ids"),
         ({"stop": "\n"}, r"stop: '\\n' is not a list of strings"),
         ({"stop": [""]}, "stop: an empty string"),
+        ({"stop": ["x"] * 65}, "stop: give at most 64 strings of at most 1,024 characters"),
+        ({"stop": ["x" * 2000]}, "stop: give at most 64 strings"),
         ({"vocab_size": 0}, "vocab_size: 0 is not 1 or more"),
         ({"seed": -1}, "seed: -1 is not between"),
         ({"seed": 2**63}, "seed: 9223372036854775808 is not between"),
-        ({"num_samples": 0}, "num_samples: 0 is not 1 or more"),
+        ({"num_samples": 10**6}, "num_samples: 1000000 is not between 1 and 4,096"),
         ({"logprobs": 101}, "logprobs: 101 is not between 0 and 100"),
         ({"experts": 1}, "experts: 1 is not a yes or no"),
         ({"json_schema": 3}, "json_schema: 3 is not a json schema"),
+        ({"grammar": "start: " + "x" * 2**22}, "grammar: 4,194,311 characters are more than 4,194,304; shorten it"),
         ({"grammar": 'start: "a"', "json_schema": {}}, "give one of them"),
         ({"grammar": 'start: "a"', "banned_tokens": [1]}, "could leave no token"),
     ],
-    ids=str,
+    ids=lambda value: repr(value)[:60] if not isinstance(value, dict) else "-".join(value),
 )
 def test_refused(settings: dict[str, object], words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         SamplingParams(**settings)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize(
