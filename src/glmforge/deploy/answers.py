@@ -142,8 +142,8 @@ def _answer(
             request.samples[update.sample].add(update)
             if request.is_done:
                 del requests[update.request]
-                if (error := next((one.error for one in request.samples if one.error is not None), None)) is not None:
-                    _add_error(answers, request.line, f"{prompts}:{request.line}: {error}")
+                if (reason := next((one.error for one in request.samples if one.error is not None), None)) is not None:
+                    _add_error(answers, request.line, f"{prompts}:{request.line}: {reason}")
                     yield request.line
                     continue
                 answer = {"line": request.line} | ({} if request.label is None else {"id": request.label})
