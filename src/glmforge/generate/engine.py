@@ -18,23 +18,22 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from torch import Tensor
 
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.generate.admission import refuse_impossible
 from glmforge.generate.answer import Details, Sample, Update
+from glmforge.generate.choosing import choose, failing_alone, one_line
 from glmforge.generate.config import DEFAULTS, EngineConfig
 from glmforge.generate.grammar import Grammars, RequestGrammar, wait_for
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
-from glmforge.generate.place import Place
 from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner, WholeModel
-from glmforge.generate.sampler import Chosen, choose_tokens
+from glmforge.generate.sampler import Chosen
 from glmforge.generate.scheduler import Scheduler, Work
 from glmforge.generate.sequence import Reason, Request, Sequence
 from glmforge.generate.speculate.drafter import Computed, computed_by
@@ -210,11 +209,14 @@ class Engine:
         siblings = self._siblings(rows)
         rows |= {sibling: rows[first] for first, some in siblings.items() for sibling in some}
         try:
-            chosen = self._choose(logits_LV, rows)
+            chosen = choose(logits_LV, rows)
         except Exception as error:
-            if not self._fail_culprits(rows):
+            culprits = failing_alone(rows, logits_LV.shape[1])
+            if not culprits:
                 raise
             logger.debug("a step is computed again without the requests that made it fail", exc_info=error)
+            for number, reason in culprits.items():
+                self._fail(number, f"its settings cannot be applied: {one_line(reason)}")
             return
         self.scheduler.advance(steps)
         self._begin_samples(computed, siblings)
@@ -334,43 +336,6 @@ class Engine:
         else:
             del self._unborn[number]
 
-    def _choose(self, logits_LV: Tensor, rows: dict[Sequence, int]) -> dict[Sequence, list[Chosen]]:
-        """The next token of each sequence, and the one behind it as long as it was drafted.
-
-        A sequence that no token is left for has none in its place.
-
-        Args:
-            rows: the row of logits after the last token of each sequence; those after its drafts follow.
-        """
-        chosen: dict[Sequence, list[Chosen]] = {sequence: [] for sequence in rows}
-        while rows:
-            places = [self._place(sequence, chosen[sequence]) for sequence in rows]
-            places = [place for place in places if place.allowed is None or place.allowed.any()]
-            if not places:
-                break
-            wanted = [rows[place.sequence] for place in places]
-            all_rows = wanted == list(range(len(logits_LV)))
-            confirmed: dict[Sequence, int] = {}
-            for place, one in zip(
-                places, choose_tokens(logits_LV if all_rows else logits_LV[wanted], places), strict=True
-            ):
-                sequence, number = place.sequence, len(place.drafted)
-                chosen[sequence].append(one)
-                if sequence.drafts[number : number + 1] == [one.token] and (
-                    sequence.grammar is None or sequence.grammar.goes_on(number + 1)
-                ):
-                    confirmed[sequence] = rows[sequence] + 1
-            rows = confirmed
-        return chosen
-
-    def _place(self, sequence: Sequence, chosen: list[Chosen]) -> Place:
-        """Behind a sequence and what has been chosen for it since."""
-        allowed = None
-        if sequence.grammar is not None:
-            allowed = sequence.grammar.allowed(self.runner.config.vocab_size, len(chosen))
-            allowed[sequence.request.params.vocab_size :] = False
-        return Place(sequence, tuple(one.token for one in chosen), allowed)
-
     def _take_up(self, sequence: Sequence, chosen: list[Chosen]) -> None:
         """Give a sequence its tokens, up to the one that ends it."""
         for one in chosen:
@@ -380,7 +345,7 @@ class Engine:
             try:
                 text, reason = sequence.read_last()
             except Exception as error:  # noqa: BLE001 - it comes of its own text
-                self._fail(sequence.request.number, f"token {one.token} of the answer: {_one_line(error)}")
+                self._fail(sequence.request.number, f"token {one.token} of the answer: {one_line(error)}")
                 return
             self._tell(sequence, reason, text, one)
         if sequence.finished is None and not chosen:
@@ -433,18 +398,6 @@ class Engine:
             elif sequence.num_left == 0:
                 self._tell(sequence, "length", sequence.finish_text())
 
-    def _fail_culprits(self, rows: dict[Sequence, int]) -> bool:
-        """End requests whose settings fail for a row of logits alone; whether there are any."""
-        found: dict[int, str] = {}
-        for sequence in rows:
-            try:
-                choose_tokens(torch.zeros(1, self.runner.config.vocab_size), [self._place(sequence, [])])
-            except Exception as error:  # noqa: BLE001 - nothing but this request has a part in it
-                found[sequence.request.number] = f"its settings cannot be applied: {_one_line(error)}"
-        for number, words in found.items():
-            self._fail(number, words)
-        return bool(found)
-
     def _fail(self, number: int, words: str) -> None:
         """End a request alone; its samples have the reason "error"."""
         self.metrics.cancelled(number)
@@ -479,7 +432,3 @@ class Engine:
             if not joined:
                 self.memory.end(sequence)
                 self.scheduler.add(sequence)
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.300}"
