@@ -24,16 +24,18 @@ _Adapter = Annotated[Path, typer.Argument(help="A checkpoint of adapters, or a r
 def show(path: _Adapter) -> None:
     """Show what a checkpoint of adapters holds: base, mode, tensors with shapes and counts, files of the ranks.
 
-    'glmforge checkpoint show' and 'verify' understand it too.
+    A checkpoint that is not whole, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
+    'verify' understand it too.
 
     Example:
 
         glmforge adapter show runs/lora
     """
-    from glmforge.checkpoint.adapter.find import find_adapter
+    from glmforge.checkpoint.adapter.find import check_adapter, find_adapter
     from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX
 
     checkpoint, description = find_adapter(path)
+    check_adapter(checkpoint)
     lora, base = description.lora, description.base
     console = Console(soft_wrap=True)
     facts = Table(show_header=False, box=None)
