@@ -49,7 +49,8 @@ class Position(StrEnum):
 def show(path: _PathArgument) -> None:
     """Show what a checkpoint holds, or which checkpoints a run has and whether they are whole.
 
-    Sizes of files are compared with the manifest; 'verify' also reads the contents.
+    Sizes of files are compared with the manifest; 'verify' also reads the contents. Of one checkpoint that is not whole,
+    it exits with 1.
 
     Example:
 
@@ -58,7 +59,8 @@ def show(path: _PathArgument) -> None:
     if local_steps(path):
         show_local(path)
     elif is_checkpoint(path):
-        show_checkpoint(path)
+        if not show_checkpoint(path):
+            raise typer.Exit(1)
     else:
         show_run(path)
 

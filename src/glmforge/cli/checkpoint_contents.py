@@ -116,8 +116,8 @@ def show_run(path: Path) -> None:
         console.print(problem, markup=False, highlight=False)
 
 
-def show_checkpoint(path: Path) -> None:
-    """What a checkpoint says of itself, and its files."""
+def show_checkpoint(path: Path) -> bool:
+    """Print what a checkpoint says of itself, and its files; whether they are there, of the right sizes."""
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.format.manifest import find_problems, read_manifest
     from glmforge.observe.units import format_bytes
@@ -130,8 +130,10 @@ def show_checkpoint(path: Path) -> None:
     for name, record in read_manifest(path).files.items():
         files.add_row(name, format_bytes(record.size), record.sha256[:16])
     console.print(facts, files)
-    for problem in find_problems(path, checksums=False):
+    problems = find_problems(path, checksums=False)
+    for problem in problems:
         console.print(problem, markup=False, highlight=False)
+    return not problems
 
 
 def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:

@@ -51,7 +51,8 @@ def forge(path: Path) -> None:
 
 def flip(path: Path) -> None:
     file = path / "adapter_model.rank0.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def cut(path: Path) -> None:
