@@ -92,9 +92,7 @@ def _described(directory: Path, shards: Shards, digests: Mapping[str, str]) -> B
 
 
 def _base(directory: Path, fingerprint: str, num_tensors: int) -> BaseWeights:
-    return BaseWeights(
-        source=str(directory.absolute()), fingerprint=fingerprint, num_tensors=num_tensors, covers="all"
-    )
+    return BaseWeights(source=str(directory.absolute()), fingerprint=fingerprint, num_tensors=num_tensors, covers="all")
 
 
 def _line(shards: Shards, name: str) -> str:

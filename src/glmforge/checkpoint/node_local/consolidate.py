@@ -88,8 +88,8 @@ def consolidate(
 ) -> Consolidated | None:
     """Make `<root>/step-N` of what lies in `<local_root>/step-N` on `hosts`, and remove it there.
 
-    `step` is the newest that is whole over all hosts if None, and whose files arrive as they were written; the result is
-    None if `root` has a newer one already.
+    `step` is the newest that is whole over all hosts if None, and whose files arrive as they were written; the result
+    is None if `root` has a newer one already.
     `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
     do: nothing has then been published or removed that was not whole.
     """

@@ -1,4 +1,4 @@
-"""The fingerprint of base weights: every byte counts, is read once, and those of earlier versions are still understood."""
+"""The fingerprint of base weights: every byte counts, is read once; those of earlier versions are understood."""
 
 import logging
 import os
@@ -56,7 +56,7 @@ def test_one_changed_bit_of_any_tensor_is_another_base(tmp_path: Path, hashed: l
     base = write_base(tmp_path / "base")
     before = base_weights(base)
     flip(base, tensor, offset)
-    with pytest.raises(CheckpointError, match="was trained on the weights of .* holds others") as refused:
+    with pytest.raises(CheckpointError, match=r"was trained on the weights of .* holds others") as refused:
         check_base(tmp_path / "adapter", before, base_weights(base))
     assert "\n" not in str(refused.value)
 
