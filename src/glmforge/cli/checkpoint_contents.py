@@ -100,8 +100,8 @@ def show_run(path: Path) -> None:
     from glmforge.checkpoint.format.store import list_kept_aside
     from glmforge.observe.units import format_bytes
 
-    words = ("checkpoint", "state", "tier", "phase", "saved (UTC)")
-    rows = table(*words, "tokens", "size", in_words=words)
+    columns = ("checkpoint", "state", "tier", "phase", "saved (UTC)")
+    rows = table(*columns, "tokens", "size", in_words=columns)
     problems_of = {checkpoint: find_problems(checkpoint, checksums=False) for checkpoint in checkpoints_of(path)}
     for checkpoint, problems in problems_of.items():
         if problems:

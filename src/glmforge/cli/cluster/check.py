@@ -148,8 +148,8 @@ def _list() -> None:
     for each in CHECKS:
         checks.add_row(each.name, each.level.name.lower(), escape(each.about))
     print_table("", checks, console)
-    words = ("limit", "of", "value", "what, and where from")
-    limits = table(*words, in_words=words)
+    columns = ("limit", "of", "value", "what, and where from")
+    limits = table(*columns, in_words=columns)
     for name, rows in threshold_table().items():
         for row in rows:
             limits.add_row(name, row.of, f"{row.value:g} {row.unit}", escape(f"{row.about}. {row.source}"))

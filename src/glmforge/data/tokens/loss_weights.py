@@ -79,9 +79,10 @@ class LossWeights:
             raise DataError(f"{path}: its header is damaged: {_WRITE_AGAIN}")
         sum_bytes = 4 * num_documents + _CRC.size if version == _WITH_SUMS else 0
         if found_tokens != num_tokens or len(contents) != _HEADER_BYTES + num_tokens + sum_bytes:
+            num_found = len(contents) - _HEADER_BYTES - sum_bytes
             raise DataError(
-                f"{path}: {len(contents) - _HEADER_BYTES - sum_bytes:,} weights for a shard of {num_tokens:,} tokens; they "
-                f"are not of one shard, or cut off: {_WRITE_AGAIN}"
+                f"{path}: {num_found:,} weights for a shard of {num_tokens:,} tokens; they are not of one shard, or "
+                f"cut off: {_WRITE_AGAIN}"
             )
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
