@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dry_runs import SHIPPED, different_phases, where
+from fine_tuning_memory import PRESETS
 from record import RESULTS, write_result
 
 from glmforge.config import load_config
@@ -108,7 +109,7 @@ def cases() -> Iterator[Case]:
         chosen = (*_BATCH, *(f"parallel.{setting}" for setting in parallel.split()), *more)
         yield Case(name, _SMALL, "general", chosen, world_size)
     for file, (world_size, settings) in SHIPPED.items():
-        if file == _ALIKE:
+        if file == _ALIKE or file in PRESETS:  # `fine_tuning_memory.py` has the latter
             continue
         for phase in different_phases(load_config(where(file)).phases):
             options = settings.get(phase, ())

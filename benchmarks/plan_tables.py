@@ -62,10 +62,10 @@ def dry_runs_table() -> str:
     """What dry runs found and took, as `dry_runs.py` has measured them: shipped files, then every schedule."""
     found = json.loads((RESULTS / "dry_runs.json").read_text("utf-8"))
     header = (
-        "| dry run of | settings | phase | GPUs | fullest place | its peak, GB | of 80 GB, % "
+        "| dry run of | settings | phase | GPUs | fullest place | its peak, GB | of its GPU, % "
         "| seconds | of processors | resident, GB |"
     )
-    return _markdown(header, [_dry_run(run) for run in (*found["runs"], *found.get("schedules", ()))])
+    return _markdown(header, [_dry_run(run) for run in (*found["runs"].values(), *found["schedules"].values())])
 
 
 def _dry_run(run: dict[str, Any]) -> str:

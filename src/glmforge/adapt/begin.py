@@ -4,7 +4,6 @@ By the table's initial values an adapter adds nothing at first. DoRA's magnitude
 lengths of the rows of the weights that were loaded.
 """
 
-from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -13,13 +12,15 @@ from torch import Tensor
 from glmforge.adapt.lora import MAGNITUDE
 from glmforge.checkpoint.adapter.base import check_base
 from glmforge.checkpoint.adapter.find import find_adapter
-from glmforge.checkpoint.adapter.from_peft import read_peft
+from glmforge.checkpoint.adapter.from_peft import check_peft, read_peft
 from glmforge.checkpoint.adapter.peft_settings import is_peft
 from glmforge.checkpoint.collective import run_each, run_on_rank_zero
-from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, BaseWeights, read_slice_metadata
 from glmforge.checkpoint.load import load_checkpoint
 from glmforge.config.adapters import table_with
 from glmforge.config.lora import LoraConfig
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import Shape
 from glmforge.errors import CheckpointError
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
@@ -36,14 +37,36 @@ def begin_adapters(model: ParallelModel, lora: LoraConfig, base: BaseWeights | N
     source = lora.init_from
     if source is None:
         return
-    trained = {row.name for row in table_with(model.config, lora).trained().values() if row.lr_scale}
+    path = run_on_rank_zero(lambda: find_initial_adapters(model.config, lora, base))
+    trained = _trained(model.config, lora)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name in trained}
     if run_on_rank_zero(lambda: is_peft(source)):
         run_each(lambda: _read_peft_into(source, tensors, model, lora))
     else:
-        path = run_on_rank_zero(lambda: _find(source, lora, base, trained))
         stored = {PARAMETER_PREFIX + name: tensor for name, tensor in tensors.items()}
         load_checkpoint(path, stored, prefix=PARAMETER_PREFIX)
+
+
+def find_initial_adapters(model: ModelConfig, lora: LoraConfig, base: BaseWeights | None) -> Path:
+    """The directory that `lora.init_from` means, by what it says of itself and by the headers of its files: adapters of
+    these settings, with these names and shapes and, if `base` is known, of that base. Reads no tensors.
+
+    Raises `CheckpointError` for what is missing, damaged or other adapters.
+    """
+    source = lora.init_from
+    assert source is not None
+    try:
+        if is_peft(source):
+            check_peft(source, model, lora)
+            return source
+        return _find(source, model, lora, base)
+    except CheckpointError as error:
+        raise CheckpointError(f"lora.init_from: {error}") from None
+
+
+def _trained(model: ModelConfig, lora: LoraConfig) -> dict[str, Shape]:
+    rows = table_with(model, lora).trained().values()
+    return {row.name: row.shape for row in rows if row.lr_scale}
 
 
 @torch.no_grad()
@@ -75,26 +98,32 @@ def _read_peft_into(directory: Path, tensors: dict[str, Tensor], model: Parallel
             here.copy_(tensor[tuple(slice(o, o + n) for o, n in zip(offsets, here.shape, strict=True))])
 
 
-def _find(source: Path, lora: LoraConfig, base: BaseWeights | None, trained: Set[str]) -> Path:
+def _find(source: Path, model: ModelConfig, lora: LoraConfig, base: BaseWeights | None) -> Path:
     """The checkpoint of adapters that `source` means, which must be of `base`, of these settings and parameters."""
-    try:
-        path, description = find_adapter(source)
-        if base is not None:
-            check_base(path, description.base, base)
-    except CheckpointError as error:
-        raise CheckpointError(f"lora.init_from: {error}") from None
+    path, description = find_adapter(source)
     for field in _MUST_AGREE:
         there, here = getattr(description.lora, field), getattr(lora, field)
         if there != here:
             name = field.removeprefix("scaled_")
-            raise CheckpointError(
-                f"lora.init_from: {path} has {name} {there}, the run {here}; set lora.{name} to {there}"
-            )
-    stored = {name for name in description.tensors if name.startswith(PARAMETER_PREFIX)}
-    if stored != {PARAMETER_PREFIX + name for name in trained}:
+            raise CheckpointError(f"{path} has {name} {there}, the run {here}; set lora.{name} to {there}")
+    stored = {
+        name.removeprefix(PARAMETER_PREFIX): tuple(info.shape)
+        for name, info in description.tensors.items()
+        if name.startswith(PARAMETER_PREFIX)
+    }
+    trained = _trained(model, lora)
+    if stored.keys() != trained.keys():
         targets, whole = (", ".join(names) for names in (description.lora.targets, description.lora.modules_to_save))
         raise CheckpointError(
-            f"lora.init_from: {path} trains other parameters: set lora.targets to [{targets}] and modules_to_save to "
-            f"[{whole}]"
+            f"{path} trains other parameters: set lora.targets to [{targets}] and modules_to_save to [{whole}]"
         )
+    if differing := [name for name in trained if stored[name] != trained[name]]:
+        name = differing[0]
+        raise CheckpointError(
+            f"{path} has {name} of {list(stored[name])}, and the run's model makes it {list(trained[name])}: it was "
+            "trained on another model; take that one's adapters"
+        )
+    read_slice_metadata(path)
+    if base is not None:
+        check_base(path, description.base, base)
     return path

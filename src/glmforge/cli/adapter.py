@@ -6,14 +6,17 @@ torch is imported inside the commands, so that `--help` answers at once.
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.checkpoint import consolidate, progress_bar
 from glmforge.cli.interruptible import interruptible
+from glmforge.cli.tables import print_facts, print_table, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer(help="Show, collect, merge and convert adapters (LoRA).", no_args_is_help=True)
 
@@ -24,22 +27,21 @@ _Adapter = Annotated[Path, typer.Argument(help="A checkpoint of adapters, or a r
 def show(path: _Adapter) -> None:
     """Show what a checkpoint of adapters holds: base, mode, tensors with shapes and counts, files of the ranks.
 
-    'glmforge checkpoint show' and 'verify' understand it too.
+    A checkpoint that is not whole, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
+    'verify' understand it too.
 
     Example:
 
         glmforge adapter show runs/lora
     """
-    from glmforge.checkpoint.adapter.find import find_adapter
+    from glmforge.checkpoint.adapter.find import check_adapter, find_adapter
     from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX
 
     checkpoint, description = find_adapter(path)
+    check_adapter(checkpoint)
     lora, base = description.lora, description.base
-    console = Console(soft_wrap=True)
-    facts = Table(show_header=False, box=None)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in (
+    console = Console()
+    facts = (
         ("checkpoint", str(checkpoint)),
         ("step", f"{description.step:,}"),
         ("mode", description.mode),
@@ -49,16 +51,16 @@ def show(path: _Adapter) -> None:
         ("base", base.source),
         ("its fingerprint", base.fingerprint[:16]),
         ("shards", f"{description.num_shards} (ranks {', '.join(str(s.rank) for s in description.shards)})"),
-    ):
-        facts.add_row(name, value)
-    table, total, num_tensors = _table_of(
+    )
+    rows, total, num_tensors = _table_of(
         {
             name.removeprefix(PARAMETER_PREFIX): tensor.shape
             for name, tensor in description.tensors.items()
             if name.startswith(PARAMETER_PREFIX)
         }
     )
-    console.print(facts, table)
+    print_facts(facts, console)
+    print_table("", rows, console)
     console.print(f"{total:,} parameters in {num_tensors:,} tensors", highlight=False)
 
 
@@ -154,13 +156,13 @@ def convert(
     typer.echo(f"{written}: the adapter of {source}, weights only")
 
 
-def _table_of(shapes: dict[str, list[int]]) -> tuple[Table, int, int]:
+def _table_of(shapes: dict[str, list[int]]) -> "tuple[Table, int, int]":
     """One row for the tensors that differ in the layer only; all elements, and all tensors."""
     groups = Counter(
         (".".join("*" if part.isdigit() else part for part in name.split(".")), tuple(shape))
         for name, shape in shapes.items()
     )
-    table = Table("tensor", "shape", "tensors", "parameters")
+    rows = table("tensor", "shape", "tensors", "parameters", in_words=("tensor",))
     for (pattern, shape), count in groups.items():
-        table.add_row(pattern, " x ".join(map(str, shape)), f"{count:,}", f"{count * prod(shape):,}")
-    return table, sum(map(prod, shapes.values())), len(shapes)
+        rows.add_row(pattern, " x ".join(map(str, shape)), f"{count:,}", f"{count * prod(shape):,}")
+    return rows, sum(map(prod, shapes.values())), len(shapes)

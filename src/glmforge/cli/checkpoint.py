@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.checkpoint_contents import (
     checkpoints_of,
@@ -24,6 +23,7 @@ from glmforge.cli.checkpoint_contents import (
 )
 from glmforge.cli.checkpoint_copy import copy
 from glmforge.cli.interruptible import interruptible
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -49,7 +49,8 @@ class Position(StrEnum):
 def show(path: _PathArgument) -> None:
     """Show what a checkpoint holds, or which checkpoints a run has and whether they are whole.
 
-    Sizes of files are compared with the manifest; 'verify' also reads the contents.
+    Sizes of files are compared with the manifest; 'verify' also reads the contents. It exits with 1 for a checkpoint
+    that is not whole.
 
     Example:
 
@@ -58,7 +59,8 @@ def show(path: _PathArgument) -> None:
     if local_steps(path):
         show_local(path)
     elif is_checkpoint(path):
-        show_checkpoint(path)
+        if not show_checkpoint(path):
+            raise typer.Exit(1)
     else:
         show_run(path)
 
@@ -219,16 +221,16 @@ def _show_difference(found: "CheckpointDifference", top: int) -> None:
     for line in lines:
         console.print(line, markup=False)
     if found.modules:
-        table = Table("module", "tensors that differ", "max |a-b|", "relative")
+        rows = table("module", "tensors that differ", "max |a-b|", "relative", in_words=("module",))
         for module in found.modules:
             counts = f"{module.num_different} of {module.num_tensors}"
-            table.add_row(module.name, counts, f"{module.max_abs:.3g}", f"{module.relative:.3g}")
-        console.print(table)
+            rows.add_row(module.name, counts, f"{module.max_abs:.3g}", f"{module.relative:.3g}")
+        print_table("", rows, console)
     if found.tensors[:top]:
-        table = Table("tensor", "max |a-b|", "relative")
+        rows = table("tensor", "max |a-b|", "relative", in_words=("tensor",))
         for tensor in found.tensors[:top]:
-            table.add_row(tensor.name, f"{tensor.max_abs:.3g}", f"{tensor.relative:.3g}")
-        console.print(table)
+            rows.add_row(tensor.name, f"{tensor.max_abs:.3g}", f"{tensor.relative:.3g}")
+        print_table("", rows, console)
     verdict = "equal" if found.is_equal else "different"
     console.print(f"{verdict}: {found.num_equal:,} tensors with the same bits, {len(found.tensors):,} without")
 

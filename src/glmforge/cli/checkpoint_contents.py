@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
+
+from glmforge.cli.tables import print_facts, print_table, table
 
 if TYPE_CHECKING:
     from glmforge.checkpoint import CheckpointMeta
@@ -39,7 +40,8 @@ def show_local(path: Path) -> None:
     from glmforge.checkpoint.node_local.parts_of_ranks import find_part_problems, missing_ranks, read_parts
     from glmforge.observe.units import format_bytes
 
-    table = Table("checkpoint", "tier", "ranks here", "ranks missing", "size", "state")
+    words = ("checkpoint", "state", "tier", "ranks here", "ranks missing")
+    rows = table(*words, "size", in_words=words)
     lines = []
     for step in local_steps(path):
         parts, problems = read_parts(step)
@@ -49,10 +51,10 @@ def show_local(path: Path) -> None:
         state = "[red]broken[/]" if problems or not parts else "a part" if missing else "[green]whole[/]"
         tiers = {_tier(part.ephemeral) for part in parts}
         here = _ranges([part.rank for part in parts])
-        table.add_row(step.name, ", ".join(sorted(tiers)), here, _ranges(missing), format_bytes(size), state)
+        rows.add_row(step.name, state, ", ".join(sorted(tiers)), here, _ranges(missing), format_bytes(size))
         lines += problems
     console = Console(soft_wrap=True)
-    console.print(table)
+    print_table("", rows, console)
     for line in lines:
         console.print(line, markup=False, highlight=False)
 
@@ -98,40 +100,41 @@ def show_run(path: Path) -> None:
     from glmforge.checkpoint.format.store import list_kept_aside
     from glmforge.observe.units import format_bytes
 
-    table = Table("checkpoint", "tier", "tokens", "phase", "saved (UTC)", "size", "state")
+    columns = ("checkpoint", "state", "tier", "phase", "saved (UTC)")
+    rows = table(*columns, "tokens", "size", in_words=columns)
     problems_of = {checkpoint: find_problems(checkpoint, checksums=False) for checkpoint in checkpoints_of(path)}
     for checkpoint, problems in problems_of.items():
         if problems:
-            table.add_row(checkpoint.name, "", "", "", "", "", "[red]broken[/]")
+            rows.add_row(checkpoint.name, "[red]broken[/]", "", "", "", "", "")
             continue
         meta = read_meta(checkpoint)
         size = sum(record.size for record in read_manifest(checkpoint).files.values())
-        cells = (_tier(meta.ephemeral), f"{meta.tokens_consumed:,}", meta.phase, meta.created, format_bytes(size))
-        table.add_row(checkpoint.name, *cells, "[green]whole[/]")
+        words = (_tier(meta.ephemeral), meta.phase, meta.created.removesuffix("+00:00").replace("T", " "))
+        rows.add_row(checkpoint.name, "[green]whole[/]", *words, f"{meta.tokens_consumed:,}", format_bytes(size))
     for aside in list_kept_aside(next(iter(problems_of)).parent):
-        table.add_row(aside.name, "", "", "", "", "", "kept aside")
+        rows.add_row(aside.name, "kept aside", "", "", "", "", "")
     console = Console(soft_wrap=True)
-    console.print(table)
+    print_table("", rows, console)
     for problem in (problem for problems in problems_of.values() for problem in problems):
         console.print(problem, markup=False, highlight=False)
 
 
-def show_checkpoint(path: Path) -> None:
-    """What a checkpoint says of itself, and its files."""
+def show_checkpoint(path: Path) -> bool:
+    """Print what a checkpoint says of itself, and its files; whether they are there, of the right sizes."""
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.format.manifest import find_problems, read_manifest
     from glmforge.observe.units import format_bytes
 
     console = Console(soft_wrap=True)
-    facts = Table(show_header=False, box=None)
-    for name, value in [*_facts(read_meta(path)), *_adapter_facts(path)]:
-        facts.add_row(name, value)
-    files = Table("file", "size", "SHA-256")
+    files = table("file", "size", "SHA-256", in_words=("file", "SHA-256"))
     for name, record in read_manifest(path).files.items():
         files.add_row(name, format_bytes(record.size), record.sha256[:16])
-    console.print(facts, files)
-    for problem in find_problems(path, checksums=False):
+    print_facts([*_facts(read_meta(path)), *_adapter_facts(path)], console)
+    print_table("", files, console)
+    problems = find_problems(path, checksums=False)
+    for problem in problems:
         console.print(problem, markup=False, highlight=False)
+    return not problems
 
 
 def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+
+from glmforge.cli.tables import print_table, table
 
 app = typer.Typer(no_args_is_help=True, help="Configurations and examples that come with the package.")
 
@@ -28,10 +29,10 @@ def list_configs(
     if as_json:
         typer.echo(json.dumps([{"name": each.name, "path": str(each.path), "about": each.about} for each in found]))
         return
-    table = Table("name", "what it is", box=None, pad_edge=False)
+    rows = table("name", "what it is", in_words=("name", "what it is"))
     for each in found:
-        table.add_row(each.name, escape(each.about))
-    Console(highlight=False).print(table)
+        rows.add_row(each.name, escape(each.about))
+    print_table("", rows, Console(highlight=False))
     typer.echo("Next: glmforge configs copy NAME .    Runs called by name: glmforge train demo", err=True)
 
 

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.data.needles import NeedleOptions, tests_of
 from glmforge.cli.data.options import ForceOption
 from glmforge.cli.generate import Dtype
 from glmforge.cli.signature import takes
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from glmforge.observe.metrics import Record
 
 app = typer.Typer(no_args_is_help=True, help="Test a model on the disk.")
@@ -70,17 +72,15 @@ def needles(options: EvaluateOptions) -> None:
     records = find_needles(model, tests_of(options, tokenizer), options.answers.value)
     if options.out is not None:
         write_records(records, options.out)
-    Console().print(_table(records))
+    print_table("", _table(records), Console())
 
 
-def _table(records: "list[Record]") -> Table:
+def _table(records: "list[Record]") -> "Table":
     """A row for each task and length, a column for each depth: percentages of right answers."""
     depths = sorted({record["needle_depth"] for record in records})
-    table = Table("task", box=None)
-    for title in ("tokens", *(f"depth {depth:g}" for depth in depths), "answers"):
-        table.add_column(title, justify="right")
+    rows = table("task", "tokens", *(f"depth {depth:g}" for depth in depths), "answers", in_words=("task",))
     for task, length in dict.fromkeys((record["needle_task"], record["needle_length"]) for record in records):
         row = [one for one in records if (one["needle_task"], one["needle_length"]) == (task, length)]
         shares = [f"{one['needle_accuracy']:.0%}" for one in sorted(row, key=lambda one: float(one["needle_depth"]))]
-        table.add_row(task, f"{length:,}", *shares, f"{sum(one['needle_answers'] for one in row):,}")
-    return table
+        rows.add_row(task, f"{length:,}", *shares, f"{sum(one['needle_answers'] for one in row):,}")
+    return rows

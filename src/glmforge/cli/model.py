@@ -5,9 +5,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
+
+from glmforge.cli.tables import print_table, table
 
 app = typer.Typer(no_args_is_help=True, help="Look at model configurations.")
 
@@ -53,33 +53,29 @@ def show(
         found = summarise(config) | ({"lora": asdict(adapters)} if adapters else {})
         typer.echo(json.dumps(found, indent=2))
         return
-    architecture = _table("Architecture", "part", "")
+    architecture = table("part", "")
     for name, words in architecture_rows(config):
         architecture.add_row(name, words)
-    architecture.columns[1].justify = "left"
-    parameters = _table("Parameters", "part", "count", "")
+    parameters = table("part", "count", "in short")
     for name, count in parameter_rows(config):
         parameters.add_row(name, f"{count:,}", _count(count))
-    flops = _table("Training FLOPs per token", "sequence length", "without MTP", "with MTP")
+    flops = table("sequence length", "without MTP", "with MTP")
     for length, without, with_mtp in flop_rows(config):
         flops.add_row(f"{length:,}", _flops(without), _flops(with_mtp))
-    memory = _table("Memory of the whole model, before sharding", "what", "bytes", "")
+    memory = table("part", "bytes", "in short")
     for name, size in memory_rows(config):
         memory.add_row(name, f"{size:,}", _bytes(size))
-    Console().print(architecture, parameters, flops, memory)
+    console = Console()
+    print_table("Architecture", architecture, console)
+    print_table("Parameters", parameters, console)
+    print_table("Training FLOPs per token", flops, console)
+    print_table("Memory of the whole model, before sharding", memory, console)
     if adapters:
-        trained = _table(f"LoRA of rank {adapters.rank}", "map", "adapters", "tensors", "trained", "")
+        trained = table("map", "adapters", "tensors", "trained", "in short", in_words=("map",))
         for name, maps, tensors, elements in adapter_rows(adapters):
             trained.add_row(name, f"{maps:,}", f"{tensors:,}", f"{elements:,}", _count(elements))
-        Console().print(trained, f"{adapters.share:.4%} of the model is trained", highlight=False)
-
-
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
+        print_table(f"LoRA of rank {adapters.rank}", trained, console)
+        console.print(f"{adapters.share:.4%} of the model is trained", highlight=False)
 
 
 def _count(number: float) -> str:

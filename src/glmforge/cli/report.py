@@ -48,8 +48,8 @@ def _print_overfitting(run: Path) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from glmforge.cli.plan.tables import print_table
-    from glmforge.cli.plan.tables import table as make_table
+    from glmforge.cli.tables import print_table
+    from glmforge.cli.tables import table as make_table
     from glmforge.observe.run import read_run
     from glmforge.report.overfitting import advice, find_overfitting, overfitting_table
 

@@ -11,8 +11,8 @@ from pkgutil import resolve_name
 
 import torch
 
-from glmforge.adapt.begin import begin_adapters
-from glmforge.checkpoint.adapter.base import base_weights
+from glmforge.adapt.begin import begin_adapters, find_initial_adapters
+from glmforge.checkpoint.adapter.base import base_weights_together
 from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
@@ -75,6 +75,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
         begins = broadcast(not RunDirectory(config.output_dir).config.exists(), 0)  # another node may not see it
         if begins and config.init_from is not None:
             check_initial_weights(config.init_from, config.model)
+        if begins:
+            _check_initial_adapters(config, None)
         with run_places(config, world), explaining_out_of_memory(config, world) as watch:
             if world.is_main and (job := job_of_this_process()) is not None:
                 job.note(config.output_dir, event="joined")
@@ -85,6 +87,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
                 logger.info(line)
             trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
             watch.trainer = trainer
+            if begins:
+                _check_initial_adapters(config, checkpoints.base)
             _take_up(trainer, checkpoints)
             return trainer.fit()
 
@@ -160,12 +164,20 @@ def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None
         logger.info("starting from the weights of %s", source)
 
 
+def _check_initial_adapters(config: RunConfig, base: BaseWeights | None) -> None:
+    """Refuse a wrong `lora.init_from` before weights are loaded, and before they are hashed if `base` is not known.
+    Collective."""
+    lora = config.lora
+    if lora is not None and lora.init_from is not None:
+        run_on_rank_zero(lambda: find_initial_adapters(config.model, lora, base))
+
+
 def _base_of(config: RunConfig) -> BaseWeights | None:
     """What the run's adapters belong to; None if it has none. Collective."""
     if config.lora is None or config.init_from is None:
         return None
     source = config.init_from
-    return run_on_rank_zero(lambda: base_weights(initial_weights_directory(source)))
+    return base_weights_together(run_on_rank_zero(lambda: initial_weights_directory(source)))
 
 
 def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.data.options import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
+from glmforge.cli.tables import print_table, table
 from glmforge.data.documents.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable
 from glmforge.observe import units
@@ -134,13 +134,11 @@ def _print_report(
 ) -> None:
     left_out = f"left out: {seeds.repeated:,} repeated, {seeds.conflicting:,} with both labels"
     console.print(f"{report.num_positive:,} positive, {report.num_negative:,} negative documents ({left_out})")
-    table = Table(title=f"{report.num_held_out:,} held-out documents, AUC {report.auc:.4f}", title_justify="left")
-    for name in ("probability at least", "precision", "recall", "F1", "kept"):
-        table.add_column(name, justify="right")
+    rows = table("probability at least", "precision", "recall", "F1", "kept")
     for row in report.figures:
         numbers = (f"{value:.3f}" if value == value else "-" for value in (row.precision, row.recall, row.f1))
-        table.add_row(f"{row.threshold:.2f}", *numbers, f"{row.kept:.1%}")
-    console.print(table)
+        rows.add_row(f"{row.threshold:.2f}", *numbers, f"{row.kept:.1%}")
+    print_table(f"{report.num_held_out:,} held-out documents, AUC {report.auc:.4f}", rows, console)
     low, high = report.low, report.high
     console.print(f"bucket high: from {high.threshold:.4f}, precision {high.precision:.3f} (asked: {rule[0]})")
     console.print(

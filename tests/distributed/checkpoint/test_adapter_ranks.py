@@ -8,14 +8,18 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from glmforge.checkpoint import latest_checkpoint, list_checkpoints, load_latest, load_rng_state, verify_checkpoint
+from glmforge.checkpoint.adapter.base import base_weights, base_weights_together
 from glmforge.checkpoint.adapter.saver import AdapterSaver
+from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.format.sharded_adapter import read_description
 from glmforge.checkpoint.format.store import note_whole, step_of
 from glmforge.config.checkpoint import CheckpointConfig
+from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
 from helpers.adapters import assert_holds, blank, laid_out, make_info, whole_tensors
 from helpers.checkpoints import make_meta
 from helpers.distributed import run_ranks
+from helpers.models import tiny_config
 
 
 def rng_of(rank: int, step: int) -> torch.Tensor:
@@ -237,3 +241,13 @@ def save_without_the_others(root: Path) -> str | None:
 def test_no_rank_waits_for_another(tmp_path):
     assert run_ranks(save_without_the_others, 2, tmp_path) == [None, None]
     assert list_checkpoints(tmp_path / "checkpoints") == []
+
+
+def test_ranks_share_the_reading_of_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And have the fingerprint that one process takes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base, config = tmp_path / "base", tiny_config(num_nextn_predict_layers=0)
+    state = {name: torch.rand(row.shape) for name, row in parameter_table(config).items()}
+    export_hf(state, config, base, max_shard_bytes=100_000)
+    assert len(list(base.glob("*.safetensors"))) > 2
+    assert run_ranks(base_weights_together, 2, base) == [base_weights(base)] * 2

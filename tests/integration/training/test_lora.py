@@ -24,6 +24,7 @@ from glmforge.errors import CheckpointError
 from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
+from glmforge.recipes import train as recipe
 from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
 from helpers.lora_runs import LORA, PHASE, lora_run, losses
@@ -148,7 +149,7 @@ def test_merged_and_apart_say_the_same(base: Path, adapted: Path, tmp_path: Path
 
 @pytest.mark.parametrize("source", ["PEFT", "converted", "run"])
 def test_a_run_begins_with_an_adapter(
-    source: str, tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path
+    source: str, tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = adapted
     if source != "run":
@@ -164,14 +165,31 @@ def test_a_run_begins_with_an_adapter(
     ended = StoredTensors(find_checkpoint(adapted), "model.")
     assert set(began) == set(ended)
     assert all(torch.allclose(began[name], ended[name], rtol=0, atol=1e-20) for name in ended)
-    other = lora_run(tiny_data, tmp_path / "other", base, lora=LORA | {"rank": 2, "init_from": str(adapter)})
-    with pytest.raises(CheckpointError, match=r"has rank 8( and alpha 16)?, the run 2"):
-        train(other)
-    other = lora_run(
-        tiny_data, tmp_path / "other", base, lora=LORA | {"targets": ["q_proj"], "init_from": str(adapter)}
-    )
-    with pytest.raises(CheckpointError, match=r"trains other parameters: set lora.targets to|rank_pattern is|no such"):
-        train(other)
+    monkeypatch.setattr(recipe, "load_initial_weights", _too_late)
+    for settings, reason in (
+        ({"rank": 2}, r"has rank 8( and alpha 16)?, the run 2"),
+        ({"targets": ["q_proj"]}, r"trains other parameters: set lora.targets to|rank_pattern is|no such"),
+        ({"init_from": str(tmp_path / "none")}, "no such directory"),
+    ):
+        other = lora_run(tiny_data, tmp_path / "other", base, lora=LORA | {"init_from": str(adapter)} | settings)
+        with pytest.raises(CheckpointError, match=f"^lora.init_from: .*({reason})") as refused:
+            train(other)
+        assert "\n" not in str(refused.value)
+
+
+def _too_late(*args: Any, **kwargs: Any) -> Path:
+    raise AssertionError("the base is loaded before lora.init_from is refused")
+
+
+def test_adapters_of_another_base_are_refused_before_this_one_is_loaded(
+    tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = shutil.copytree(base, tmp_path / "other")
+    shard = next(other.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\x55")
+    monkeypatch.setattr(recipe, "load_initial_weights", _too_late)
+    with pytest.raises(CheckpointError, match=r"^lora.init_from: .*was trained on the weights of .*hf .*holds others"):
+        train(lora_run(tiny_data, tmp_path / "run", other, lora=LORA | {"init_from": str(adapted)}))
 
 
 def test_adapters_are_not_lost_on_the_way(tiny_data: TinyData, base: Path, adapted: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_show_a_run_lists_its_checkpoints_with_their_state(tmp_path, below):
     (paths[1] / "meta.json").unlink()
     result = run("show", tmp_path / below)
     assert result.exit_code == 0
-    rows = {line.split()[1]: line for line in result.output.splitlines() if "step-0000000" in line and "│" in line}
+    rows = {line.split()[0]: line for line in result.output.splitlines() if line.startswith(" step-")}
     assert "whole" in rows["step-00000001"]
     assert "1,024" in rows["step-00000001"]
     assert "broken" in rows["step-00000002"]

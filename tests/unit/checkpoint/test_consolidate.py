@@ -1,6 +1,7 @@
 """Pieces on two nodes become one checkpoint, or stay what they are."""
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -171,6 +172,23 @@ def test_what_is_not_whole_is_refused_in_one_line(root: Path, disks: Path, damag
     assert_nothing_lost(root, disks)
 
 
+@pytest.mark.parametrize("damage", [refuse_flipped, refuse_lacking_file])
+def test_a_newest_one_that_is_damaged_is_passed_over(root: Path, disks: Path, damage, caplog) -> None:
+    damage(disks)
+    assert collect(root, disks).path.name == "step-00000010"
+    assert_published(root, 10)
+    assert re.search(r"step 20 was not collected \(node1: .*\); taking an older one", caplog.text)
+    assert all(local(disks, node, 20).exists() for node in (0, 1))
+
+
+def test_where_every_step_is_damaged_the_newest_says_why(root: Path, disks: Path) -> None:
+    for step in (10, 20):
+        flip_a_bit(shard(disks, 1, step))
+    with pytest.raises(CheckpointError, match=r"^node1: scratch/test/step-00000020/.*SHA-256 differs"):
+        collect(root, disks)
+    assert_nothing_lost(root, disks)
+
+
 def test_nothing_anywhere_is_an_error(root: Path, disks: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no parts of checkpoints on any host \(node0, node1\)"):
         collect(root, disks / "elsewhere")
@@ -220,7 +238,7 @@ def test_what_arrived_before_is_not_fetched_again(root: Path, disks: Path) -> No
     whole = damaged.read_bytes()
     flip_a_bit(damaged)
     with pytest.raises(CheckpointError, match=damaged.name):
-        collect(root, disks)
+        collect(root, disks, step=20)
     damaged.write_bytes(whole)
     nodes = make_nodes(disks, Transfers())
     done = collect(root, disks, nodes)

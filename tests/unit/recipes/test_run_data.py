@@ -107,6 +107,45 @@ def test_settings_that_cannot_be(tiny_data, tmp_path, source, complaint):
         config_of(tiny_data, tmp_path, source)
 
 
+QUESTIONS = 5
+
+
+@pytest.mark.parametrize("overlong", ["refuse", "drop"])
+@pytest.mark.parametrize("packing", ["best_fit", "single"])
+def test_a_conversation_weighs_one_however_many_documents_it_is(tiny_data, tmp_path, packing, overlong):
+    """Five questions with reasoning are five documents, each with its own answer learnt, in rows and micro-batches that
+    come as they come; two of one question beside them are one document each."""
+    unfolded = [
+        message
+        for number in range(QUESTIONS)
+        for message in (
+            {"role": "user", "content": f"What is {number}?"},
+            {"role": "assistant", "content": "number " * (number + 1), "reasoning_content": "Let me think."},
+        )
+    ]
+    records = [{"messages": messages} for messages in (unfolded, record(0)["messages"], record(2)["messages"])]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("".join(json.dumps(one) + "\n" for one in records))
+    # The last question has 126 tokens with its history: where it is dropped, the others are all of the conversation.
+    limit = {"overlong": "drop", "max_tokens": 120} if overlong == "drop" else {}
+    source = {"path": str(chat), "chat": limit}
+    config = config_of(tiny_data, tmp_path, source, packing=packing, seq_len=256, aux_loss_weight=0.0)
+    stream = open_data(config, WORLD).curriculum.stream(0, {})
+    rows = stream.sources["chat"].rows
+    batch = stream.batch(0, rows.num_rows)
+    num_documents = rows.shard.num_documents
+    assert num_documents == (QUESTIONS if overlong == "refuse" else QUESTIONS - 1) + 2
+    objective = SftObjective(config.phases[0], config.model.num_nextn_predict_layers, mean="conversations")
+    parts = batch.micro_batches(1)
+    assert sum(float(objective.denominators(part)[0]) for part in parts) == pytest.approx(3, rel=1e-6)
+    # Within the conversation every token that is learnt weighs the same, whichever question it answers.
+    weights = torch.cat([objective.weights_T(part) for part in parts])
+    distinct = torch.unique(weights[weights > 0])
+    learnt = [int((weights == weight).sum()) for weight in distinct]
+    assert len(distinct) == 3
+    assert [float(weight) * number for weight, number in zip(distinct, learnt, strict=True)] == pytest.approx([1] * 3)
+
+
 @pytest.mark.parametrize("mean", ["tokens", "conversations"])
 def test_packed_rows_and_rows_of_one_document_have_one_loss(tiny_data, chat, tmp_path, mean):
     """And one gradient. All twelve conversations in one batch, MTP's labels among them; fp32 sums in other orders."""

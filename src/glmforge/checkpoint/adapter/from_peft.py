@@ -94,8 +94,22 @@ class PeftTensors(Mapping[str, Tensor]):
 def read_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> Iterator[tuple[str, Tensor]]:
     """By our names, one after the other, the tensors of the adapter in `directory`, which must be one of `lora`.
 
-    Raises `CheckpointError`, for settings and names at once, for contents while they are read.
+    Raises `CheckpointError`, for settings at once, for names and contents while they are read.
     """
+    _check_settings(directory, model, lora)
+    return from_peft(PeftTensors(directory), model, lora)
+
+
+def check_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> None:
+    """Raise `CheckpointError` if `read_peft` would, by settings, names or shapes; no tensor is read."""
+    _check_settings(directory, model, lora)
+    tensors = PeftTensors(directory)
+    without_data = {name: torch.empty(tensors.shape(name), device="meta") for name in tensors}
+    for _ in from_peft(without_data, model, lora):
+        pass
+
+
+def _check_settings(directory: Path, model: ModelConfig, lora: LoraConfig) -> None:
     settings = read_settings(directory)
     for field, given, own in (("use_rslora", settings.rslora, lora.rslora), ("use_dora", settings.dora, lora.dora)):
         if given != own:
@@ -107,7 +121,6 @@ def read_peft(directory: Path, model: ModelConfig, lora: LoraConfig) -> Iterator
             f"{lora.scaled_alpha:g}; set lora.rank and lora.alpha to the adapter's"
         )
     check_patterns(directory, settings, model, lora)
-    return from_peft(PeftTensors(directory), model, lora)
 
 
 def from_peft(
@@ -248,7 +261,7 @@ def _split(
         yield row_a.name, a_ErJ[:, columns]
         yield row_b.name, b_EOr[:, rows, columns]
         rest[:, rows, columns] = 0
-    if strict and rest.any():
+    if strict and not rest.is_meta and rest.any():
         raise CheckpointError(
             f"{members[0].owner}: the adapter mixes gate and up projection; name experts.{PACKED} in lora.targets"
         )

@@ -53,6 +53,11 @@ def merge(
     Face directory, has no such tensors, or `out_dir` exists.
     """
     description = read_adapter(checkpoint)
+    if heads := description.model.heads:
+        raise CheckpointError(
+            f"{checkpoint}: has the head {list_some(list(heads))} (model.heads), which transformers' Glm4Moe has no "
+            "place for: it would be lost; load the run itself with glmforge"
+        )
     base = base or Path(description.base.source)
     if not (base / "config.json").is_file():
         raise CheckpointError(f"{base}: is no Hugging Face directory; give the base that was trained on (--base)")

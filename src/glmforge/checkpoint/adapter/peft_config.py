@@ -51,9 +51,31 @@ def packed_name(owner: str, matrix: str, part: str, *, nested: bool) -> str:
 
 
 def saved_whole(model: ModelConfig, lora: LoraConfig) -> list[str]:
-    """Parameters that are trained beside the adapters."""
+    """Parameters that are trained beside the adapters, but for those of MTP layers, which transformers' model lacks."""
     table = table_with(model, lora)
-    return [row.name for row in table.trained().values() if row.lr_scale and not is_adapter(row)]
+    return [row.name for row in table.trained().values() if row.lr_scale and not is_adapter(row) and not row.mtp]
+
+
+def no_place_in_peft(model: ModelConfig, lora: LoraConfig) -> str | None:
+    """Why PEFT could not load what is trained whole, None if it can: it takes whole modules of a causal LM."""
+    table, saved = table_with(model, lora), set(saved_whole(model, lora))
+    for name in sorted(saved):
+        module = name.rpartition(".")[0]
+        if module in model.heads:
+            return f"PEFT loads onto a causal LM, which has no head '{module}' (model.heads)"
+        beside = [row for row in table.values() if row.name.rpartition(".")[0] == module and not is_adapter(row)]
+        lacking = [row for row in beside if row.name not in saved]
+        if lacking and lacking[0].trained:
+            return (
+                f"PEFT loads whole modules, and of {module} only a part is trained: add '{lacking[0].name}' to "
+                "modules_to_save"
+            )
+        if lacking:
+            return (
+                f"PEFT loads whole modules, and {lacking[0].name} is no part of the adapter: adapt the router "
+                "(lora.targets: gate) instead of training it whole (modules_to_save)"
+            )
+    return None
 
 
 def without_dora_in_peft(maps: Iterable[LinearMap]) -> LinearMap | None:
@@ -88,7 +110,7 @@ def peft_config(model: ModelConfig, lora: LoraConfig, base: str | None) -> dict[
         "target_parameters": shortest(_parameters(maps), _parameters(known), num_parts=3) or None,
         "rank_pattern": {name: lora.rank * width for name, width in widths.items()},
         "alpha_pattern": {name: alpha * grow(width) for name, width in widths.items()},
-        "modules_to_save": sorted(name.removesuffix(".weight") for name in saved_whole(model, lora)) or None,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in saved_whole(model, lora)}) or None,
     }
 
 

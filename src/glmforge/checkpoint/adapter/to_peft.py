@@ -19,6 +19,7 @@ from torch import Tensor
 from glmforge.checkpoint.adapter.peft_config import (
     PAIR,
     WEIGHTS_FILE,
+    no_place_in_peft,
     packed_maps,
     packed_name,
     peft_config,
@@ -74,6 +75,11 @@ def peft_tensors(tensors: Mapping[str, Tensor], model: ModelConfig, lora: LoraCo
             f"{one.name}: PEFT has no DoRA of this map of a model with experts; merge the adapters into the weights "
             "instead ('glmforge adapter merge --full')"
         )
+    if reason := no_place_in_peft(model, lora):
+        instead = (
+            "load the run itself with glmforge" if model.heads else "'glmforge adapter merge --full' writes the weights"
+        )
+        raise CheckpointError(f"{reason}; or {instead}")
     found: dict[str, PeftTensor] = {}
     rows = [part.row for one in maps if one.kind != "experts" for part in adapter_parts(one, lora)]
     table = table_with(model, lora)

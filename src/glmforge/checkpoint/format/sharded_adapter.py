@@ -59,6 +59,8 @@ class BaseWeights(Strict):
     """Where they lay, in words."""
     fingerprint: str
     num_tensors: NonNegativeInt
+    covers: Literal["samples", "all"] = "samples"
+    """What the fingerprint is of: earlier versions did not say, and took samples of each tensor."""
 
 
 class TensorInfo(Strict):

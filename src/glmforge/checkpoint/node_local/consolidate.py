@@ -42,13 +42,17 @@ from glmforge.cluster.hosts.transfer import Host, Transfers
 from glmforge.cluster.lease import Lease
 from glmforge.cluster.os_errors import describe_os_error
 from glmforge.cluster.storage.leave_trace import scratch_prefix
-from glmforge.errors import CheckpointError
+from glmforge.errors import CheckpointError, GlmforgeError, HostError
 from glmforge.observe.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[str, int, int], None]
 """Called from several threads with a host, the bytes that have come from it and those that are to come in all."""
+
+
+class _DamagedError(CheckpointError):
+    """A file is not what its rank wrote."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +88,21 @@ def consolidate(
 ) -> Consolidated | None:
     """Make `<root>/step-N` of what lies in `<local_root>/step-N` on `hosts`, and remove it there.
 
-    `step` is the newest that is whole over all hosts if None; the result is None if `root` has a newer one already.
+    `step` is the newest that is whole over all hosts if None, and whose files arrive as they were written; the result
+    is None if `root` has a newer one already.
     `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
     do: nothing has then been published or removed that was not whole.
     """
     started = time.monotonic()
     with Lease(root.parent, "glmforge checkpoint consolidate"):
         inventories = transfers.for_each(lambda host: _take_inventory(host, local_root), hosts)
-        if step is None:
-            step = _newest(root, inventories)
-        final = checkpoint_path(root, step) if step is not None else None
-        fetched = 0
-        if final is None or step is None:
+        steps = [step] if step is not None else _newest_first(root, inventories)
+        final, fetched = None, 0
+        if steps:
+            step, fetched = _first_sound(root, local_root, inventories, steps, transfers, report)
+            final = checkpoint_path(root, step)
+        else:
             shutil.rmtree(_staging(root), ignore_errors=True)
-        elif not (_is_published(final, _parts_of(inventories, step)) and not verify_checkpoint(final)):
-            fetched = _collect(final, local_root, inventories, step, transfers, report)
-            if problems := verify_checkpoint(final):
-                raise CheckpointError(f"{final} is damaged, local copies stay: {summarize_problems(problems)}")
         if not keep_local:
             name = final.name if final is not None else None
             transfers.for_each(lambda host: host.remove(PurePosixPath(local_root), name), hosts)
@@ -131,22 +133,55 @@ def _parts_of(inventories: Iterable[_Inventory], step: int) -> list[Part]:
     return [part for inventory in inventories for part in inventory.parts.get(step, [])]
 
 
-def _newest(root: Path, inventories: Sequence[_Inventory]) -> int | None:
-    """The newest step that is whole, or published and not yet cleaned up; None if `root` has a newer one."""
+def _newest_first(root: Path, inventories: Sequence[_Inventory]) -> list[int]:
+    """The steps that are whole, or published and not yet cleaned up, newest first; those that are older than one that
+    `root` has are left out."""
     published = [step_of(path) for path in list_checkpoints(root) if not find_problems(path, checksums=False)]
     steps = sorted({step for inventory in inventories for step in inventory.parts}, reverse=True)
+    found: list[int] = []
     passed_over: list[str] = []
     for step in steps:
         parts = _parts_of(inventories, step)
         if whole_saves(parts) or (parts and _is_published(checkpoint_path(root, step), parts)):
-            for reason in passed_over:
+            for reason in passed_over if not found else ():
                 logger.warning("%s; taking step %d", reason, step)
-            return step if step >= max(published, default=0) else None
-        passed_over.append(_why_not_whole(inventories, step))
-    if published:
-        return None
-    hosts = list_some([inventory.host.name for inventory in inventories])
-    raise CheckpointError(passed_over[0] if passed_over else f"no parts of checkpoints on any host ({hosts})")
+            found.append(step)
+        else:
+            passed_over.append(_why_not_whole(inventories, step))
+    if not found and not published:
+        hosts = list_some([inventory.host.name for inventory in inventories])
+        raise CheckpointError(passed_over[0] if passed_over else f"no parts of checkpoints on any host ({hosts})")
+    return [step for step in found if step >= max(published, default=0)]
+
+
+def _first_sound(
+    root: Path,
+    local_root: Path,
+    inventories: Sequence[_Inventory],
+    steps: Sequence[int],
+    transfers: Transfers,
+    report: Report,
+) -> tuple[int, int]:
+    """Publish the first of `steps` whose files arrive as they were written, unless it is; it and the bytes fetched.
+
+    If none does, raises what was wrong with the first one.
+    """
+    failures: list[GlmforgeError] = []
+    for step in steps:
+        final = checkpoint_path(root, step)
+        if _is_published(final, _parts_of(inventories, step)) and not verify_checkpoint(final):
+            return step, 0
+        try:
+            fetched = _collect(final, local_root, inventories, step, transfers, report)
+        except (_DamagedError, HostError) as error:
+            failures.append(error)
+            if step != steps[-1]:
+                logger.warning("step %d was not collected (%s); taking an older one", step, error)
+            continue
+        if problems := verify_checkpoint(final):
+            raise CheckpointError(f"{final} is damaged, local copies stay: {summarize_problems(problems)}")
+        return step, fetched
+    raise failures[0]
 
 
 def _why_not_whole(inventories: Sequence[_Inventory], step: int) -> str:
@@ -240,7 +275,7 @@ def _fetch(
         for name in lacking:
             (staging / name).unlink(missing_ok=True)
     if lacking:
-        raise CheckpointError(
+        raise _DamagedError(
             f"{host.name}: {directory / lacking[0]}: SHA-256 differs from what its rank wrote: it is damaged; take an "
             "older checkpoint with --step"
         )

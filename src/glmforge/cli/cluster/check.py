@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from glmforge.cli.cluster.machines import (
     ConfigArgument,
@@ -18,6 +17,7 @@ from glmforge.cli.cluster.machines import (
     SshOption,
     read_cluster,
 )
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.cluster.checks.examine import Findings
@@ -143,14 +143,15 @@ def _list() -> None:
     from glmforge.cluster.checks.thresholds import threshold_table
 
     console = Console(highlight=False)
-    table = Table("check", "level", "finds out", box=None, pad_edge=False)
-    table.add_row(REACH, "quick", "whether the machine answers at all; always found out")
+    words = ("check", "level", "finds out")
+    checks = table(*words, in_words=words)
+    checks.add_row(REACH, "quick", "whether the machine answers at all; always found out")
     for each in CHECKS:
-        table.add_row(each.name, each.level.name.lower(), escape(each.about))
-    console.print(table)
-    limits = Table("limit", "of", "value", "what, and where from", box=None, pad_edge=False)
+        checks.add_row(each.name, each.level.name.lower(), escape(each.about))
+    print_table("", checks, console)
+    columns = ("limit", "of", "value", "what, and where from")
+    limits = table(*columns, in_words=columns)
     for name, rows in threshold_table().items():
         for row in rows:
             limits.add_row(name, row.of, f"{row.value:g} {row.unit}", escape(f"{row.about}. {row.source}"))
-    console.print()
-    console.print(limits)
+    print_table("", limits, console)

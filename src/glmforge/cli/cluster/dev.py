@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.signature import takes
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.cluster.dev import DevCluster
@@ -133,16 +133,15 @@ def status(
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("host", "state", "address", "slurm", "jobs", "disk", "remarks"):
-        table.add_column(column)
+    words = ("host", "state", "address", "slurm", "jobs", "disk", "remarks")
+    rows = table(*words, in_words=words)
     for host in found.hosts:
         remarks = [f"link at {host.rate}"] if host.rate else []
         remarks += [f"clock {host.clock_offset_s:+g} s"] if host.clock_offset_s else []
         remarks += [f"ended: {line}" for line in host.ended]
         jobs, disk = " ".join(host.jobs), format_bytes(host.disk_used_bytes)
-        table.add_row(host.name, host.state, host.address, host.slurm, jobs, disk, ", ".join(remarks))
-    Console(soft_wrap=True).print(table)
+        rows.add_row(host.name, host.state, host.address, host.slurm, jobs, disk, ", ".join(remarks))
+    print_table("", rows, Console())
     for job in found.waiting:
         typer.echo(f"waits: job {job}")
     typer.echo(f"{found.directory}: {format_bytes(found.disk_free_bytes)} free")

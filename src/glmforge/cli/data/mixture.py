@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from glmforge.cli.data.options import split_names
+from glmforge.cli.tables import print_table, table
 from glmforge.errors import DataError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from glmforge.data.stream.mixture_file import MixedSource
 
 
@@ -55,19 +57,17 @@ def mix(
         max_epochs=_numbers("max-epochs", max_epochs),
     )
     write_mixture(sources, tokenizer, out, code=split_names(code), overwrite=force)
-    Console().print(_mixture_table(sources))
+    print_table("", _mixture_table(sources), Console())
     Console().print(f"{out}: use it with 'extends: {out}' in a run's file", soft_wrap=True)
 
 
-def _mixture_table(sources: list["MixedSource"]) -> Table:
+def _mixture_table(sources: list["MixedSource"]) -> "Table":
     from glmforge.observe.units import format_count
 
     total = sum(source.tokens for source in sources)
-    table = Table("source", box=None)
-    for name in ("has", "asked", "given", "tokens", "epochs", "cap"):
-        table.add_column(name, justify="right")
+    rows = table("source", "has", "asked", "given", "tokens", "epochs", "cap")
     for source in sources:
-        table.add_row(
+        rows.add_row(
             source.name,
             format_count(source.num_tokens),
             f"{source.asked:.1%}",
@@ -76,7 +76,7 @@ def _mixture_table(sources: list["MixedSource"]) -> Table:
             f"{source.epochs:.2f}",
             "–" if source.max_epochs is None else f"{source.max_epochs:g}",
         )
-    return table
+    return rows
 
 
 def _numbers(option: str, text: str | None) -> list[float] | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from glmforge.cli.data.options import ForceOption, OnError, OnErrorOption, TextFieldOption, print_skipped
+from glmforge.cli.tables import print_table, table
 from glmforge.data.documents.read import Corpus, read_documents
 from glmforge.data.files import refuse_unwritable, write_whole
 from glmforge.data.tokens.special import MIN_VOCAB_SIZE
@@ -185,10 +185,10 @@ def fertility(
 
 
 def _print_table(console: Console, rows: list[list[str]]) -> None:
-    table = Table(*rows[0])
+    shown = table(*rows[0], in_words=rows[0][:1])
     for row in rows[1:]:
-        table.add_row(*map(escape, row))
-    console.print(table)
+        shown.add_row(*map(escape, row))
+    print_table("", shown, console)
 
 
 def tokenize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from glmforge.cli.plan.tables import print_table, table
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
@@ -51,12 +51,12 @@ def _print(first: "PlanReport", second: "PlanReport", console: Console) -> None:
     names = [f"{first.run.name}", f"{second.run.name}"]
     if names[0] == names[1]:
         names = ["first", "second"]
-    settings = table("setting", *names)
+    settings = table("setting", *names, in_words=names)
     for row in differing_settings(first, second):
         settings.add_row(*row)
     if settings.row_count:
         print_table("Settings that differ", settings, console)
-    rows = table("figure", *names, "change")
+    rows = table("figure", *names, "change", in_words=names)
     for compared in compared_rows(first, second):
         rows.add_row(*compared)
     print_table("What comes of it", rows, console)

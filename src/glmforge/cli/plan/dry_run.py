@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.plan.layout import print_layout
-from glmforge.cli.plan.tables import gib, print_table, table
+from glmforge.cli.tables import gib, print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout

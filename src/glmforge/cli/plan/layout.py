@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from glmforge.cli.plan.tables import print_table, table
+from glmforge.cli.tables import print_table, table
 from glmforge.errors import ConfigError
 
 if TYPE_CHECKING:

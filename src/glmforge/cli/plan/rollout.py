@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.plan.serving import provenance_words
-from glmforge.cli.plan.tables import print_table, table
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.cli.plan.serving import Service

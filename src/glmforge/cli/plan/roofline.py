@@ -4,9 +4,9 @@ import json
 from typing import TYPE_CHECKING
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
+
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.layout import Layout
@@ -44,15 +44,12 @@ def _print(ledger: "Ledger", phase: str, num_stages: int, pp_rank: int) -> None:
     where = f", pipeline rank {pp_rank}" if num_stages > 1 else ""
     title = f"A step of phase {phase} on one rank{where}" + (f", times in ms on an {device.name}" if device else "")
     columns = ["operation", "TFLOP", "GB", *(["limit", "eager", "compiled", "triton"] if device else [])]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left", no_wrap=True)
+    rows = table(*columns, in_words=("operation",))
     for row in ledger.rows:
-        table.add_row(row.name, *_cells(row.total, device))
-    table.add_section()
-    table.add_row("all", *_cells(ledger.total, device))
-    console.print(f"[italic]{title}[/italic]", highlight=False)
-    console.print(table)
+        rows.add_row(row.name, *_cells(row.total, device))
+    rows.add_section()
+    rows.add_row("all", *_cells(ledger.total, device))
+    print_table(title, rows, console)
     if device:
         rates = (
             f"{name} {ledger.tokens / seconds:,.0f} tokens/s, MFU {ledger.utilisation(seconds):.0%}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.console import Console
 
-from glmforge.cli.plan.tables import gib, print_table, table
+from glmforge.cli.tables import gib, print_table, table
 from glmforge.errors import ConfigError
 
 if TYPE_CHECKING:

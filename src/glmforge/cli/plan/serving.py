@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 from rich.console import Console
 
-from glmforge.cli.plan.tables import print_table, table
+from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
     from glmforge.config.model import ModelConfig
@@ -82,15 +82,14 @@ def show_serving(model: "ModelConfig", machine: "Machine", num_gpus: int, servic
 
 def _print_formats(found: "list[ServingSummary]", question: "ServingQuestion", console: Console) -> None:
     latency = f"{1000 * question.seconds_per_token:g} ms"
-    columns = ("weights", "GB", "for caches, GB", f"of {question.context:,} tokens", "fewest GPUs")
+    columns = ("weights", "GB", f"sequences of {question.context:,}", "fewest GPUs")
     speeds = ("prefill, s", "alone, ms", f"batch in {latency}", "tokens/s", "limit")
-    rows = table(*columns, *speeds)
+    rows = table(*columns, *speeds, in_words=("weights", "limit"))
     for one in found:
         alone, batched = one.alone, one.batched
         rows.add_row(
             one.deployment.weights.name,
             f"{one.deployment.weight_bytes / 1e9:,.1f}",
-            f"{max(0.0, one.cache_room) / 1e9:,.1f}",
             f"{one.at_context:,}",
             f"{one.fewest_gpus:,}",
             f"{one.prefill:.2f}" if one.prefill is not None else "",

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from glmforge.cli.plan.stage import print_models
-from glmforge.cli.plan.tables import print_table, table
+from glmforge.cli.tables import print_table, table
 from glmforge.errors import ConfigError
 
 if TYPE_CHECKING:

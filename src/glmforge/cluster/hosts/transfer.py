@@ -53,6 +53,7 @@ class Transfers:
 
     def for_each(self, action: Callable[["Host"], T], hosts: Iterable["Host"]) -> list[T]:
         """`action` of each host, a few at the same time. The first failure ends the others and is raised."""
+        self._cancelled.clear()  # of an earlier call, which has waited for all that it began
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             futures: list[Future[T]] = []
             try:  # from the first submission on: its transfer may run before the next is submitted

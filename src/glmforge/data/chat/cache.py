@@ -24,7 +24,7 @@ from glmforge.files import read_json
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 """Of what encoding makes of a record; one more whenever that changes."""
 
 

@@ -70,12 +70,14 @@ class ChatCounts:
 
 
 class Encoded(NamedTuple):
-    """Documents of some records, the place of each, what is wrong with the other records, and how many there are."""
+    """Documents of some records, the place of each, what is wrong with the other records, and how many there are;
+    of each document what the weights of its conversation's labels add up to, over all of its documents."""
 
     documents: list[EncodedConversation]
     places: list[str]
     problems: list[str]
     counts: ChatCounts
+    sums: list[float]
 
 
 @dataclass
@@ -132,7 +134,7 @@ def tokenize_chat(
             if report.counts.wrong > config.max_wrong:
                 raise DataError(_too_many_wrong(report, config.max_wrong))
             if encoded.documents:
-                writer.add(*_joined(encoded.documents))
+                writer.add(*_joined(encoded.documents), np.array(encoded.sums, np.float32))
             progress(report.counts)
         source = " ".join(map(str, paths))
         if not report.counts.documents:
@@ -182,7 +184,7 @@ def _encode_in_worker(chunk: list[RawRecord]) -> Encoded:
 
 
 def _encode_chunk(chunk: list[RawRecord], tokenizer: Tokenizer, config: ChatConfig) -> Encoded:
-    result = Encoded([], [], [], ChatCounts())
+    result = Encoded([], [], [], ChatCounts(), [])
     for record in chunk:
         result.counts.records += 1
         result.counts.text_bytes += record.num_bytes
@@ -193,8 +195,12 @@ def _encode_chunk(chunk: list[RawRecord], tokenizer: Tokenizer, config: ChatConf
             result.problems.append(told if told.startswith(record.where) else f"{record.where}: {told}")
             result.counts.wrong += 1
             continue
+        first = len(result.documents)
         for document in documents:
             _keep(result, document, record.where, tokenizer, config)
+        kept = result.documents[first:]
+        # The first token of a document is nobody's label.
+        result.sums.extend([float(sum(each.weights[1:].sum(dtype=np.float64) for each in kept))] * len(kept))
     return result
 
 

@@ -65,12 +65,16 @@ def join_ranges(
     # One place more than the row has: for the label of a full row's last token.
     ids = np.repeat(shard.tokens(shard.num_tokens - 1, shard.num_tokens).astype(np.int64), seq_len + 1)
     weights = np.zeros(seq_len + 1, np.float32)
+    sums_D = None if shard.loss is None else shard.loss.sums_D
+    sums = None if sums_D is None else np.zeros(seq_len + 1, np.float32)
     ends, end = [], 0
     for start, stop in [*ranges, *_following(shard, ranges, seq_len)]:
         begin, end = end, end + stop - start
         ids[begin:end] = shard.tokens(start, stop)
         if shard.loss is not None:
             weights[begin:end] = shard.loss.read(start, stop)
+        if sums is not None and sums_D is not None:
+            sums[begin:end] = sums_D[shard.document_at(start)]
         ends.append(end)
     labels = np.full(seq_len, IGNORED_LABEL, np.int64)
     labels[: max(end - 1, 0)] = ids[1:end]
@@ -79,7 +83,7 @@ def join_ranges(
     if document_mask:
         labels[np.array([place for place in ends if place < min(end, seq_len)], np.int64) - 1] = IGNORED_LABEL
         lengths = tuple(np.diff([*ends, *([seq_len] if ends[-1:] != [seq_len] else [])], prepend=0).tolist())
-    window = Window(ids[:-1], labels, lengths)
+    window = Window(ids[:-1], labels, lengths, sums_S=None if sums is None else sums[:-1])
     return window if shard.loss is None else with_weights(window, weights[1:], is_mask=shard.loss.is_mask)
 
 

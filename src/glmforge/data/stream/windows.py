@@ -21,13 +21,16 @@ from glmforge.data.tokens.shards import TokenShard
 class Window(NamedTuple):
     """One row: int64 ids and labels [S], the lengths of the documents in it, and what each label weighs.
 
-    `weights_S` is float32, 0 where there is no label; None where all labels weigh 1.
+    `weights_S` is float32, 0 where there is no label; None where all labels weigh 1. `sums_S` is float32, what the
+    weights of the conversation that a token belongs to add up to, over all of its documents; 0 where that is not known,
+    None where it is of no token.
     """
 
     ids_S: NDArray[np.int64]
     labels_S: NDArray[np.int64]
     lengths: tuple[int, ...]
     weights_S: NDArray[np.float32] | None = None
+    sums_S: NDArray[np.float32] | None = None
 
 
 def num_windows(shard: TokenShard, seq_len: int) -> int:
@@ -64,15 +67,21 @@ def with_weights(window: Window, weights_S: NDArray[np.float32], *, is_mask: boo
 
 
 def to_batch(windows: Sequence[Window], sample_indices: Sequence[int], sources: Sequence[int]) -> Batch:
-    """Windows of one length as a batch on the CPU, with `per_token["loss_weight"]` if a window has weights."""
-    weighted = any(window.weights_S is not None for window in windows)
+    """Windows of one length as a batch on the CPU, with `per_token["loss_weight"]` if a window has weights, and
+    `per_token["conversation_sum"]` if one has sums."""
+    per_token: dict[str, torch.Tensor] = {}
+    if any(window.weights_S is not None for window in windows):
+        per_token["loss_weight"] = torch.from_numpy(np.stack(list(map(_label_weights, windows))))
+    if any(window.sums_S is not None for window in windows):
+        sums = [np.zeros(len(w.ids_S), np.float32) if w.sums_S is None else w.sums_S for w in windows]
+        per_token["conversation_sum"] = torch.from_numpy(np.stack(sums))
     return Batch(
         ids_BS=torch.from_numpy(np.stack([window.ids_S for window in windows])),
         labels_BS=torch.from_numpy(np.stack([window.labels_S for window in windows])),
         document_lengths=tuple(window.lengths for window in windows),
         sample_indices=tuple(sample_indices),
         source_B=tuple(sources),
-        per_token={"loss_weight": torch.from_numpy(np.stack(list(map(_label_weights, windows))))} if weighted else {},
+        per_token=per_token,
     )
 
 

@@ -106,8 +106,17 @@ class ShardWriter:
     def num_documents(self) -> int:
         return len(self._lengths)
 
-    def add(self, tokens: NDArray[Any], lengths: NDArray[Any], weights: NDArray[Any] | None = None) -> None:
-        """Append documents: their ids end to end, the length of each, and in a weighted shard a weight per token."""
+    def add(
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[Any],
+        weights: NDArray[Any] | None = None,
+        sums: NDArray[Any] | None = None,
+    ) -> None:
+        """Append documents: their ids end to end, the length of each, and in a weighted shard a weight per token.
+
+        `sums` are those of the documents' conversations (`LossWeights.sums_D`), given always or never.
+        """
         assert (weights is not None) == self._weighted, "a weighted shard has a weight for every token, others none"
         assert int(lengths.sum()) == len(tokens), "lengths must add up to the tokens"
         if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
@@ -121,7 +130,8 @@ class ShardWriter:
             self._file.write(data)
         if self._loss is not None and weights is not None:
             assert len(weights) == len(tokens), "there must be a weight for each token"
-            self._loss.add(weights)
+            assert sums is None or len(sums) == len(lengths), "there must be a sum for each document"
+            self._loss.add(weights, sums)
         self._checksum.update(data)
         self._lengths.extend(lengths.tolist())
         self.num_tokens += len(tokens)

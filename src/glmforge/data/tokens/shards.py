@@ -243,7 +243,7 @@ class TokenShard:
             if expected:
                 raise DataError(f"{path}: missing, and without it all tokens would be learnt: copy it too")
             return None
-        loss = LossWeights(path, self.num_tokens)
+        loss = LossWeights(path, self.num_tokens, self.num_documents)
         if expected is not None and loss.checksum != expected:
             raise DataError(f"{path}: not of this shard, by the checksum in its .json: remove it, or {_WRITE_AGAIN}")
         return loss

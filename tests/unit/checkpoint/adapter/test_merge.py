@@ -54,6 +54,10 @@ CASES = {
     "dense layers and shared experts": lora(DENSE, ATTENTION),
     "all kinds": lora(DENSE, ["gate"], HALVES, DOWN),
     "a whole module": lora(ATTENTION, modules_to_save=("lm_head",)),
+    "modules with a bias, and packed experts": lora(DENSE, modules_to_save=("self_attn", "experts")),
+    "norms, embedding": lora(
+        ATTENTION, modules_to_save=("input_layernorm", "norm", "embed_tokens", "model.layers.0.mlp.*")
+    ),
 }
 
 
@@ -168,6 +172,41 @@ def test_what_does_not_belong_together_is_refused_in_one_line(tmp_path, base):
     export_hf({n: state[n] for n in parameter_table(config)}, config, shallow, dtype=torch.float32)
     with pytest.raises(CheckpointError, match=r"has adapters of model.layers.1.self_attn.o_proj.weight, which"):
         merge(checkpoint, tmp_path / "merged", shallow, check=False)
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "reason"),
+    [
+        ({"modules_to_save": ("gate",)}, {}, r"mlp.gate.e_score_correction_bias is no part of the adapter.*--full"),
+        ({"modules_to_save": ("model.layers.1.mlp.*",)}, {}, "e_score_correction_bias is no part of the adapter"),
+        ({"modules_to_save": ("*.v_proj.bias",)}, {}, r"only a part is trained: add 'model.layers.0.*v_proj.weight'"),
+        ({"modules_to_save": ("experts.down_proj",)}, {}, r"only a part is trained: add '.*experts.gate_up_proj'"),
+        ({}, {"heads": {"score": 1}}, r"no head 'score' \(model.heads\); or load the run itself"),
+    ],
+)
+def test_what_peft_could_not_load_is_refused_in_one_line(tmp_path, base, settings, model, reason):
+    config = CONFIG.model_copy(update=model)
+    checkpoint = save(tmp_path, lora(ATTENTION, **settings), base, config)
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        export_peft(checkpoint, tmp_path / "peft")
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "peft").exists()
+
+
+def test_what_mtp_layers_train_is_left_out_for_peft(tmp_path, base):
+    """As transformers leaves the layers out."""
+    config = CONFIG.model_copy(update={"num_nextn_predict_layers": 1})
+    export_peft(save(tmp_path, lora(ATTENTION, modules_to_save=("input_layernorm",)), base, config), tmp_path / "peft")
+    saved = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["modules_to_save"]
+    assert saved == [f"model.layers.{layer}.input_layernorm" for layer in range(2)]
+    assert not [name for name in load_file(tmp_path / "peft" / WEIGHTS_FILE) if "layers.2" in name]
+
+
+def test_a_head_is_not_lost_by_merging(tmp_path, base):
+    checkpoint = save(tmp_path, lora(ATTENTION), base, CONFIG.model_copy(update={"heads": {"score": 1}}))
+    with pytest.raises(CheckpointError, match=r"has the head score \(model.heads\)"):
+        merge(checkpoint, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 

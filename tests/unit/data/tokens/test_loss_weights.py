@@ -33,6 +33,21 @@ def test_weights_come_back_exactly(tmp_path):
             assert shard.loss.read(start, stop).tolist() == np.float32(WEIGHTS[start:stop]).tolist()
 
 
+def test_sums_of_conversations_come_back_and_are_verified(tmp_path):
+    with ShardWriter(tmp_path / "a", 100, weighted=True) as writer:
+        writer.add(np.arange(3), np.array([1, 2]), np.ones(3), np.array([0.1, 7.0]))
+        writer.add(np.arange(2), np.array([2]), np.ones(2), np.array([3.5]))
+        writer.finish("fingerprint", "test", 6)
+    shard = TokenShard(tmp_path / "a")
+    shard.verify()
+    assert shard.loss.sums_D.tolist() == np.float32([0.1, 7.0, 3.5]).tolist()
+    assert write(tmp_path / "b").loss.sums_D is None
+    content = loss_path(tmp_path / "a").read_bytes()
+    loss_path(tmp_path / "a").write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(DataError, match="damaged"):
+        TokenShard(tmp_path / "a").verify()
+
+
 def test_zeros_and_ones_are_a_mask_and_a_shard_without_weights_has_none(tmp_path):
     assert write(tmp_path / "a", [0, 1, 0, 0, 1, 1]).loss.is_mask
     plain = write(tmp_path / "b", None)
@@ -115,7 +130,8 @@ def _with_header(change) -> bytes:
         (lambda c: c[:60] + b"\1" + c[61:], "header is damaged"),
         (lambda c: c[:-1], "5 weights for a shard of 6"),
         (lambda c: c + b"\0", "7 weights for a shard of 6"),
-        (_with_header(lambda h: struct.pack_into("<I", h, 8, 2)), "version 2"),
+        (_with_header(lambda h: struct.pack_into("<I", h, 8, 3)), "version 3"),
+        (_with_header(lambda h: struct.pack_into("<I", h, 8, 2)), "weights for a shard of 6"),
         (_with_header(lambda h: struct.pack_into("<I", h, 12, 0)), "header is damaged"),
         (_with_header(lambda h: struct.pack_into("<I", h, 12, 257)), "header is damaged"),
         (_with_header(lambda h: struct.pack_into("<Q", h, 16, 1 << 62)), "weights for a shard of 6"),
