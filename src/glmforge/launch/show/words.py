@@ -112,7 +112,7 @@ def next_command(job: Job) -> str:
     if job.files is not None and job.files.was_refused(job.seen):
         return f"glmforge jobs resubmit {name}"
     if job.state is JobState.FAILED:
-        return f"{logs}; then, when it is mended, glmforge jobs resubmit {name}"
+        return f"{logs}; then, when it is fixed, glmforge jobs resubmit {name}"
     if job.state in (JobState.CANCELLED, JobState.STOPPED):
         return f"glmforge jobs resubmit {name}"
     if job.state is JobState.UNKNOWN:

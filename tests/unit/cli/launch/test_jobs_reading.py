@@ -80,7 +80,7 @@ def test_show(tmp_path: Path, failed: JobDirectory) -> None:
     assert "50-70" in shown
     assert "first to fail: rank 2 on node2 (status 1), after step 70" in shown
     assert "  | KeyError: 'x'" in shown
-    assert shown.splitlines()[-1] == "next: glmforge jobs logs air; then, when it is mended, glmforge jobs resubmit air"
+    assert shown.splitlines()[-1] == "next: glmforge jobs logs air; then, when it is fixed, glmforge jobs resubmit air"
 
 
 def test_show_as_json(tmp_path: Path, failed: JobDirectory) -> None:
