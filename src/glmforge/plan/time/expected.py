@@ -42,10 +42,12 @@ def expected_seconds(
     *,
     attention: AttentionKernel = "flash2",
     fp8_maps: Collection[LowPrecisionMap] = (),
+    fp8_weight_gradients: bool = False,
 ) -> float:
     """Of one pass of the operation, `work` (see `Operation.passes`).
 
-    `fp8_maps`: the linear maps whose products are computed in fp8 (`precision.low_precision_maps`).
+    `fp8_maps`: the linear maps whose products are computed in fp8 (`precision.low_precision_maps`), gradients of
+    weights as well with `fp8_weight_gradients`.
     """
     is_forward = direction == "forward"
     if operation.kind == "attention":
@@ -56,8 +58,17 @@ def expected_seconds(
         share = reached.forward if is_forward else reached.backward
         return max(work.attention_flops / (share * accelerator.bf16_flops), work_limit(work, accelerator))
     if operation.kind == "matmul":
-        fp8 = _map_of(operation.name) in fp8_maps
-        return sum(matmul_seconds(matmul, accelerator, implementation, fp8=fp8) for matmul in work.matmuls)
+        in_fp8 = _map_of(operation.name) in fp8_maps
+        return sum(
+            matmul_seconds(
+                matmul,
+                accelerator,
+                implementation,
+                # A weight's gradient stays in bf16 (`precision.low_precision`).
+                fp8=in_fp8 and (fp8_weight_gradients or not matmul.contracts_rows),
+            )
+            for matmul in work.matmuls
+        )
     factor = _factor(operation, implementation)
     moved = work.bytes * (factor.forward if is_forward else factor.backward)
     share = (GATHERING if operation.name in GATHERED else STREAMING).forward

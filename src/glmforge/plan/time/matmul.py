@@ -45,10 +45,10 @@ def _seconds(matmul: Matmul, accelerator: Accelerator, in_half: bool, fp8: bool)
     seconds = max(half * matmul.flops / _rate(matmul, accelerator, "bf16"), matmul.bytes / bandwidth)
     if not fp8 or accelerator.fp8_flops is None:
         return seconds
-    # A weight's gradient stays in bf16 (`precision.low_precision`); kernels choose what is faster.
-    operands = matmul.m * matmul.k + matmul.groups * matmul.n * matmul.k
+    # Kernels choose what is faster.
+    operands = matmul.m * matmul.k + (1 if matmul.contracts_rows else matmul.groups) * matmul.n * matmul.k
     in_fp8 = matmul.flops / _rate(matmul, accelerator, "fp8") + _FP8_CASTS * operands / bandwidth
-    return seconds if matmul.contracts_rows else min(seconds, in_fp8)
+    return min(seconds, in_fp8)
 
 
 def shape_share(matmul: Matmul, num_processors: int | None) -> float:

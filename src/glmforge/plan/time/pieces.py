@@ -41,11 +41,12 @@ _CALLS = {"tp": 4, "ep": 2, "cp": 1}
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a rank computes with."""
+    """What a rank computes with. `fp8_weight_gradients`: of `fp8_maps` too, as others do and no run of ours."""
 
     implementation: Implementation
     attention: AttentionKernel
     fp8_maps: frozenset[LowPrecisionMap]
+    fp8_weight_gradients: bool = False
 
     @classmethod
     def of(cls, config: RunConfig) -> "Kernels":
@@ -193,6 +194,7 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
             kernels.implementation,
             attention=kernels.attention,
             fp8_maps=kernels.fp8_maps,
+            fp8_weight_gradients=kernels.fp8_weight_gradients,
         )
 
     forward, backward = seconds("forward"), seconds("backward")
