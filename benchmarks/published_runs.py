@@ -226,8 +226,13 @@ def _parallel(row: Published, model: dict[str, Any]) -> dict[str, Any]:
         is_v = row.framework == "HAI-LLM"
         found["pipeline_schedule"] = "dualpipev" if is_v else "interleaved_1f1b" if row.vp > 1 else "1f1b"
         found["pipeline_stages_per_rank"] = row.vp
-        if row.pp * row.vp > (layers := model["num_hidden_layers"]):  # embedding and head are stages of their own
-            found["pipeline_layers"] = [0, *[1] * layers, 0]
+        stages, layers = row.pp * row.vp, model["num_hidden_layers"]
+        # Megatron's stages have equal numbers of layers, embedding and head counted as one each if need be.
+        if row.engine == "zero1" and not is_v and layers % stages == 0:
+            found["pipeline_layers"] = [layers // stages] * stages
+        elif row.engine == "zero1" and not is_v and (layers + 2) % stages == 0:
+            each = (layers + 2) // stages
+            found["pipeline_layers"] = [each - 1, *[each] * (stages - 2), each - 1]
     elif row.engine == "zero1":
         found |= {"reshard_after_forward": "false", "reduce_gradients": "last_micro_batch"}
     elif row.engine == "fsdp":

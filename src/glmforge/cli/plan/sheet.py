@@ -19,6 +19,7 @@ def show_sheet(name: str, config: "RunConfig", network: str, console: Console, *
     from glmforge.plan.cost.phase_time import predicted_phases
     from glmforge.plan.cost.sheet import find_sheet, sheet_rows
     from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.time.overheads import INTERVAL
 
     sheet = find_sheet(name)
     phases = predicted_phases(config, sheet.num_gpus, find_machine(sheet.gpu, network))
@@ -31,6 +32,8 @@ def show_sheet(name: str, config: "RunConfig", network: str, console: Console, *
         return
     _print_bill(sheet, console)
     _print_rows(config, rows, console)
+    if not problems:
+        console.print(f"Our prediction is right within a factor of {INTERVAL:.2f} in four of five cases.")
     for phase in phases:
         words = f"is {phase.provenance}" if phase.problem is None else f"is missing: {phase.problem}"
         console.print(f"- our prediction of phase {phase.name} {words}", highlight=False)

@@ -23,6 +23,7 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.stages.stage import Role, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.overheads import FITTED, Overheads
 from glmforge.plan.time.piece import Piece, content_of
 from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
 from glmforge.plan.work.operations import BF16, FP32, Operation, Share
@@ -47,6 +48,7 @@ class Kernels:
     attention: AttentionKernel
     fp8_maps: frozenset[LowPrecisionMap]
     fp8_weight_gradients: bool = False
+    overheads: Overheads = FITTED
 
     @classmethod
     def of(cls, config: RunConfig) -> "Kernels":
@@ -195,6 +197,7 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
             attention=kernels.attention,
             fp8_maps=kernels.fp8_maps,
             fp8_weight_gradients=kernels.fp8_weight_gradients,
+            overheads=kernels.overheads,
         )
 
     forward, backward = seconds("forward"), seconds("backward")

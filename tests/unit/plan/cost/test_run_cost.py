@@ -139,7 +139,8 @@ def test_the_command_prints_the_guides_sheet() -> None:
     found = json.loads(plan("configs/scaled_down_64gpu.yaml", "--sheet", "guide-64", "--json"))
     assert found["sheet"]["gpu_hours"] == 46_080
     small = plan("configs/scaled_down_64gpu.yaml", "--sheet", "guide-64")
-    assert "138,240" in small and "At $2.50 the same hours are $115,200" in small
+    assert "138,240" in small
+    assert "At $2.50 the same hours are $115,200" in small
     assert found["problems"] == []
 
 
