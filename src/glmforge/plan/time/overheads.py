@@ -5,8 +5,9 @@ expert that does not fill the device, casts to fp8 one expert at a time. A close
 each, and their number. The numbers are fitted to about half of the published models and tested on the others
 (`benchmarks/plan_published.py`, which fits them again).
 
-They are for devices whose processors are counted (`Accelerator.num_processors`). On processor cores the host is
-measured instead (`glmforge.plan.machine.machine.Cores`).
+All but `grouped` are for devices whose processors are counted (`Accelerator.num_processors`). On processor cores the
+host is measured instead (`glmforge.plan.machine.machine.Cores`). Where products of experts were measured, they take what
+was measured, and neither `grouped` nor `expert` applies.
 """
 
 from typing import NamedTuple
