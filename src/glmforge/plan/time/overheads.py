@@ -6,8 +6,8 @@ each, and their number. The numbers are fitted to about half of the published mo
 (`benchmarks/plan_published.py`, which fits them again).
 
 All but `grouped` are for devices whose processors are counted (`Accelerator.num_processors`). On processor cores the
-host is measured instead (`glmforge.plan.machine.machine.Cores`). Where products of experts were measured, they take what
-was measured, and neither `grouped` nor `expert` applies.
+host is measured instead (`glmforge.plan.machine.machine.Cores`). Where products of experts were measured, they take
+what was measured, and neither `grouped` nor `expert` applies.
 """
 
 from typing import NamedTuple
