@@ -129,6 +129,8 @@ def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit |
     if result.ranked:
         _print_candidates(f"The fastest of {result.num_fitting:,} that fit", result.ranked[:_SHOWN], console)
         _print_candidates("Time against memory: nothing is better in both", result.pareto, console)
+        if factor := result.ranked[0].time.factor:
+            console.print(f"Times are right within a factor of {factor:.2f} in four of five cases.", highlight=False)
     if fewest is not None:
         number = fewest.layout.world_size
         console.print(
@@ -155,8 +157,6 @@ def _print_candidates(title: str, candidates: "Sequence[Candidate]", console: Co
             candidate_words(candidate),
         )
     print_table(title, rows, console)
-    if candidates and (factor := candidates[0].time.factor):
-        console.print(f"Times are right within a factor of {factor:.2f} in four of five cases.", highlight=False)
 
 
 def _as_json(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit | None") -> dict[str, Any]:
