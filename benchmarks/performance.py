@@ -215,7 +215,6 @@ def rates_table() -> str:
         "attention": reached.ATTENTION,
         "attention, kernels.attention: flash3": reached.ATTENTION_FLASH3,
         "attention on A100": reached.ATTENTION_AMPERE,
-        "grouped matmuls": reached.GROUPED,
         "symmetric matmuls, triton": reached.SYMMETRIC,
         "fp32 matmuls": reached.FP32_MATMUL,
         "computation beside communication": reached.BESIDE_COMMUNICATION,

@@ -1,271 +1,277 @@
-"""The planner against published throughputs on H100 and H200: predicted, published, and the error of each.
+"""The planner against published throughputs: its overheads fitted to some models, and tested on the others.
 
     python benchmarks/plan_published.py
 
-Every row is a run that others have published: balanced routing, mock data. Rates are compared in tokens where they were
-published, because FLOPs are counted in more than one way.
+`published_runs.py` has the rows, and the rule by which they came there. Five numbers are fitted
+(`glmforge.plan.time.overheads`) to the models that are not held out, each model with the same weight however often it
+was run: the least squares of the logarithm of predicted over published tokens per second, within physical bounds.
 
-Nothing of the model is fitted to these rows. To see whether fitting would help, each row is also predicted with the
-factor by which the others are off, their geometric mean (leave one out).
+The interval of a prediction comes from the same rows: each model is predicted with what is fitted to the others (leave
+one model out), and the spread of the logarithms gives the factor within which four of five runs should be. Whether they
+are is for the rows that are held out to say.
 
-Models that are no GLM are expressed as nearly as its configuration allows, and layouts that were not published are
-guessed; `expressed` says how.
+The planner has the numbers as constants. This script fits them again, says where the two part, and writes the result.
 """
 
+import json
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from record import write_result
+import numpy as np
+from published_runs import Published, express, facts, not_predicted, published_runs, published_tokens
+from record import RESULTS, write_result
 
-from glmforge.config import load_config
-from glmforge.config.layout import resolve_layout
-from glmforge.config.lora import parse_lora
-from glmforge.plan.machine.machine import find_machine
-from glmforge.plan.stages.stage import find_stage
-from glmforge.plan.time.pieces import Kernels
+from glmforge.plan.time.overheads import BOUNDS, FITTED, INTERVAL, Overheads
 from glmforge.plan.time.step_time import StepTime, predict_step
 
-AUTOMODEL = "NeMo AutoModel, performance summary (DGX H100, bf16, October 2025 and 26.02)"
-_RUN = """
-name: published
-data: {{tokenizer: none, sources: [{{name: random, path: none}}]}}
-optim: {{matrix_optimizer: adamw, grad_clip: null}}
-phases: [{{name: main, steps: 1, seq_len: {seq_len}, batch_size: {batch_size}, mtp_loss_weight: {mtp}}}]
-parallel: {{{parallel}}}
-precision: {{low_precision: {low_precision}}}
-model: {model}
-"""
-_COMMON = "rope_theta: 1e6, max_position_embeddings: 131072, routed_scaling_factor: 1.0, attention_bias: false"
-_QWEN3_30B = (
-    f"{_COMMON}, vocab_size: 151936, hidden_size: 2048, num_hidden_layers: 48, first_k_dense_replace: 0, "
-    "intermediate_size: 6144, moe_intermediate_size: 768, num_attention_heads: 32, num_key_value_heads: 4, "
-    "head_dim: 128, use_qk_norm: true, n_routed_experts: 128, n_shared_experts: 1, num_experts_per_tok: 7, "
-    "num_nextn_predict_layers: 0"
-)
-_QWEN3_235B = (
-    f"{_COMMON}, vocab_size: 151936, hidden_size: 4096, num_hidden_layers: 94, first_k_dense_replace: 0, "
-    "intermediate_size: 12288, moe_intermediate_size: 1536, num_attention_heads: 64, num_key_value_heads: 4, "
-    "head_dim: 128, use_qk_norm: true, n_routed_experts: 128, n_shared_experts: 1, num_experts_per_tok: 7, "
-    "num_nextn_predict_layers: 0"
-)
-_DEEPSEEK_V3 = (
-    f"{_COMMON}, pad_token_id: null, eos_token_id: [1], "
-    "vocab_size: 129280, hidden_size: 7168, num_hidden_layers: 61, first_k_dense_replace: 3, "
-    "intermediate_size: 18432, moe_intermediate_size: 2048, num_attention_heads: 110, num_key_value_heads: 5, "
-    "head_dim: 128, use_qk_norm: false, n_routed_experts: 256, n_shared_experts: 1, num_experts_per_tok: 8, "
-    "num_nextn_predict_layers: 0"
-)
-_KIMI_K2 = (
-    f"{_COMMON}, vocab_size: 163840, hidden_size: 7168, num_hidden_layers: 61, first_k_dense_replace: 1, "
-    "intermediate_size: 18432, moe_intermediate_size: 2048, num_attention_heads: 56, num_key_value_heads: 4, "
-    "head_dim: 128, use_qk_norm: false, n_routed_experts: 384, n_shared_experts: 1, num_experts_per_tok: 8, "
-    "num_nextn_predict_layers: 0"
-)
-_NEMOTRON_SUPER = (
-    f"{_COMMON}, pad_token_id: null, eos_token_id: [1], "
-    "vocab_size: 131072, hidden_size: 4096, num_hidden_layers: 32, first_k_dense_replace: 1, "
-    "intermediate_size: 10944, moe_intermediate_size: 5632, num_attention_heads: 96, num_key_value_heads: 8, "
-    "head_dim: 128, use_qk_norm: false, n_routed_experts: 64, n_shared_experts: 1, num_experts_per_tok: 2, "
-    "num_nextn_predict_layers: 0"
-)
-_SHARED_EIGHTH = "no shared expert: the one that a GLM has stands for one of the token's eight"
-_LATENT = "latent attention (MLA): heads of 128, as many as give its attention's FLOPs and parameters together"
+_STEPS = Overheads(2e-6, 2e-6, 5e-6, 0.02, 0.02)
+"""By how much each is changed to see what it does."""
+_ROUNDS = 6
+_SHARE = 1.2816
+"""Standard deviations to each side that hold 80 % of a normal distribution."""
+_WITHOUT = Overheads(0.0, 0.0, 0.0, 0.83, 1.0)
+"""What the planner had before: a share of a dense product's rate for experts, and nothing else."""
+SIDES = {"held_out": "held out", "fitted_to": "fitted to"}
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published run.
-
-    `tokens_per_second` of a GPU; None where only `teraflops` (of the model, per GPU) was published. `batch_size`: of
-    one pass through the pipeline; runs that make several before an update are predicted as so many steps.
-    """
-
-    name: str
-    model: str
-    num_gpus: int
-    batch_size: int
-    parallel: str
-    teraflops: float
-    tokens_per_second: float | None
-    expressed: str
-    source: str = AUTOMODEL
-    seq_len: int = 4096
-    low_precision: str = "none"
-    gpu: str = "h100-80gb"
-    lora: str | None = None
+def predict(row: Published, overheads: Overheads = FITTED) -> StepTime:
+    """A step of it, or one of its passes."""
+    run = express(row)
+    kernels = replace(run.kernels, overheads=overheads)
+    return predict_step(run.config, run.layout, run.machine, kernels, run.stage, mean_attended=run.mean_attended)
 
 
-ROWS = (
-    Published(
-        "Qwen3-30B-A3B",
-        _QWEN3_30B,
-        8,
-        512,
-        "ep: 8, micro_batch_size: 4, recompute: full, ep_dispatch: deepep, reduce_gradients: last_micro_batch",
-        277,
-        12_040,
-        _SHARED_EIGHTH,
-    ),
-    Published(
-        "DeepSeek-V3",
-        _DEEPSEEK_V3,
-        256,
-        512,
-        "pp: 4, pipeline_schedule: interleaved_1f1b, pipeline_stages_per_rank: 8, ep: 64, micro_batch_size: 1, "
-        "recompute: full, ep_dispatch: deepep",
-        250,
-        1_002,
-        _LATENT,
-    ),
-    Published(
-        "DeepSeek-V3",
-        _DEEPSEEK_V3,
-        1024,
-        2048,
-        "pp: 4, pipeline_schedule: interleaved_1f1b, pipeline_stages_per_rank: 8, ep: 64, micro_batch_size: 1, "
-        "recompute: full, ep_dispatch: deepep",
-        216,
-        865,
-        _LATENT,
-    ),
-    Published(
-        "Kimi K2",
-        _KIMI_K2,
-        256,
-        256,
-        "pp: 8, pipeline_schedule: interleaved_1f1b, pipeline_stages_per_rank: 4, ep: 32, micro_batch_size: 1, "
-        "recompute: full, ep_dispatch: deepep",
-        189,
-        924,
-        _LATENT,
-    ),
-    Published(
-        "Nemotron-3-Super 120B-A12B",
-        _NEMOTRON_SUPER,
-        64,
-        512,
-        "ep: 64, micro_batch_size: 2, recompute: full, ep_dispatch: deepep, reduce_gradients: last_micro_batch",
-        334,
-        4_497,
-        "no Mamba layers, no latent space of experts: Air's attention and experts of its width, as many layers as give "
-        "the FLOPs per token; two wide experts send what 22 narrow ones of a quarter of the width do",
-    ),
-    Published(
-        "Qwen3-235B-A22B, fp8",
-        _QWEN3_235B,
-        256,
-        2048,
-        "tp: 2, pp: 8, pipeline_schedule: interleaved_1f1b, pipeline_stages_per_rank: 4, ep: 32, micro_batch_size: 1",
-        253,
-        None,
-        f"{_SHARED_EIGHTH}; batch not published with this figure, 2,048 as in the recipe",
-        "Megatron Bridge, performance summary",
-        low_precision="fp8",
-    ),
-    *(
-        Published(
-            f"GLM-4.5-Air, LoRA 16, {seq_len // 1024}K",
-            "glm45_air_106b",
-            8,
-            8,
-            "micro_batch_size: 1, recompute: full",
-            utilisation * 989.4,
-            None,
-            "layout and engine not published: one sequence on each GPU, everything computed again, plain torch; "
-            "utilisation taken to count no gradients of frozen weights",
-            "published utilisation (reference, section 7)",
-            seq_len=seq_len,
-            gpu="h200",
-            lora="rank=16,target=q_proj+k_proj+v_proj+o_proj",
-        )
-        for seq_len, utilisation in ((16_384, 0.198), (65_536, 0.251))
-    ),
-)
+def log_ratio(row: Published, overheads: Overheads = FITTED) -> float:
+    """Of predicted to published tokens per second."""
+    published = published_tokens(row, express(row).flops_per_token)
+    return math.log(predict(row, overheads).tokens_per_second / row.gpus / published)
 
 
-def predict(row: Published) -> StepTime:
-    """In nodes of eight GPUs with an adapter of 400 Gb/s each, as DGX H100 has them."""
-    text = _RUN.format(
-        seq_len=row.seq_len,
-        batch_size=row.batch_size,
-        mtp=0,
-        parallel=row.parallel,
-        low_precision=row.low_precision,
-        model=row.model if row.lora else f"{{{row.model}}}",
-    )
-    config = load_config(text)
-    layout, machine, kernels = resolve_layout(config, row.num_gpus), find_machine(row.gpu, "ib400"), Kernels.of(config)
-    if row.lora:
-        return predict_step(config, layout, machine, kernels, find_stage("lora", parse_lora(row.lora)))
-    # Transformer Engine's kernels: fused as ours, and cuDNN's attention, which reaches what FlashAttention 3 does.
-    return predict_step(config, layout, machine, replace(kernels, implementation="triton", attention="flash3"))
+def weights(rows: Sequence[Published]) -> np.ndarray:
+    """Each model counts once."""
+    number = Counter(row.model for row in rows)
+    return np.array([1 / number[row.model] for row in rows])
 
 
-def compare(rows: tuple[Published, ...] = ROWS) -> list[dict[str, Any]]:
-    """One entry for each row; `error` is predicted over published, less one."""
+def fit(rows: Sequence[Published], start: Overheads = FITTED) -> tuple[Overheads, np.ndarray, np.ndarray]:
+    """(overheads, log ratios with them, their slopes). Refuses rows that are held out."""
+    if seen := sorted({row.model for row in rows if row.is_held_out}):
+        raise ValueError(f"{', '.join(seen)}: held out, so nothing may be fitted to it")
+    found = start
+    for _ in range(_ROUNDS):
+        ratios, slopes = _slopes(rows, found)
+        found = _step(found, ratios, slopes, weights(rows))
+    return found, *_slopes(rows, found)
+
+
+def leave_one_out(rows: Sequence[Published], fitted: Overheads, ratios: np.ndarray, slopes: np.ndarray) -> list[float]:
+    """Log ratios of each row with what is fitted to the other models, along the slopes at the fit to all."""
     found = []
+    weight = weights(rows)
     for row in rows:
-        step = predict(row)
-        flops = step.model_flops / step.tokens
-        published = row.tokens_per_second or row.teraflops * 1e12 / flops
-        found.append(
-            {
-                "name": row.name,
-                "num_gpus": row.num_gpus,
-                "layout": row.parallel,
-                "expressed": row.expressed,
-                "source": row.source,
-                "published_tflops": row.teraflops,
-                "published_tokens_per_second": published,
-                "flops_per_token": flops,
-                "predicted_tokens_per_second": step.tokens_per_second / row.num_gpus,
-                "predicted_tflops": row.teraflops * step.tokens_per_second / row.num_gpus / published,
-                "parts": step.parts,
-            }
-        )
-    ratios = [entry["predicted_tokens_per_second"] / entry["published_tokens_per_second"] for entry in found]
-    for index, (entry, ratio) in enumerate(zip(found, ratios, strict=True)):
-        others = [math.log(other) for position, other in enumerate(ratios) if position != index]
-        factor = math.exp(sum(others) / len(others))
-        entry |= {"error": ratio - 1, "factor_of_others": factor, "error_with_factor": ratio / factor - 1}
+        others = np.array([other.model != row.model for other in rows])
+        without = _step(fitted, ratios[others], slopes[others], weight[others])
+        found.append(log_ratio(row, without))
     return found
 
 
-def published_table() -> str:
-    """The same for the documentation."""
-    columns = ("TFLOP/s of a GPU", "predicted", "predicted / published", "with the others' factor", "expressed")
-    header = ["published run", "GPUs", *columns]
-    rows = [
-        [
-            row["name"],
-            f"{row['num_gpus']:,}",
-            f"{row['published_tflops']:.0f}",
-            f"{row['predicted_tflops']:.0f}",
-            f"{1 + row['error']:.2f}",
-            f"{1 + row['error_with_factor']:.2f}",
-            row["expressed"],
-        ]
-        for row in compare()
-    ]
+def _slopes(rows: Sequence[Published], at: Overheads) -> tuple[np.ndarray, np.ndarray]:
+    """Log ratios, and by how much they change with each overhead."""
+    here = np.array([log_ratio(row, at) for row in rows])
+    columns = []
+    for name, step, (low, high) in zip(at._fields, _STEPS, BOUNDS, strict=True):
+        value = getattr(at, name)
+        other = value + step if value + step <= high else max(low, value - step)
+        there = np.array([log_ratio(row, at._replace(**{name: other})) for row in rows])
+        columns.append((there - here) / (other - value))
+    return here, np.array(columns).T
+
+
+def _step(at: Overheads, ratios: np.ndarray, slopes: np.ndarray, weight: np.ndarray) -> Overheads:
+    """The least squares of the ratios along their slopes, within bounds: what would leave them stays at its bound."""
+    low, high = np.array(BOUNDS).T
+    scale = np.array(_STEPS)
+    value, root = np.array(at), np.sqrt(weight)
+    free = np.ones(len(value), dtype=bool)
+    best = value.copy()
+    for _ in value:
+        target = ratios + slopes[:, ~free] @ (best[~free] - value[~free])
+        change = np.linalg.lstsq((slopes * scale)[:, free] * root[:, None], -target * root, rcond=None)[0]
+        best[free] = value[free] + change * scale[free]
+        outside = free & ((best < low) | (best > high))
+        best = np.clip(best, low, high)
+        if not outside.any():
+            break
+        free &= ~outside
+    return Overheads(*map(float, best))
+
+
+def compare(rows: Sequence[Published], overheads: Overheads = FITTED) -> list[dict[str, Any]]:
+    """One entry for each row; `ratio` is predicted over published."""
+    found = []
+    for row in rows:
+        step, flops = predict(row, overheads), express(row).flops_per_token
+        published, predicted = published_tokens(row, flops), step.tokens_per_second / row.gpus
+        found.append(
+            {
+                "model": row.model,
+                "framework": row.framework,
+                "release": row.release,
+                "what": row.what,
+                "side": "held_out" if row.is_held_out else "fitted_to",
+                "assumed": row.assumed,
+                "source": facts()["sources"][row.source],
+                "flops_per_token": flops,
+                "published_tokens_per_second": published,
+                "predicted_tokens_per_second": predicted,
+                "ratio": predicted / published,
+                "is_inside": 1 / INTERVAL <= predicted / published <= INTERVAL,
+                "parts": step.parts,
+            }
+        )
+    return found
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of some rows: errors are |predicted / published - 1|, and `typical_factor` what a factor is off by as a rule."""
+    errors = [abs(row["ratio"] - 1) for row in rows]
+    logs = [abs(math.log(row["ratio"])) for row in rows]
+    worst = rows[max(range(len(rows)), key=lambda index: logs[index])]
+    return {
+        "rows": len(rows),
+        "models": len({row["model"] for row in rows}),
+        "mean_error": sum(errors) / len(errors),
+        "median_error": sorted(errors)[len(errors) // 2],
+        "typical_factor": math.exp(math.sqrt(sum(log * log for log in logs) / len(logs))),
+        "inside": sum(row["is_inside"] for row in rows),
+        "inside_share": sum(row["is_inside"] for row in rows) / len(rows),
+        "worst": {key: worst[key] for key in ("model", "framework", "release", "what", "ratio")},
+    }
+
+
+def by_side(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A summary of the rows that are held out, and of the others."""
+    return {side: summary([row for row in rows if row["side"] == side]) for side in SIDES}
+
+
+def largest_change(rows: Sequence[dict[str, Any]]) -> float:
+    """By how much the same run on the same framework differs between releases, as a factor."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        same = row["model"], row["framework"], row["what"], row["assumed"]
+        found.setdefault(same, []).append(row["published_tokens_per_second"])
+    return max(max(figures) / min(figures) for figures in found.values())
+
+
+def fit_again() -> dict[str, Any]:
+    """Overheads and the interval from the rows that are not held out, with what they were made of."""
+    seen = [row for row in published_runs() if not row.is_held_out]
+    fitted, ratios, slopes = fit(seen)
+    left_out = leave_one_out(seen, fitted, ratios, slopes)
+    weight = weights(seen)
+    spread = math.sqrt(float(np.average(np.square(left_out), weights=weight)))
+    return {
+        "overheads": fitted._asdict(),
+        "bounds": dict(zip(fitted._fields, BOUNDS, strict=True)),
+        "spread": math.sqrt(float(np.average(ratios**2, weights=weight))),
+        "spread_left_out": spread,
+        "interval": math.exp(_SHARE * spread),
+    }
+
+
+def _results() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / "plan_published.json").read_text("utf-8"))
+    return found
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *rows))
 
 
+def published_table() -> str:
+    """Every row, those that are held out first."""
+    header = ["published run", "by", "tokens/s of a GPU", "predicted", "predicted / published", "inside", "side"]
+    rows = sorted(_results()["rows"], key=lambda row: (row["side"] != "held_out", row["model"]))
+    lines = [
+        [
+            f"{row['model']}, {row['what']}",
+            f"{row['framework']}, {row['release']}",
+            f"{row['published_tokens_per_second']:,.0f}",
+            f"{row['predicted_tokens_per_second']:,.0f}",
+            f"{row['ratio']:.2f}",
+            "yes" if row["is_inside"] else "no",
+            SIDES[row["side"]],
+        ]
+        for row in rows
+    ]
+    return _table(header, lines)
+
+
+def left_out_table() -> str:
+    """What was found and is not predicted, with the reason."""
+    reasons = facts()["not_predicted"]
+    rows = [[row["model"], row["framework"], f"{row['why']}: {reasons[row['why']]}"] for row in not_predicted()]
+    return _table(["published, not predicted", "by", "because"], rows)
+
+
+def overheads_table() -> str:
+    """The fitted numbers with their bounds."""
+    words = {
+        "launch": ("each operation of a pass", 1e6, "us"),
+        "expert": ("each expert on a rank, in each of its products", 1e6, "us"),
+        "fp8_expert": ("more where that product is in fp8", 1e6, "us"),
+        "grouped": ("experts' products, of a dense product's rate", 1, ""),
+        "sustained": ("products and attention, of the rate of short measurements", 1, ""),
+    }
+    rows = []
+    for (name, (what, scale, unit)), (low, high) in zip(words.items(), BOUNDS, strict=True):
+        value, *ends = (f"{number * scale:g} {unit}".strip() for number in (getattr(FITTED, name), low, high))
+        rows.append([f"`{name}`", what, value, " to ".join(ends)])
+    return _table(["overhead", "of", "fitted", "between"], rows)
+
+
+def models_table() -> str:
+    """What stands for what a GLM has not."""
+    rows = [[name, model["stands_for"]] for name, model in facts()["models"].items() if "stands_for" in model]
+    return _table(["published model", "is expressed by"], rows)
+
+
+TABLES = (overheads_table, published_table, left_out_table, models_table)
+
+
 def main() -> None:
-    rows = compare()
-    for row in rows:
-        print(
-            f"{row['name']:28} {row['num_gpus']:5} GPUs, tokens/s of each: published "
-            f"{row['published_tokens_per_second']:6.0f}, predicted {row['predicted_tokens_per_second']:6.0f} "
-            f"({row['error']:+.0%}; with the others' factor {row['error_with_factor']:+.0%})"
+    fitted = fit_again()
+    print(
+        "\n".join(
+            f"{name}: {value:.4g}, the planner has {getattr(FITTED, name):.4g}"
+            for name, value in fitted["overheads"].items()
         )
-    means = {key: sum(abs(row[key]) for row in rows) / len(rows) for key in ("error", "error_with_factor")}
-    print(f"mean error {means['error']:.0%}, with the others' factor {means['error_with_factor']:.0%}")
-    content = {"rows": rows, "mean_error": means["error"], "mean_error_with_factor": means["error_with_factor"]}
+    )
+    print(f"interval: {fitted['interval']:.3f}, the planner has {INTERVAL}")
+    rows = compare(published_runs())
+    before = by_side(compare(published_runs(), _WITHOUT))
+    content = {"rows_in_all": len(rows), "rows": rows, **by_side(rows), "without_overheads": before, "fit": fitted}
+    content["releases"] = {"largest": largest_change(rows)}
+    content["not_predicted"] = [row | {"source": facts()["sources"][row["source"]]} for row in not_predicted()]
+    for side, words in SIDES.items():
+        found, old = content[side], before[side]
+        print(
+            f"{words}: {found['rows']} runs of {found['models']} models, mean error {found['mean_error']:.1%} "
+            f"(without overheads {old['mean_error']:.1%}), worst {found['worst']['ratio']:.2f} "
+            f"({found['worst']['model']}, {found['worst']['framework']}), inside the interval {found['inside']}"
+        )
     write_result(
         "plan_published",
         content,
-        code=[f"src/glmforge/plan/{room}" for room in ("counts", "machine", "stages", "time", "work")],
+        code=[
+            "benchmarks/published_runs.py",
+            "benchmarks/data/published_runs.csv",
+            "benchmarks/data/published_models.toml",
+            *(f"src/glmforge/plan/{room}" for room in ("counts", "machine", "stages", "time", "work")),
+        ],
     )
 
 

@@ -31,11 +31,11 @@ DOCS = ROOT / "docs"
 TABLES = {
     "metrics.md": [metrics_markdown],
     "checkpoints.md": [rules_markdown],
-    "performance.md": [*performance.TABLES, plan_published.published_table],
+    "performance.md": performance.TABLES,
     "claims.md": claims.TABLES,
     "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
-    "plan-accuracy.md": [*plan_accuracy_tables.TABLES, *long_sequences.TABLES],
+    "plan-accuracy.md": [*plan_published.TABLES, *plan_accuracy_tables.TABLES, *long_sequences.TABLES],
     "stages.md": plan_stages.TABLES,
     "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],

@@ -10,6 +10,7 @@ from glmforge.observe.units import format_count, format_duration, format_seconds
 from glmforge.plan.report import RESERVE, PlanReport
 from glmforge.plan.search.search import Fit
 from glmforge.plan.time.levers import StepLever
+from glmforge.plan.time.step_time import StepTime
 
 _MOST_PARTS = 4
 
@@ -119,7 +120,17 @@ def _speed(report: PlanReport) -> Answer:
         f"{format_seconds(step.seconds)} per step of {format_count(step.tokens)} tokens: "
         f"{format_count(step.tokens_per_second)} tokens/s, MFU {step.utilisation:.1%}"
     )
-    return Answer("How fast?", words)
+    return Answer("How fast?", words, (spread_words(step),) if step.factor else ())
+
+
+def spread_words(step: StepTime) -> str:
+    """Between what four of five steps are."""
+    factor = step.factor or 1.0
+    slow, fast = step.tokens_per_second / factor, step.tokens_per_second * factor
+    return (
+        f"{format_seconds(step.seconds / factor)} to {format_seconds(step.seconds * factor)}, {format_count(slow)} to "
+        f"{format_count(fast)} tokens/s in four of five cases, as published runs spread"
+    )
 
 
 def _price(report: PlanReport) -> Answer:
@@ -137,6 +148,9 @@ def _price(report: PlanReport) -> Answer:
     if cost.price is not None:
         price = cost.price
         details.append(f"at ${price.dollars_per_gpu_hour:.2f} for a GPU-hour ({price.date}, {price.source}; --price)")
+        if between := cost.dollars_between:
+            low, high = map(dollar_words, between)
+            details.append(f"{low} to {high} in four of five cases, by the time of a step alone")
     return Answer("How dear?", words, (*details, *left_out))
 
 

@@ -132,6 +132,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "layout": layout_as_json(report.config, report.layout),
         "step": {
             "seconds": step.seconds,
+            "interval_80": interval_as_json(step),
             "parts": {
                 name: {"seconds": seconds, "provenance": str(step.provenance[name])}
                 for name, seconds in step.parts.items()
@@ -149,6 +150,16 @@ def as_json(report: PlanReport) -> dict[str, Any]:
         "cost": cost_as_json(report.cost),
         "memory": _memory_as_json(report),
         "warnings": list(report.warnings),
+    }
+
+
+def interval_as_json(step: StepTime) -> dict[str, list[float]] | None:
+    """Between what four of five steps are, from the spread of published runs."""
+    if step.factor is None:
+        return None
+    return {
+        "seconds": [step.seconds / step.factor, step.seconds * step.factor],
+        "tokens_per_second": [step.tokens_per_second / step.factor, step.tokens_per_second * step.factor],
     }
 
 

@@ -13,12 +13,13 @@ from glmforge.plan.answers import answers, layout_words, machine_words
 from glmforge.plan.comparison import compared_rows, comparison_as_json, differing_settings
 from glmforge.plan.cost.settings import CostSettings
 from glmforge.plan.layout import select_phase
-from glmforge.plan.machine.machine import find_machine
+from glmforge.plan.machine.machine import Cores, find_machine
 from glmforge.plan.machine.measured import CollectivePoint
 from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory, estimate_memory
 from glmforge.plan.memory.purposes import Purpose
-from glmforge.plan.report import PlannedMemory, PlanReport, as_json, make_report
+from glmforge.plan.report import PlannedMemory, PlanReport, as_json, interval_as_json, make_report
 from glmforge.plan.stages.stage import find_stage
+from glmforge.plan.time.overheads import INTERVAL
 from glmforge.plan.variations import vary
 
 RUN = """
@@ -164,3 +165,18 @@ def test_an_uneven_router_takes_time_in_step_and_cost() -> None:
     uneven = make_report(even.run, even.config, even.layout, even.machine, imbalance=1.5)
     assert uneven.step.parts["imbalance"] > 0
     assert uneven.cost.seconds > even.cost.seconds
+
+
+def test_every_prediction_of_time_and_cost_has_its_interval() -> None:
+    """The factor each way; of cores that ranks share, whose points are measured, none."""
+    report = planned()
+    found = as_json(report)
+    low, high = found["step"]["interval_80"]["seconds"]
+    assert (report.step.seconds / low, high / report.step.seconds) == pytest.approx((INTERVAL, INTERVAL))
+    dollars = sum(report.cost.dollars.values())
+    assert found["cost"]["dollars_80"] == pytest.approx((dollars / INTERVAL, dollars * INTERVAL))
+    words = [detail for answer in answers(report)[1:3] for detail in answer.details]
+    assert sum("four of five cases" in detail for detail in words) == 2
+    shared = replace(report.step, machine=replace(report.machine, cores=Cores(2)))
+    assert shared.factor is None
+    assert interval_as_json(shared) is None

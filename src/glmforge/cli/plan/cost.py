@@ -126,6 +126,8 @@ def _print_dollars(cost: "RunCost", console: Console) -> None:
     if price is not None:
         title = f"At ${price.dollars_per_gpu_hour:.2f} per GPU-hour ({price.date}, {price.source})"
     print_table(title, rows, console)
+    if price is not None and (between := cost.dollars_between):
+        console.print(f"In four of five cases ${between[0]:,.0f} to ${between[1]:,.0f}, by the time of a step alone.")
 
 
 def _numbers(gpu_hours: float, kilowatt_hours: float | None, dollars: float | None) -> list[str]:

@@ -80,9 +80,12 @@ def _print_rollout(rollout: "Rollout", batch: "RolloutBatch", console: Console) 
 
 
 def _print_step(step: "PolicyStep", console: Console) -> None:
+    from glmforge.plan.time.overheads import INTERVAL
+
     console.print(
         f"- On the same GPUs a step takes {step.seconds:,.0f} s: {step.rollout.seconds:,.0f} s generating, "
-        f"{step.train:,.0f} s training on {step.batch.tokens:,} tokens, {step.send:,.1f} s sending weights.",
+        f"{step.train:,.0f} s training on {step.batch.tokens:,} tokens (within a factor of {INTERVAL:.2f} in four of "
+        f"five cases), {step.send:,.1f} s sending weights.",
         highlight=False,
         soft_wrap=True,
     )

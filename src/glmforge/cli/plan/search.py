@@ -109,6 +109,8 @@ def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
 
 
 def _notes(result: "SearchResult", confirmed: "Confirmed", phase: str) -> list[str]:
+    from glmforge.plan.answers import spread_words
+
     time, machine = confirmed.candidate.time, result.machine
     peak = "by a dry run" if confirmed.run else "by closed forms"
     return [
@@ -116,6 +118,7 @@ def _notes(result: "SearchResult", confirmed: "Confirmed", phase: str) -> list[s
         f"network {machine.network.name}; phase {phase}",
         f"predicted, not measured: {time.seconds:.2f} s a step, {time.tokens_per_second:,.0f} tokens/s, "
         f"MFU {time.utilisation:.1%}",
+        *([spread_words(time)] if time.factor else []),
         f"the fullest rank needs {confirmed.peak / 1e9:.1f} GB ({peak}) of {machine.accelerator.memory_bytes / 1e9:g}",
     ]
 
@@ -126,6 +129,8 @@ def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit |
     if result.ranked:
         _print_candidates(f"The fastest of {result.num_fitting:,} that fit", result.ranked[:_SHOWN], console)
         _print_candidates("Time against memory: nothing is better in both", result.pareto, console)
+        if factor := result.ranked[0].time.factor:
+            console.print(f"Times are right within a factor of {factor:.2f} in four of five cases.", highlight=False)
     if fewest is not None:
         number = fewest.layout.world_size
         console.print(
@@ -172,9 +177,12 @@ def _as_json(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit
 
 
 def _candidate_as_json(candidate: "Candidate") -> dict[str, Any]:
+    from glmforge.plan.report import interval_as_json
+
     time = candidate.time
     return _fit_as_json(candidate) | {
         "seconds": time.seconds,
+        "interval_80": interval_as_json(time),
         "tokens_per_second": time.tokens_per_second,
         "mfu": time.utilisation,
     }

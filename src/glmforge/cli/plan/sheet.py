@@ -19,6 +19,7 @@ def show_sheet(name: str, config: "RunConfig", network: str, console: Console, *
     from glmforge.plan.cost.phase_time import predicted_phases
     from glmforge.plan.cost.sheet import find_sheet, sheet_rows
     from glmforge.plan.machine.machine import find_machine
+    from glmforge.plan.time.overheads import INTERVAL
 
     sheet = find_sheet(name)
     phases = predicted_phases(config, sheet.num_gpus, find_machine(sheet.gpu, network))
@@ -26,10 +27,13 @@ def show_sheet(name: str, config: "RunConfig", network: str, console: Console, *
     rows = sheet_rows(config, sheet, None if problems else sum(phase.seconds or 0.0 for phase in phases))
     if as_json:
         bill = asdict(sheet) | {"gpu_hours": sheet.gpu_hours, "dollars": sheet.dollars}
+        bill["other_dollars"] = sheet.other_dollars
         typer.echo(json.dumps({"sheet": bill, "rows": [asdict(row) for row in rows], "problems": problems}, indent=2))
         return
     _print_bill(sheet, console)
     _print_rows(config, rows, console)
+    if not problems:
+        console.print(f"Our prediction is right within a factor of {INTERVAL:.2f} in four of five cases.")
     for phase in phases:
         words = f"is {phase.provenance}" if phase.problem is None else f"is missing: {phase.problem}"
         console.print(f"- our prediction of phase {phase.name} {words}", highlight=False)
@@ -43,6 +47,11 @@ def _print_bill(sheet: "Sheet", console: Console) -> None:
         bill.add_row(f"lump sum {number}", "", f"{dollars:,.0f}")
     bill.add_row("all", "", f"{sheet.dollars:,.0f}")
     print_table(f"The sheet '{sheet.name}'", bill, console)
+    if sheet.other_price is not None:
+        console.print(
+            f"At ${sheet.other_price:.2f} the same hours are ${sheet.other_dollars:,.0f}: {sheet.other_reason}.",
+            highlight=False,
+        )
 
 
 def _print_rows(config: "RunConfig", rows: "list[SheetRow]", console: Console) -> None:

@@ -13,6 +13,7 @@ from glmforge.plan.machine.collectives import LinkBytes
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
+from glmforge.plan.time.overheads import INTERVAL
 
 _MONTH = 30 * DAY
 _TB = 1e12
@@ -114,6 +115,15 @@ class RunCost:
             terabytes = (self.storage.shared_peak + self.storage.token_shards) / _TB
             items["storage"] = terabytes * self.seconds / _MONTH * settings.dollars_per_tb_month
         return items
+
+    @property
+    def dollars_between(self) -> tuple[float, float] | None:
+        """What four of five such runs cost, by the spread of predicted steps; None if the utilisation was given."""
+        if self.provenance is None or self.machine.cores is not None:
+            return None
+        fixed = sum(self.settings.other_dollars.values())
+        by_time = sum(self.dollars.values()) - fixed
+        return fixed + by_time / INTERVAL, fixed + by_time * INTERVAL
 
 
 def run_cost(
@@ -224,6 +234,7 @@ def cost_as_json(cost: RunCost) -> dict[str, object]:
         "kilowatt_hours": cost.kilowatt_hours,
         "price": cost.price._asdict() if cost.price else None,
         "dollars": cost.dollars | {"all": sum(cost.dollars.values())},
+        "dollars_80": cost.dollars_between,
         "sent": _sent_as_json(cost.sent),
         "failures": asdict(cost.failures),
         "interval_steps": cost.interval_steps,

@@ -23,6 +23,8 @@ class Sheet:
         days: that are paid for.
         training_days: that training itself is said to take.
         lump_sums: dollars beside the GPUs.
+        other_price: per GPU-hour, at which the same hours are often given too.
+        other_reason: whose price that is.
     """
 
     name: str
@@ -32,6 +34,8 @@ class Sheet:
     training_days: float
     dollars_per_gpu_hour: float
     lump_sums: tuple[float, ...] = ()
+    other_price: float | None = None
+    other_reason: str = ""
 
     @property
     def gpu_hours(self) -> float:
@@ -44,6 +48,11 @@ class Sheet:
     @property
     def dollars(self) -> float:
         return self.gpu_dollars + sum(self.lump_sums)
+
+    @property
+    def other_dollars(self) -> float | None:
+        """For the GPUs at the other price."""
+        return None if self.other_price is None else self.gpu_hours * self.other_price
 
 
 @dataclass(frozen=True)
@@ -61,10 +70,20 @@ SHEETS = {
     sheet.name: sheet
     for sheet in (
         Sheet("guide", "H800 SXM", 8192, 127, 82, 2.50, (500_000, 3_000_000)),
-        Sheet("guide-64", "H100 SXM", 64, 30, 30, 2.50),
+        Sheet(
+            "guide-64",
+            "H100 SXM",
+            64,
+            30,
+            30,
+            3.00,
+            other_price=2.50,
+            other_reason="the guide's price of an H800 on 8,192, which is none of an H100",
+        ),
     )
 }
-"""8,192 GPUs for the whole of pre-training, and 64 for the recipe in small (configs/scaled_down_64gpu.yaml)."""
+"""8,192 GPUs for the whole of pre-training, and 64 for the recipe in small (configs/scaled_down_64gpu.yaml), which the
+guide gives as $138K at the price of an H100."""
 
 
 def find_sheet(name: str) -> Sheet:

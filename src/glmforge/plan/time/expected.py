@@ -5,7 +5,7 @@ The model is simple on purpose, so that a measurement can contradict it:
 - A matmul takes its FLOPs at the rate of measured products, less what its shape wastes (`glmforge.plan.time.matmul`).
 - Everything else takes the bytes it moves at a share of the measured copy's rate. What it moves is its least bytes
   times a factor that says how many passes over memory an implementation makes (`FACTORS`, each with its reason).
-- Operations follow one another: nothing overlaps, and the device never waits for the host.
+- Operations follow one another with a gap between them (`glmforge.plan.time.overheads`), and nothing overlaps.
 """
 
 from collections.abc import Collection
@@ -15,6 +15,7 @@ from glmforge.config.parallel import LowPrecisionMap
 from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.time.matmul import matmul_seconds
+from glmforge.plan.time.overheads import FITTED, Overheads
 from glmforge.plan.time.reached import (
     ATTENTION,
     ATTENTION_AMPERE,
@@ -42,26 +43,44 @@ def expected_seconds(
     *,
     attention: AttentionKernel = "flash2",
     fp8_maps: Collection[LowPrecisionMap] = (),
+    fp8_weight_gradients: bool = False,
+    overheads: Overheads = FITTED,
 ) -> float:
     """Of one pass of the operation, `work` (see `Operation.passes`).
 
-    `fp8_maps`: the linear maps whose products are computed in fp8 (`precision.low_precision_maps`).
+    `fp8_maps`: the linear maps whose products are computed in fp8 (`precision.low_precision_maps`), gradients of
+    weights as well with `fp8_weight_gradients`.
     """
+    launches = max(1, len(work.matmuls)) if operation.in_model and (work.bytes or work.flops) else 0
+    launched = overheads.launch * launches if accelerator.num_processors else 0.0
+    sustained = overheads.sustained if accelerator.num_processors else 1.0
     is_forward = direction == "forward"
     if operation.kind == "attention":
         measured = _attention_rate(accelerator, direction)
         if measured is not None:
-            return work.attention_flops / measured
+            return work.attention_flops / measured / sustained + launched
         reached = attention_reached(accelerator, attention)
         share = reached.forward if is_forward else reached.backward
-        return max(work.attention_flops / (share * accelerator.bf16_flops), work_limit(work, accelerator))
+        seconds = work.attention_flops / (sustained * share * accelerator.bf16_flops)
+        return max(seconds, work_limit(work, accelerator)) + launched
     if operation.kind == "matmul":
-        fp8 = _map_of(operation.name) in fp8_maps
-        return sum(matmul_seconds(matmul, accelerator, implementation, fp8=fp8) for matmul in work.matmuls)
+        in_fp8 = _map_of(operation.name) in fp8_maps
+        products = (
+            matmul_seconds(
+                matmul,
+                accelerator,
+                implementation,
+                # A weight's gradient stays in bf16 (`precision.low_precision`).
+                fp8=in_fp8 and (fp8_weight_gradients or not matmul.contracts_rows),
+                overheads=overheads,
+            )
+            for matmul in work.matmuls
+        )
+        return sum(products) / sustained + launched
     factor = _factor(operation, implementation)
     moved = work.bytes * (factor.forward if is_forward else factor.backward)
     share = (GATHERING if operation.name in GATHERED else STREAMING).forward
-    return operation.repeats * moved / (share * ceilings(accelerator).bandwidth)
+    return operation.repeats * moved / (share * ceilings(accelerator).bandwidth) + launched
 
 
 def _attention_rate(accelerator: Accelerator, direction: Direction) -> float | None:

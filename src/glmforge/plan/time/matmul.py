@@ -14,7 +14,8 @@ from functools import lru_cache
 from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.measured import DType, MatmulPoint
-from glmforge.plan.time.reached import FP32_MATMUL, GROUPED, SYMMETRIC, SYMMETRIC_TILES, Implementation
+from glmforge.plan.time.overheads import FITTED, Overheads
+from glmforge.plan.time.reached import FP32_MATMUL, SYMMETRIC, SYMMETRIC_TILES, Implementation
 from glmforge.plan.work.operations import FP32, Matmul
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
@@ -28,27 +29,43 @@ _FP8_CASTS = 3
 
 
 def matmul_seconds(
-    matmul: Matmul, accelerator: Accelerator, implementation: Implementation = "compiled", *, fp8: bool = False
+    matmul: Matmul,
+    accelerator: Accelerator,
+    implementation: Implementation = "compiled",
+    *,
+    fp8: bool = False,
+    overheads: Overheads = FITTED,
 ) -> float:
-    """Of one product: at the rate of its shape, or as long as its bytes take. `fp8`: with its operands cast to fp8."""
-    return _seconds(matmul, accelerator, matmul.is_symmetric and implementation == "triton", fp8)
+    """Of one product: at the rate of its shape, or as long as its bytes take, and what each of its groups adds.
+
+    `fp8`: with its operands cast to fp8.
+    """
+    return _seconds(matmul, accelerator, matmul.is_symmetric and implementation == "triton", fp8, overheads)
 
 
 @lru_cache(maxsize=1 << 16)
-def _seconds(matmul: Matmul, accelerator: Accelerator, in_half: bool, fp8: bool) -> float:
+def _seconds(matmul: Matmul, accelerator: Accelerator, in_half: bool, fp8: bool, overheads: Overheads) -> float:
     bandwidth = ceilings(accelerator).bandwidth
     if matmul.itemsize == FP32:
         if _points(accelerator, "fp32", grouped=matmul.groups > 1):
-            return max(matmul.flops / _rate(matmul, accelerator, "fp32"), matmul.bytes / bandwidth)
+            return max(matmul.flops / _rate(matmul, accelerator, "fp32", overheads), matmul.bytes / bandwidth)
         return matmul.flops / (FP32_MATMUL.forward * accelerator.fp32_flops) + matmul.bytes / bandwidth
     half = SYMMETRIC_TILES / SYMMETRIC.forward if in_half else 1.0
-    seconds = max(half * matmul.flops / _rate(matmul, accelerator, "bf16"), matmul.bytes / bandwidth)
+    seconds = max(half * matmul.flops / _rate(matmul, accelerator, "bf16", overheads), matmul.bytes / bandwidth)
+    groups = _counted_groups(matmul, accelerator)
+    seconds += groups * overheads.expert
     if not fp8 or accelerator.fp8_flops is None:
         return seconds
-    # A weight's gradient stays in bf16 (`precision.low_precision`); kernels choose what is faster.
-    operands = matmul.m * matmul.k + matmul.groups * matmul.n * matmul.k
-    in_fp8 = matmul.flops / _rate(matmul, accelerator, "fp8") + _FP8_CASTS * operands / bandwidth
-    return seconds if matmul.contracts_rows else min(seconds, in_fp8)
+    # Kernels choose what is faster.
+    operands = matmul.m * matmul.k + (1 if matmul.contracts_rows else matmul.groups) * matmul.n * matmul.k
+    in_fp8 = matmul.flops / _rate(matmul, accelerator, "fp8", overheads) + _FP8_CASTS * operands / bandwidth
+    return min(seconds, in_fp8 + groups * (overheads.expert + overheads.fp8_expert))
+
+
+def _counted_groups(matmul: Matmul, accelerator: Accelerator) -> int:
+    """Groups that take time of their own: none of a single one, or where grouped products were measured with it."""
+    measured = _points(accelerator, "bf16", grouped=True)
+    return matmul.groups if matmul.groups > 1 and accelerator.num_processors and not measured else 0
 
 
 def shape_share(matmul: Matmul, num_processors: int | None) -> float:
@@ -65,10 +82,10 @@ def shape_share(matmul: Matmul, num_processors: int | None) -> float:
     return cut * waves / math.ceil(waves) * depth / (depth + _PROLOGUE)
 
 
-def _rate(matmul: Matmul, accelerator: Accelerator, dtype: DType) -> float:
+def _rate(matmul: Matmul, accelerator: Accelerator, dtype: DType, overheads: Overheads) -> float:
     """FLOP/s of a shape where memory is no limit."""
     is_grouped = matmul.groups > 1
-    grouped = GROUPED.backward if matmul.contracts_rows else GROUPED.forward
+    grouped = overheads.grouped
     points = _points(accelerator, dtype, grouped=is_grouped)
     if points:
         grouped = 1.0

@@ -23,6 +23,7 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.stages.stage import Role, TrainingStage
 from glmforge.plan.time.expected import expected_seconds
+from glmforge.plan.time.overheads import FITTED, Overheads
 from glmforge.plan.time.piece import Piece, content_of
 from glmforge.plan.time.reached import BESIDE_COMMUNICATION, AttentionKernel, Implementation
 from glmforge.plan.work.operations import BF16, FP32, Operation, Share
@@ -41,11 +42,13 @@ _CALLS = {"tp": 4, "ep": 2, "cp": 1}
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a rank computes with."""
+    """What a rank computes with. `fp8_weight_gradients`: of `fp8_maps` too, as others do and no run of ours."""
 
     implementation: Implementation
     attention: AttentionKernel
     fp8_maps: frozenset[LowPrecisionMap]
+    fp8_weight_gradients: bool = False
+    overheads: Overheads = FITTED
 
     @classmethod
     def of(cls, config: RunConfig) -> "Kernels":
@@ -193,6 +196,8 @@ def _operation_seconds(operation: Operation, key: _ComputeKey) -> list[tuple[str
             kernels.implementation,
             attention=kernels.attention,
             fp8_maps=kernels.fp8_maps,
+            fp8_weight_gradients=kernels.fp8_weight_gradients,
+            overheads=kernels.overheads,
         )
 
     forward, backward = seconds("forward"), seconds("backward")

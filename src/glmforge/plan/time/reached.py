@@ -105,7 +105,6 @@ ATTENTION_FLASH3 = Reached(
 )
 ATTENTION_AMPERE = Reached(0.62, 0.55, "of the peak: FlashAttention 2 on A100 (arXiv 2307.08691)")
 
-GROUPED = Reached(0.85, 0.80, "of a dense matmul's rate: borders of experts, and tiles chosen without their number")
 SYMMETRIC = Reached(0.8, 0.8, "of a dense matmul's rate: Triton's kernel for symmetric products beside cuBLAS")
 SYMMETRIC_TILES = 0.55
 """Of the tiles of a symmetric product those on and above the diagonal, for 1,408 to 4,096 rows."""

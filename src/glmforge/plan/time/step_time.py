@@ -21,6 +21,7 @@ from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
+from glmforge.plan.time.overheads import INTERVAL
 from glmforge.plan.time.piece import all_pieces
 from glmforge.plan.time.pieces import Kernels, Situation, pass_seconds, piece_time
 from glmforge.plan.time.schedules import Order, pipeline_orders
@@ -83,6 +84,11 @@ class StepTime:
     @property
     def seconds(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def factor(self) -> float | None:
+        """Four of five steps take between `seconds` divided by it and times it; None where ranks share cores."""
+        return INTERVAL if self.machine.cores is None else None
 
     @property
     def tokens_per_second(self) -> float:

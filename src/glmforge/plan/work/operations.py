@@ -226,8 +226,8 @@ def _moe(config: ModelConfig, share: Share) -> Iterator[Operation]:
     # With the shared expert's result added. Backward: the results are read once more for the weights' gradients.
     weights = FP32 * rows + INT64 * rows
     yield Operation("combine", "memory", Work(weights + x_rows + 2 * x), Work(2 * weights + x + 2 * x_rows))
-    width = config.n_shared_experts * inner // share.tp
-    yield from _swiglu("shared expert", share.tokens, d, width)
+    if config.n_shared_experts:  # every GLM has one; models of others that are predicted need not
+        yield from _swiglu("shared expert", share.tokens, d, config.n_shared_experts * inner // share.tp)
 
 
 def _router(config: ModelConfig, share: Share) -> Operation:

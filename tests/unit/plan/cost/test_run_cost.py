@@ -107,6 +107,7 @@ def test_the_command_says_all_of_it() -> None:
         "token shards",
         "Assumed",
         "gpu_mtbf_hours 50700",
+        "In four of five cases $",
     ):
         assert words in text
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--price", "2.5", "--json"))
@@ -120,6 +121,7 @@ def test_a_utilisation_stands_in_for_a_prediction() -> None:
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--mfu", "0.25", "--json"))
     assert found["utilisation"] == pytest.approx(0.25)
     assert found["provenance"] is None
+    assert found["dollars_80"] is None, "what was given has no spread"
 
 
 def test_one_phase_alone_can_be_looked_at() -> None:
@@ -138,6 +140,9 @@ def test_the_command_prints_the_guides_sheet() -> None:
         assert words in text
     found = json.loads(plan("configs/scaled_down_64gpu.yaml", "--sheet", "guide-64", "--json"))
     assert found["sheet"]["gpu_hours"] == 46_080
+    small = plan("configs/scaled_down_64gpu.yaml", "--sheet", "guide-64")
+    assert "138,240" in small
+    assert "At $2.50 the same hours are $115,200" in small
     assert found["problems"] == []
 
 

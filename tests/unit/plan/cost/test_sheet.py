@@ -4,6 +4,7 @@ import pytest
 
 from glmforge import load_config
 from glmforge.errors import ConfigError
+from glmforge.plan.cost.prices import PRICES
 from glmforge.plan.cost.sheet import SHEETS, find_sheet, sheet_rows
 
 
@@ -12,7 +13,15 @@ def test_the_guides_sheet_to_the_dollar() -> None:
     assert guide.gpu_hours == 24_969_216
     assert guide.gpu_dollars == 62_423_040
     assert guide.dollars == 65_923_040
-    assert SHEETS["guide-64"].gpu_hours == 46_080
+
+
+def test_the_small_guides_sheet_is_at_its_own_price() -> None:
+    """$138K as the guide says, for H100; the price of the large guide's H800 is told beside it."""
+    small = SHEETS["guide-64"]
+    assert small.gpu_hours == 46_080
+    assert small.dollars == 138_240
+    assert small.dollars_per_gpu_hour == PRICES["H100 SXM"].dollars_per_gpu_hour
+    assert (small.other_price, small.other_dollars) == (SHEETS["guide"].dollars_per_gpu_hour, 115_200)
 
 
 def test_its_82_days_are_a_tenth_of_the_peak() -> None:
