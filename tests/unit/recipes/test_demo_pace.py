@@ -53,6 +53,14 @@ def test_the_learning_rate_followed_until_the_kill_is_that_of_the_new_plan(step_
     assert rates[1](new.num_tokens) == new.optim.min_lr
 
 
+def test_the_kill_costs_few_steps_and_comes_before_the_decay():
+    for num_steps in (pace.MIN_STEPS, 32, 100, 607, 5000):
+        every = max(1, num_steps // pace.CHECKPOINTS_PER_RUN)
+        killed = pace.kill_step(num_steps, every)
+        assert 0 < killed - (killed - 1) // every * every <= pace.KILL_AFTER_CHECKPOINT
+        assert every < killed < num_steps / 2  # the demo's learning rate is constant until there
+
+
 def test_the_pace_is_that_of_the_latter_half():
     assert pace.seconds_per_step([0.0, 1.0, 2.0]) is None
     clock = [float(i) for i in range(10)] + [9.0 + 3 * i for i in range(1, 12)]

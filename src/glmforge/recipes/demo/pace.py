@@ -19,13 +19,15 @@ MTP_SHARE = 0.1
 """Of the pre-training's steps: the last ones, which train the MTP layer, too, and take longer."""
 SHARE_OF_STEPS = 0.9
 """Of the pre-training's time; evaluations, checkpoints and two starts take the rest."""
-FINE_TUNING_SHARE = 0.3
+FINE_TUNING_SHARE = 0.25
 """Of the training time."""
 STARTS_OF_FINE_TUNING = 3
 """Its start, its evaluation and compiling the kernels of generation take about as long as so many starts."""
 KILL_AT_SHARE = 0.4
+KILL_AFTER_CHECKPOINT = 5
+"""Steps that are lost by the kill: enough to see, not enough to miss."""
 CHECKPOINTS_PER_RUN = 12
-EVALUATIONS_PER_RUN = 3
+EVALUATIONS_PER_RUN = 2
 AFTER_PER_BEFORE = 1.0
 """Export, comparison, speaking and report take no longer than corpus, tokenizer and shards, here as there."""
 MOST_FOR_THE_REST = 0.4
@@ -66,6 +68,12 @@ def steps_of_phases(num_steps: int, done: int = 0) -> tuple[int, int]:
     """Steps without MTP and with it, at least one of each; those `done`, fewer than `num_steps`, had none."""
     without = max(done, 1, min(round(num_steps * (1 - MTP_SHARE)), num_steps - 1))
     return without, num_steps - without
+
+
+def kill_step(num_steps: int, checkpoint_every: int) -> int:
+    """Some steps after the last checkpoint of the run's first part."""
+    checkpoint = max(1, int(num_steps * KILL_AT_SHARE) // checkpoint_every) * checkpoint_every
+    return min(checkpoint + KILL_AFTER_CHECKPOINT, checkpoint + checkpoint_every)
 
 
 def intervals(num_steps: int, num_evaluations: int = EVALUATIONS_PER_RUN) -> list[str]:

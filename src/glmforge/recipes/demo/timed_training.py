@@ -95,7 +95,7 @@ class TimedTraining:
         """
         self._screen.heading("Pre-train; kill and resume it on the way")
         run = RunDirectory(config.output_dir)
-        kill_at = max((config.checkpoint.every_steps or 1) + 1, int(config.num_steps * pace.KILL_AT_SHARE))
+        kill_at = pace.kill_step(config.num_steps, config.checkpoint.every_steps or 1)
         watched = Watched(config, self._options.config_file, self._num_threads)
         train_and_kill(watched, kill_at, (self._deadline - time.monotonic()) * pace.KILL_AT_SHARE)
         killed_at, self._start_seconds = watched.step, watched.start_seconds
