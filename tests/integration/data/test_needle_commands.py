@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_nothing(run: Run, tiny_data: TinyData, tmp_path: Pat
 def test_a_model_that_copies_is_found_to(run: Run, export: Path, tmp_path: Path, answers: str) -> None:
     shown = run("evaluate", "needles", export, *TESTS, "--dtype", "fp32", "--answers", answers, "--out", "found.jsonl")
     assert shown.exit_code == 0
-    rows = [line.split() for line in shown.output.splitlines()]
+    rows = [line.split() for line in shown.output.splitlines() if line.strip(" ─")]
     assert rows[0] == ["task", "tokens", "depth", "0", "depth", "0.5", "answers"]
     assert rows[1:] == [["single", "200", "100%", "100%", "2"], ["single", "256", "100%", "100%", "2"]]
     records = [json.loads(line) for line in (tmp_path / "found.jsonl").open()]

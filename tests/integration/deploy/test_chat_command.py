@@ -1,5 +1,6 @@
 """`glmforge chat` in a terminal, a real one, and from a pipe."""
 
+import contextlib
 import json
 import os
 import pty
@@ -85,6 +86,15 @@ class Terminal:
         before, _, self.shown = self.shown.partition(text)
         return before
 
+    def end_by_ctrl_c(self) -> int:
+        """Its status. A Ctrl-C between CPython's prompt and its wait for a key is heeded at the next key only, which
+        happens on a busy machine; here as for a user, another one is the next key."""
+        for _ in range(int(LIMIT_S)):
+            self.type("\x03")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(1.0)
+        raise AssertionError(f"it goes on: {self.shown}")
+
 
 @pytest.fixture
 def terminal(run: Path, tmp_path: Path) -> Iterator[Terminal]:
@@ -117,8 +127,7 @@ def test_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     terminal.read_until("waits")
     terminal.type("\x03")
     terminal.read_until("> ")
-    terminal.type("\x03")
-    assert terminal.process.wait(LIMIT_S) == 0
+    assert terminal.end_by_ctrl_c() == 0
     said = [json.loads(line) for line in (tmp_path / "said").read_text().splitlines()]
     assert said == [["first line\nsecond line", 2], ["third", 4]]
 
