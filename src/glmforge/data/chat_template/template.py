@@ -152,7 +152,7 @@ def _normalized(messages: Sequence[Message], tools: object) -> list[dict[str, An
 
 def _normalized_message(message: Message, index: int) -> dict[str, Any]:
     plain = dict(message)
-    content = plain["content"] = joined_text(plain.get("content"), plain.get("role"))
+    content = plain["content"] = _joined_text(plain.get("content"), plain.get("role"))
     if plain.get("role") != "assistant":
         return plain
     if isinstance(content, str) and "</think>" in content and not isinstance(plain.get("reasoning_content"), str):
@@ -165,7 +165,7 @@ def _normalized_message(message: Message, index: int) -> dict[str, Any]:
     return plain
 
 
-def joined_text(content: Any, role: object) -> Any:
+def _joined_text(content: Any, role: object) -> Any:
     """One text of a list of text parts; other content as it is, such as a tool's list of results."""
     if not isinstance(content, list | tuple) or (role == "tool" and not content):
         return content
