@@ -90,9 +90,11 @@ def render_parts(
 
 
 def _marked(message: dict[str, Any], marks: ContentMarks) -> dict[str, Any]:
-    marked = {field: value if field == "role" else marks.add(value) for field, value in message.items()}
-    content = message.get("content")
-    if message.get("role") == "user" and isinstance(content, str) and content.endswith(_NO_THINK):
+    content, role = message.get("content"), message.get("role")
+    marked = {field: marks.add(value) for field, value in message.items()}
+    if isinstance(role, str) and role.isidentifier():  # templates compare it, and spell no token with one
+        marked["role"] = role
+    if role == "user" and isinstance(content, str) and content.endswith(_NO_THINK):
         marked["content"] = marks.add(content.removesuffix(_NO_THINK)) + _NO_THINK
     return marked
 
