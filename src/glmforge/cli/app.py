@@ -51,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Train GLM-4.5/4.6-class Mixture-of-Experts models: from raw text to a model that talks.",
-    epilog="New here? 'glmforge demo' trains a small model on this machine in about five minutes.",
+    epilog="New here? 'glmforge demo' trains a small model on this machine in about six minutes.",
 )
 app.command("demo")(demo.demo)
 app.command("init")(init.init)

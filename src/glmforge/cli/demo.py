@@ -10,7 +10,7 @@ def demo(
     minutes: Annotated[
         float,
         typer.Option(min=1.0, help="About how long it may take on two cores; more trains a better model."),
-    ] = 5.0,
+    ] = 6.0,
     corpus: Annotated[
         Path | None,
         typer.Option(help="Your own text: a file or a directory. Python's standard library by default."),

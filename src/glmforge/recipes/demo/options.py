@@ -20,7 +20,7 @@ class DemoOptions:
 
     output_dir: Path
     corpus: Path | None = None
-    minutes: float = 5.0
+    minutes: float = 6.0
     overrides: Sequence[str] = ()
     sft_overrides: Sequence[str] = ()
 
