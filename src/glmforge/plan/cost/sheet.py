@@ -78,7 +78,7 @@ SHEETS = {
             30,
             3.00,
             other_price=2.50,
-            other_reason="the guide's price of an H800 on 8,192, which is none of an H100",
+            other_reason="the guide's price of an H800 on 8,192, not of an H100",
         ),
     )
 }
