@@ -180,7 +180,9 @@ _LIMITS = {
     "top_p": _Limit(float, lambda value: 0 < value <= 1, "above 0 and at most 1, which keeps all tokens"),
     "top_k": _Limit(int, lambda number: 0 <= number < 2**31, "0, which keeps all tokens, or a number below 2**31"),
     "min_p": _Limit(float, lambda value: 0 <= value <= 1, "between 0, which keeps all tokens, and 1"),
-    "repetition_penalty": _Limit(float, lambda value: 0.001 <= value <= 1000, "between 0.001 and 1000; 1 means no penalty"),
+    "repetition_penalty": _Limit(
+        float, lambda value: 0.001 <= value <= 1000, "between 0.001 and 1000; 1 means no penalty"
+    ),
     "frequency_penalty": _NUMBER,
     "presence_penalty": _NUMBER,
     "vocab_size": _Limit(int, lambda number: 1 <= number < 2**31, "1 or more, and less than 2**31", optional=True),
