@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import os
-import stat
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import CheckpointError
-from glmforge.files import read_json, shown
+from glmforge.files import make_private, read_json, shown
 from glmforge.observe.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -132,12 +131,9 @@ def _name(file: Path) -> str:
 def _cache() -> Path | None:
     """The directory of digests, which nobody else can write to; None if there can be none."""
     try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        directory = root / "glmforge" / "digests"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge" / "digests"
+        make_private(directory)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         logger.debug("digests are not kept: %s", error)
         return None
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    return directory if is_own else None
+    return directory
