@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: help setup demo test test-train test-corpus test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
+.PHONY: help setup demo test test-ops test-corpus test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -17,15 +17,15 @@ demo: setup ## train a small model on this machine, from raw text to a chat (DEM
 	@$(BIN)/glmforge demo $(DEMO)
 
 # Types and imports take more than a minute of one core: beside the tests, and shown below them.
-test: setup style ## everything CI checks: lint, types, imports, all tests
+test: setup style ## lint, types, imports, and the tests of glmforge
 	@log=$$(mktemp); { $(TYPES); } >$$log 2>&1 & types=$$!; \
-	$(PYTEST); tests=$$?; \
+	$(PYTEST) --ignore tests/ops --ignore tests/corpus; tests=$$?; \
 	wait $$types; types=$$?; cat $$log; rm $$log; exit $$((tests | types))
 
-test-train: setup ## the tests of everything but the corpus
-	$(PYTEST) --ignore tests/corpus
+test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, ssh and Prometheus on this machine
+	$(PYTEST) tests/ops
 
-test-corpus: setup ## the tests of the corpus alone
+test-corpus: setup ## the tests of glmforge_corpus
 	$(PYTEST) tests/corpus
 
 test-distributed: setup ## every layout against one process, on up to 8 processes

@@ -105,7 +105,7 @@ def main() -> None:
     write_result(
         "cluster_hosts",
         {"at_once": given.at_once, "parts": parts, "dry_runs": rows, "quick_checks": checks},
-        code=["src/glmforge/cluster/setup", "src/glmforge/cluster/hosts", "src/glmforge/cluster/checks"],
+        code=["src/glmforge_ops/setup", "src/glmforge_ops/hosts", "src/glmforge_ops/health/checks"],
         out=given.out,
     )
 
@@ -122,8 +122,8 @@ def _with_server(row: dict[str, Any], server_seconds: float) -> dict[str, Any]:
 
 def _measure_parts(directory: Path, pid: int, command: str) -> list[dict[str, Any]]:
     """Milliseconds of processor time of a host, one connection after the other."""
-    from glmforge.cluster.hosts.ssh import Ssh
-    from glmforge.cluster.setup.ask import PROGRAM as SETUP
+    from glmforge.runtime.ssh import Ssh
+    from glmforge_ops.setup.ask import PROGRAM as SETUP
 
     script, sent = _quick_checks(directory)
     facts = SETUP.sent({"facts": {"paths": [str(ROOT)], "python": _PYTHON}})
@@ -211,10 +211,10 @@ def _recorded_ssh(directory: Path) -> Path:
 
 def _quick_checks(directory: Path) -> tuple[str, bytes]:
     """What the quick checks run on a node, and what they send there."""
-    from glmforge.cluster.checks.check import Level
-    from glmforge.cluster.checks.probe import PROGRAM, ask_for_facts
-    from glmforge.cluster.checks.registry import choose_checks
     from glmforge.config.cluster import ClusterConfig
+    from glmforge_ops.health.checks.check import Level
+    from glmforge_ops.health.checks.probe import PROGRAM, ask_for_facts
+    from glmforge_ops.health.checks.registry import choose_checks
 
     probes = sorted({check.probe for check in choose_checks(Level.QUICK) if check.probe})
     return PROGRAM.script("node"), ask_for_facts(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)

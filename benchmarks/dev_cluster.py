@@ -27,7 +27,7 @@ from record import ROOT, write_result
 
 _APT = ("/etc/apt", "/etc/resolv.conf", "/etc/ssl/certs", "/usr/share/keyrings")
 _INSTALL = (
-    "from glmforge.cluster.dev.packages import ensure, needed; "
+    "from glmforge_ops.dev.packages import ensure, needed; "
     "ensure(needed(slurm=True, accounting=False, namespaces=True, ssh=True), print)"
 )
 
@@ -54,7 +54,7 @@ def main() -> None:
         "up_seconds": sorted(one["seconds"] for one in ups)[len(ups) // 2],
         "up_first_seconds": ups[0]["seconds"],
     }
-    write_result("dev_cluster", figures, code=["src/glmforge/cluster/dev"], out=given.out)
+    write_result("dev_cluster", figures, code=["src/glmforge_ops/dev"], out=given.out)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
     python benchmarks/find_slow.py [--few 400] [--many 10]     # writes benchmarks/results/find_slow.json
 
-Each trial plants something among hosts (`glmforge.cluster.collectives.slow.simulate` states the model) and counts as
+Each trial plants something among hosts (`glmforge_ops.health.collectives.slow.simulate` states the model) and counts as
 right if exactly that is named, no more and no less: a slow host, two of them, a slow path between two hosts, between
 the hosts of two switches, a host that ceases to answer, a mixture, nothing. Each at three kinds of noise: measurements
 scatter by 2, 5 and 10 %, and 0.1, 1 and 5 % of them lose 10 to 70 % of their bandwidth to something else. What is slow
@@ -21,7 +21,7 @@ from typing import Any
 
 from record import write_result
 
-from glmforge.cluster.collectives.slow.simulate import Noise, SimulatedHosts, named_right, search_simulated
+from glmforge_ops.health.collectives.slow.simulate import Noise, SimulatedHosts, named_right, search_simulated
 
 SHARE = 0.5
 PARTS = ("explain", "rounds", "search", "simulate")
@@ -140,7 +140,7 @@ def main() -> None:
         write_result(
             "find_slow",
             result,
-            code=[f"src/glmforge/cluster/collectives/slow/{name}.py" for name in PARTS],
+            code=[f"src/glmforge_ops/health/collectives/slow/{name}.py" for name in PARTS],
             out=options.out,
         )
     )

@@ -35,14 +35,14 @@ from record import RESULTS, ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from glmforge.cluster.dev.options import HEAD
-from glmforge.launch.goodput.measure import as_dict, goodput_of
+from glmforge_ops.dev.options import HEAD
+from glmforge_ops.jobs.goodput.measure import as_dict, goodput_of
 from helpers.chaos import small_disk
 from helpers.launch_faults import FAULTS
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed
 from helpers.tiny_data import make_tiny_data
 
-CODE = ["src/glmforge/launch", "tests/helpers/launched.py", "tests/helpers/launch_faults.py"]
+CODE = ["src/glmforge_ops/jobs", "tests/helpers/launched.py", "tests/helpers/launch_faults.py"]
 NODES, SPARES, RANKS = 4, 1, 2
 QUIET_STEPS = 5
 """Trained between two faults."""

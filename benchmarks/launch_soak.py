@@ -32,12 +32,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.errors import HostError
-from glmforge.launch.job import RankRecord
+from glmforge_ops.jobs.job import RankRecord
 from helpers.chaos import fill
 from helpers.launch_faults import flip_a_bit, has_slurmd, kill_controller, slurmd_of, start_controller, start_slurmd
 from helpers.launched import Launched
 
-CODE = ["src/glmforge/launch", "tests/helpers/launched.py", "tests/helpers/launch_faults.py"]
+CODE = ["src/glmforge_ops/jobs", "tests/helpers/launched.py", "tests/helpers/launch_faults.py"]
 NODES, FEWEST_NODES = 6, 3
 QUIET_STEPS = 5
 """Trained before the first fault and after the last."""

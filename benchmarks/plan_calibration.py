@@ -32,7 +32,6 @@ from record import write_result
 from small_runs import Parallel, small_run
 from torch import Tensor
 
-from glmforge.cluster.cores import usable_cores
 from glmforge.config.layout import resolve_layout
 from glmforge.kernels.attention import attention
 from glmforge.kernels.documents import Documents
@@ -42,6 +41,7 @@ from glmforge.plan.machine.calibration import CalibrationFile, make_calibration
 from glmforge.plan.machine.machine import Cores, Machine
 from glmforge.plan.machine.network import find_network
 from glmforge.plan.time.shared_cores import parts_on_cores, rank_work
+from glmforge.runtime.cores import usable_cores
 
 CODE = (
     "benchmarks/gloo_ranks.py",

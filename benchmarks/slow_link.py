@@ -50,7 +50,6 @@ from glmforge.checkpoint.adapter.base import base_weights
 from glmforge.checkpoint.adapter.saver import AdapterSaver
 from glmforge.checkpoint.adapter.write import AdapterInfo
 from glmforge.checkpoint.policy.saver import CheckpointSaver
-from glmforge.cluster.durable import fsync_file
 from glmforge.config import RunConfig
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.data.stream.batch import Batch
@@ -60,6 +59,7 @@ from glmforge.evaluate import bits_per_byte
 from glmforge.evaluate.bits_per_byte import HeldOut, evaluate_held_out
 from glmforge.parallel.model import ParallelModel
 from glmforge.recipes.train import train
+from glmforge.runtime.durable import fsync_file
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.checkpoints import make_meta

@@ -2,7 +2,7 @@
 
     python benchmarks/stage.py      # some four minutes as root; writes benchmarks/results/stage.json
 
-Eight hosts in network namespaces (`glmforge.cluster.dev`), each with one link of `--rate` in each direction. The first
+Eight hosts in network namespaces (`glmforge_ops.dev`), each with one link of `--rate` in each direction. The first
 stands for shared storage: everything that is read from it goes through its link. The others are to have its files on
 disks of their own.
 
@@ -30,11 +30,11 @@ from typing import Any
 
 from record import write_result
 
-from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
+from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
 
 NODES = 8
 UNIT_MIB = 4  # of 64 as usual: as many units as there would be of larger files
-CODE = ["src/glmforge/cluster/storage", "src/glmforge/cli/cluster/stage.py"]
+CODE = ["src/glmforge_ops/storage", "src/glmforge_ops/cli/cluster/stage.py"]
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from glmforge.checkpoint.compatible import rules_markdown
-from glmforge.cluster.environment.lint.facts import facts_markdown
-from glmforge.cluster.environment.table import variables_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
+from glmforge_ops.environment.lint.facts import facts_markdown
+from glmforge_ops.environment.table import variables_markdown
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from glmforge.cluster.checks.examine import REACH  # noqa: E402
-from glmforge.cluster.checks.registry import CHECKS  # noqa: E402
+from glmforge_ops.health.checks.examine import REACH  # noqa: E402
+from glmforge_ops.health.checks.registry import CHECKS  # noqa: E402
 from helpers import node_faults, real_faults  # noqa: E402
 from helpers.planted_faults import PlantedFault, matrix  # noqa: E402
 

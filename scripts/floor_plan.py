@@ -20,16 +20,17 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/pictures/floor_plan.svg"
-PACKAGE, CORPUS = "glmforge", "glmforge_corpus"
+PACKAGE = "glmforge"
+OTHERS = ("glmforge_ops", "glmforge_corpus")
 
 WIDTH, MARGIN, GAP, LINE = 1080, 16, 10, 15
 STYLE = """
-  svg { --ink: #1c2126; --muted: #626b75; --rule: #c8ced4; --fill: #f6f8fa; --corpus: #eef5ee; }
+  svg { --ink: #1c2126; --muted: #626b75; --rule: #c8ced4; --fill: #f6f8fa; --other: #eef5ee; }
   @media (prefers-color-scheme: dark) {
-    svg { --ink: #e4e7ea; --muted: #98a2ad; --rule: #4a525b; --fill: #1b2026; --corpus: #1c261e; }
+    svg { --ink: #e4e7ea; --muted: #98a2ad; --rule: #4a525b; --fill: #1b2026; --other: #1c261e; }
   }
   rect { fill: var(--fill); stroke: var(--rule); }
-  .corpus { fill: var(--corpus); }
+  .other { fill: var(--other); }
   text { fill: var(--ink); font: 11.5px sans-serif; }
   .name { font-weight: bold; font-size: 14px; }
   .uses { fill: var(--muted); font-size: 10.5px; }
@@ -55,8 +56,8 @@ def main() -> int:
 
 
 def draw() -> str:
-    """The picture as SVG: the rooms of each floor side by side, the highest floor on top; below them the corpus's."""
-    graph = grimp.build_graph(PACKAGE, CORPUS)
+    """The picture as SVG: rooms side by side on their floors, the highest on top; below them the other packages."""
+    graph = grimp.build_graph(PACKAGE, *OTHERS)
     top, boxes = MARGIN, []
     for floor in floors():
         rooms = [room(graph, f"{PACKAGE}.{name}", PACKAGE) for name in floor]
@@ -64,18 +65,18 @@ def draw() -> str:
         height = max(_height(one, width) for one in rooms)
         boxes += [_box(one, MARGIN + i * (width + GAP), top, width, height) for i, one in enumerate(rooms)]
         top += height + GAP
-    top += GAP
-    boxes.append(f'<text class="name" x="{MARGIN}" y="{top + LINE}">{CORPUS}</text>')
-    subject = _subject(CORPUS)
-    boxes.append(f'<text x="{MARGIN + 125}" y="{top + LINE}">{escape(subject)}</text>')
-    top += LINE + GAP
-    rooms = [room(graph, f"{CORPUS}.{name}", CORPUS) for name in corpus_rooms()]
-    for start in range(0, len(rooms), 3):
-        row = rooms[start : start + 3]
-        width = (WIDTH - 2 * MARGIN - 2 * GAP) / 3
-        height = max(_height(one, width) for one in row)
-        boxes += [_box(one, MARGIN + i * (width + GAP), top, width, height, "corpus") for i, one in enumerate(row)]
-        top += height + GAP
+    for package in OTHERS:
+        top += GAP
+        boxes.append(f'<text class="name" x="{MARGIN}" y="{top + LINE}">{package}</text>')
+        boxes.append(f'<text x="{MARGIN + 125}" y="{top + LINE}">{escape(_subject(package))}</text>')
+        top += LINE + GAP
+        rooms = [room(graph, f"{package}.{name}", package) for name in rooms_of(package)]
+        for start in range(0, len(rooms), 3):
+            row = rooms[start : start + 3]
+            width = (WIDTH - 2 * MARGIN - 2 * GAP) / 3
+            height = max(_height(one, width) for one in row)
+            boxes += [_box(one, MARGIN + i * (width + GAP), top, width, height, "other") for i, one in enumerate(row)]
+            top += height + GAP
     size = f'viewBox="0 0 {WIDTH} {top + MARGIN - GAP}" width="{WIDTH}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<style>{STYLE}</style>\n' + "\n".join(boxes) + "\n</svg>\n"
@@ -91,8 +92,8 @@ def floors() -> list[list[str]]:
     return [names for names in existing if names]
 
 
-def corpus_rooms() -> list[str]:
-    return sorted(path.parent.name for path in (ROOT / "src" / CORPUS).glob("*/__init__.py"))
+def rooms_of(package: str) -> list[str]:
+    return sorted(path.parent.name for path in (ROOT / "src" / package).glob("*/__init__.py"))
 
 
 def room(graph: grimp.ImportGraph, module: str, package: str) -> Room:

@@ -13,7 +13,7 @@ def main() -> None:
         print("glmforge: interrupted", file=sys.stderr)
         sys.exit(130)
     except SystemExit as ended:
-        meeting = sys.modules.get("glmforge.cluster.meeting")
+        meeting = sys.modules.get("glmforge.runtime.meeting")
         if meeting is not None:
             meeting.end_if_met(ended)
         raise

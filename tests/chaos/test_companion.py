@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.launch.job import JobDirectory
-from glmforge.launch.requeue.companion import companions
+from glmforge_ops.jobs.job import JobDirectory
+from glmforge_ops.jobs.requeue.companion import companions
 from helpers.dev_cluster import Cluster, slurm_cluster
 
 pytestmark = pytest.mark.chaos

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cluster.dev import DevCluster, DevOptions, bring_up, development_cluster
-from glmforge.cluster.dev.places import free_ports
 from glmforge.errors import HostError
+from glmforge_ops.dev import DevCluster, DevOptions, bring_up, development_cluster
+from glmforge_ops.dev.places import free_ports
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
 from helpers.leftovers import belongings_of, interfaces, mounts_of, processes_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cluster.dev import DevOptions, development_cluster
+from glmforge_ops.dev import DevOptions, development_cluster
 from helpers.chaos import small_disk
 from helpers.dev_cluster import Cluster, install_slurm_or_skip, short_directory
 

@@ -235,7 +235,7 @@ def test_half_of_the_variables_is_refused_with_the_line_to_use(
 
 def test_a_batch_script_itself_is_no_task(cluster: Cluster, tmp_path: Path) -> None:
     """It is alone, whatever the job has room for, and may start torchrun."""
-    asks = "from glmforge.cluster.launch import LaunchEnvironment; print(LaunchEnvironment.read().world_size)"
+    asks = "from glmforge.runtime.launch import LaunchEnvironment; print(LaunchEnvironment.read().world_size)"
     size = [f"--nodes={NUM_NODES}", "--ntasks-per-node=2"]
     job = cluster.submit([*size, f"--output={tmp_path}/log", f'--wrap={sys.executable} -c "{asks}"'], ENVIRONMENT)
     assert cluster.wait(job, LIMIT_S)["JobState"] == "COMPLETED"

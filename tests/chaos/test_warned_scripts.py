@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.config.launch import LaunchConfig
-from glmforge.launch.script.render import Script, render
+from glmforge_ops.jobs.script.render import Script, render
 from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.packages import install_or_skip
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cluster.dev import DevCluster
+from glmforge_ops.dev import DevCluster
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
 from helpers.guide import GUIDES, Command, File, Launch, carry_out, check_launch, parsed, read_guide, unknown_commands
 

@@ -99,9 +99,9 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
-    "supervise": "it goes on until a job is done; `tests/integration/launch/test_supervise.py` runs it",
+    "supervise": "it goes on until a job is done; `tests/ops/integration/jobs/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
-    "health": "its status is the machine's; `tests/integration/cluster/test_health.py` runs it",
+    "health": "its status is the machine's; `tests/ops/integration/health/test_health.py` runs it",
 }
 REFUSES = {
     "control": "the run has ended",

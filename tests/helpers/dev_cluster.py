@@ -4,7 +4,7 @@
         job = cluster.submit([...sbatch options..., "script", ...arguments...], environment={...})
         cluster.wait(job, timeout_s)
 
-The cluster itself is `glmforge.cluster.dev`; packages that are missing are installed where that is allowed. What a
+The cluster itself is `glmforge_ops.dev`; packages that are missing are installed where that is allowed. What a
 requeued job waits for before it starts again (two minutes) is skipped.
 """
 
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cluster.dev import DevCluster, DevOptions, development_cluster
-from glmforge.cluster.dev.modes import namespaces_refusal
-from glmforge.cluster.dev.packages import find, needed
-from glmforge.cluster.process import ProcessIdentity
+from glmforge.runtime.process import ProcessIdentity
+from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
+from glmforge_ops.dev.modes import namespaces_refusal
+from glmforge_ops.dev.packages import find, needed
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4

@@ -1,6 +1,6 @@
 """A node that is a directory: its `/proc` and `/sys`, its tools with recorded output, its driver's library.
 
-Probes of `glmforge.cluster.checks` are asked about it in this process. What no file can tell (the size of `/dev/shm`,
+Probes of `health.checks` are asked about it in this process. What no file can tell (the size of `/dev/shm`,
 the CPUs of this process) stands in attributes. `healthy` makes one that every check passes.
 """
 
@@ -16,11 +16,11 @@ from unittest import mock
 
 import pytest
 
-from glmforge.cluster.checks.facts import Facts, Times
-from glmforge.cluster.checks.probe import NodeFacts
-from glmforge.cluster.checks.probes.nvml import LIBRARY
-from glmforge.cluster.checks.probes.reading import ROOT
 from glmforge.config.cluster import ClusterConfig
+from glmforge_ops.health.checks.facts import Facts, Times
+from glmforge_ops.health.checks.probe import NodeFacts
+from glmforge_ops.health.checks.probes.nvml import LIBRARY
+from glmforge_ops.health.checks.probes.reading import ROOT
 
 GIB = 1 << 30
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -126,6 +126,6 @@ class FakeNode:
             mock.patch("time.sleep", side_effect=lambda seconds: self.while_waiting()),
         ):
             for name in names:
-                probe = importlib.import_module(f"glmforge.cluster.checks.probes.{name}")
+                probe = importlib.import_module(f"glmforge_ops.health.checks.probes.{name}")
                 facts[name] = Facts(probe.gather(settings), times)
         return NodeFacts(facts)

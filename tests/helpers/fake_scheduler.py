@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.job import JobDirectory
-from glmforge.launch.schedulers.base import Seen, State
+from glmforge_ops.jobs.job import JobDirectory
+from glmforge_ops.jobs.schedulers.base import Seen, State
 
 
 class FakeScheduler:

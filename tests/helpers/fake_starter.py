@@ -10,8 +10,8 @@ from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import HostError, LaunchError
-from glmforge.launch.job import JobDescription, JobDirectory, RankRecord, utc_now
-from glmforge.launch.starters.base import Ranks
+from glmforge_ops.jobs.job import JobDescription, JobDirectory, RankRecord, utc_now
+from glmforge_ops.jobs.starters.base import Ranks
 
 
 @dataclass

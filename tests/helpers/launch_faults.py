@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.checkpoint.format.store import list_checkpoints
-from glmforge.cluster.dev.options import HEAD
-from glmforge.cluster.dev.packages import find
 from glmforge.errors import HostError
+from glmforge_ops.dev.options import HEAD
+from glmforge_ops.dev.packages import find
 from helpers.chaos import filled
 from helpers.launched import LIMIT_S, Launched, fail_prolog
 

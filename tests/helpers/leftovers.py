@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmforge.cluster.dev import DevCluster
+from glmforge_ops.dev import DevCluster
 
 _KINDS = ("net", "uts", "ipc", "mnt", "pid")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge.launch.job import (
+from glmforge_ops.jobs.job import (
     AttemptRecord,
     Cause,
     JobDescription,
@@ -18,7 +18,7 @@ from glmforge.launch.job import (
     Verdict,
     utc_now,
 )
-from glmforge.launch.schedulers.base import Seen, State
+from glmforge_ops.jobs.schedulers.base import Seen, State
 
 BEGAN = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
 

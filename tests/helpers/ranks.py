@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glmforge.launch.job import AttemptDirectory, RankRecord
-from glmforge.launch.ranks.assignment import Assignment
-from glmforge.launch.starters.base import Ranks, Running
+from glmforge_ops.jobs.job import AttemptDirectory, RankRecord
+from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.starters.base import Ranks, Running
 
 PATIENCE_S = 120.0
 
@@ -57,9 +57,9 @@ def attempt_in(directory: Path, number: int = 1) -> AttemptDirectory:
 def start_node(
     attempt: AttemptDirectory, given: Assignment, *arguments: str, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """`glmforge.launch.ranks` for all ranks of the first node."""
+    """`glmforge_ops.jobs.ranks` for all ranks of the first node."""
     given.write(attempt.root)
-    command = [sys.executable, "-P", "-m", "glmforge.launch.ranks", str(attempt.root), "--node", "0", *arguments]
+    command = [sys.executable, "-P", "-m", "glmforge_ops.jobs.ranks", str(attempt.root), "--node", "0", *arguments]
     return subprocess.Popen(command, **options)
 
 

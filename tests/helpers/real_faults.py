@@ -12,9 +12,9 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from glmforge.cluster.dev import DevCluster
-from glmforge.cluster.dev.host_processes import wait_until
-from glmforge.cluster.dev.sshd import LISTENING, key_file
+from glmforge_ops.dev import DevCluster
+from glmforge_ops.dev.host_processes import wait_until
+from glmforge_ops.dev.sshd import LISTENING, key_file
 from helpers.planted_faults import PlantedFault
 
 MASTER_PORT = 29_500

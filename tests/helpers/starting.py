@@ -5,21 +5,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glmforge.launch.job import AttemptDirectory
+from glmforge_ops.jobs.job import AttemptDirectory
 from helpers.ranks import PATIENCE_S
 
 _PROGRAM = """
 import importlib, json, signal, sys, time
 from pathlib import Path
-from glmforge.cluster.hosts.ssh import Ssh
-from glmforge.cluster.slurm import address_of_node
-from glmforge.launch.job import AttemptDirectory
-from glmforge.launch.starters.meeting import find_meeting_place
-from glmforge.launch.starters.base import Ranks
+from glmforge.runtime.ssh import Ssh
+from glmforge.runtime.slurm import address_of_node
+from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge_ops.jobs.starters.meeting import find_meeting_place
+from glmforge_ops.jobs.starters.base import Ranks
 
 given = json.loads(Path(sys.argv[1]).read_text())
 starter, ssh = given.pop("starter"), given.pop("ssh")
-kind = getattr(importlib.import_module(f"glmforge.launch.starters.{starter}"), f"{starter.title()}Starter")
+kind = getattr(importlib.import_module(f"glmforge_ops.jobs.starters.{starter}"), f"{starter.title()}Starter")
 ssh = None if ssh is None else Ssh.of_command(ssh)
 starter = kind() if ssh is None else kind(ssh)
 if given["address"] is None:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from glmforge.__main__ import main
 from glmforge.cli import app
-from glmforge.cluster import meeting
-from glmforge.cluster.launch import LaunchEnvironment
+from glmforge.runtime import meeting
+from glmforge.runtime.launch import LaunchEnvironment
 from helpers.distributed import free_port
 
 

@@ -23,9 +23,9 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from glmforge.cluster.lease import LeaseLostError
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
+from glmforge.runtime.lease import LeaseLostError
+from glmforge.runtime.os_errors import describe_os_error
 
 T = TypeVar("T")
 

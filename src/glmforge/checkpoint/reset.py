@@ -33,14 +33,14 @@ from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
-from glmforge.cluster.durable import write_durably
-from glmforge.cluster.lease import Lease
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.optim.optimizer import STATE_DTYPES
+from glmforge.runtime.durable import write_durably
+from glmforge.runtime.lease import Lease
+from glmforge.runtime.os_errors import describe_os_error
 
 Advance = Callable[[int, int], None]
 """Called with the number of tensors that have been made and of all."""

@@ -38,8 +38,8 @@ from glmforge.checkpoint.format.store import (
     remove_leftovers,
 )
 from glmforge.checkpoint.node_local.parts_of_ranks import Part, merged_records, part_name, write_part
-from glmforge.cluster.durable import fsync_directory, fsync_file, write_durably
 from glmforge.errors import CheckpointError
+from glmforge.runtime.durable import fsync_directory, fsync_file, write_durably
 
 RNG_PREFIX = "rng."  # generator states are stored among the tensors, one for each rank
 

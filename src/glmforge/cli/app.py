@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import sys
+from importlib import import_module
 
 import typer
 from rich.console import Console, ConsoleRenderable
@@ -26,24 +27,19 @@ from glmforge.cli import (
     export,
     fisher,
     generate,
-    health,
     init,
     model,
     report,
     train,
 )
-from glmforge.cli.cluster import app as cluster
 from glmforge.cli.data import app as data
-from glmforge.cli.launch import chain, sweep
-from glmforge.cli.launch.jobs import app as jobs
-from glmforge.cli.launch.launch import launch
-from glmforge.cli.launch.several import TakesSeveral
-from glmforge.cli.launch.supervise import supervise
 from glmforge.cli.plan.command import plan
-from glmforge.cluster.cores import limit_spinning
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
 from glmforge.files import escaped
+from glmforge.runtime.cores import limit_spinning
+
+_ops = import_module("glmforge_ops.cli.commands")  # asked for by name: no room imports operations
 
 app = typer.Typer(
     name="glmforge",
@@ -57,22 +53,20 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("plan")(plan)
-app.command("launch", cls=TakesSeveral)(launch)
+app.command("launch", cls=_ops.TakesSeveral)(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
-app.command("health")(health.health)
-app.command("supervise", hidden=True)(supervise)
+app.command("health")(_ops.health)
+app.command("supervise", hidden=True)(_ops.supervise)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(configs.app, name="configs")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(chain.app, name="chain")
+for _name in ("cluster", "jobs", "sweep", "chain"):
+    app.add_typer(_ops.GROUPS[_name], name=_name)
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")

@@ -6,6 +6,7 @@ torch is imported inside the commands, so that `--help` answers at once.
 import json
 from contextlib import AbstractContextManager
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,6 @@ from glmforge.cli.checkpoint_contents import (
     show_local,
     show_run,
 )
-from glmforge.cli.checkpoint_copy import copy
 from glmforge.cli.interruptible import interruptible
 from glmforge.cli.tables import print_table, table
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from glmforge.checkpoint.diff import CheckpointDifference
 
 app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
-app.command("copy")(copy)
+app.command("copy")(import_module("glmforge_ops.cli.commands").copy)
 
 _PathArgument = Annotated[
     Path, typer.Argument(help="A checkpoint (step-...), a run's directory, or its directory on a node's own disk.")
@@ -114,11 +114,11 @@ def consolidate(
     """
     from glmforge.checkpoint.node_local.consolidate import consolidate as collect
     from glmforge.checkpoint.node_local.parts_of_ranks import local_root
-    from glmforge.cluster.hosts.hostfile import parse_hosts, read_hostfile
-    from glmforge.cluster.hosts.ssh import Ssh
-    from glmforge.cluster.hosts.transfer import Transfers, make_host
     from glmforge.observe.run import RunDirectory
     from glmforge.observe.units import format_bytes, format_duration
+    from glmforge.runtime.hostfile import parse_hosts, read_hostfile
+    from glmforge.runtime.ssh import Ssh
+    from glmforge.runtime.transfer import Transfers, make_host
 
     if hostfile is not None and hosts is not None:
         raise typer.BadParameter("give --hostfile or --hosts, not both")

@@ -41,7 +41,7 @@ def demo(
 
     Ctrl-C while it trains saves what has been trained, and says how to go on with it.
     """
-    from glmforge.cluster.interrupts import ends_at_once
+    from glmforge.runtime.interrupts import ends_at_once
 
     with ends_at_once("interrupted before the demo began"):
         from glmforge.recipes.demo import Demo, DemoOptions

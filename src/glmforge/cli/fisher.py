@@ -33,9 +33,9 @@ def fisher(
 
     loaded = load_config(config, overrides or [])  # what is wrong in it is told before torch is imported
 
-    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher
+    from glmforge.runtime.launch import LaunchEnvironment
 
     console = Console(
         stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True, markup=False, highlight=False

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from glmforge.cluster.heavy import heavy_imports
+from glmforge.runtime.heavy import heavy_imports
 
 
 def train(
@@ -44,9 +44,9 @@ def train(
     Ctrl-C makes it save and end; a second Ctrl-C ends it at once. SIGTERM and SIGUSR1 make it save and end with
     status 75: start it again. See also 'glmforge control --help'.
     """
-    from glmforge.cluster.interrupts import ends_at_once
-    from glmforge.cluster.launch import LaunchEnvironment
-    from glmforge.cluster.torchrun import end_with_torchrun
+    from glmforge.runtime.interrupts import ends_at_once
+    from glmforge.runtime.launch import LaunchEnvironment
+    from glmforge.runtime.torchrun import end_with_torchrun
 
     end_with_torchrun()
     speaks = LaunchEnvironment.read().is_main
@@ -60,8 +60,8 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
 
     loaded = load_config(config, overrides)  # what is wrong in it is told before torch is imported
 
-    from glmforge.cluster.launch import LaunchEnvironment
     from glmforge.observe.units import counted
+    from glmforge.runtime.launch import LaunchEnvironment
 
     with heavy_imports():
         from glmforge.recipes.train import train as run

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from glmforge.cluster.threads import map_in_threads
 from glmforge.data.files import discard_partial, disk_errors, partial_path, publish
 from glmforge.errors import DataError
+from glmforge.runtime.threads import map_in_threads
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from glmforge.cluster.storage.place import CACHE_LOCK
 from glmforge.errors import DataError
+from glmforge.runtime.place import CACHE_LOCK
 
 
 def partial_path(path: Path) -> Path:

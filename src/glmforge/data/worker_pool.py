@@ -13,8 +13,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from glmforge.cluster.waiting import result_of
 from glmforge.errors import DataError
+from glmforge.runtime.waiting import result_of
 
 UNITS_PER_WORKER = 2
 

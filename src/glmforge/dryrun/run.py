@@ -17,13 +17,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from glmforge.cluster.waiting import take
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.pipeline import V_SCHEDULES
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.steps import RankFindings, StepResources
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
+from glmforge.runtime.waiting import take
 
 NUM_PROCESSES = 2
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from glmforge.cluster.cores import usable_cores
+from glmforge.runtime.cores import usable_cores
 
 LIBRARIES = (
     "glmforge",

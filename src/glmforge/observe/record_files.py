@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from glmforge.cluster.lease import ensure_writable
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 from glmforge.files import open_regular
 from glmforge.observe.metrics import METRICS, Record
+from glmforge.runtime.lease import ensure_writable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -15,7 +15,7 @@
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
-    .lock/             who writes here: see glmforge.cluster.lease
+    .lock/             who writes here: see glmforge.runtime.lease
     checkpoints/       step-*, one directory per checkpoint; a link if they lie apart (checkpoint.dir)
     tensorboard/       a view of the metrics; a link if they lie apart (observe.tensorboard_dir)
     report.html        the report
@@ -37,11 +37,11 @@ from typing import Any
 
 import yaml
 
-from glmforge.cluster.lease import ensure_writable
 from glmforge.files import open_regular
 from glmforge.observe.environment import describe_machine, git_revision, library_versions
 from glmforge.observe.metrics import Record
 from glmforge.observe.record_files import JsonlFile, RunFileError, read_jsonl
+from glmforge.runtime.lease import ensure_writable
 
 logger = logging.getLogger(__name__)
 

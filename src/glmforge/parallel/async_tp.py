@@ -14,9 +14,9 @@ that the region ends with. Of what it passes over:
 
 from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.errors import ConfigError
 from glmforge.parallel.world import World
+from glmforge.runtime.launch import LaunchEnvironment
 
 
 def async_tp_options(world: World) -> dict[str, bool]:

@@ -35,8 +35,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from glmforge.cluster.storage.leave_trace import scratch_prefix
 from glmforge.parallel.world import World
+from glmforge.runtime.leave_trace import scratch_prefix
 
 COMMUNICATION_AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
 """What communication is told apart by; `other` is all groups that are no such axis: all ranks, `stage`, ..."""

@@ -26,8 +26,8 @@ from pathlib import Path
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from glmforge.cluster.process import ProcessIdentity, is_alive, this_process
 from glmforge.errors import GlmforgeError
+from glmforge.runtime.process import ProcessIdentity, is_alive, this_process
 
 GRACE_S = 10.0
 """How long a rank that has met an error waits to hear who was lost."""

@@ -1,7 +1,7 @@
 """The processes of a run: who am I, where do I lie on each axis, with whom do I communicate along it.
 
 One process without a launcher is a world of size 1: the same code runs, and communication along an axis of size 1 is
-skipped. Several find each other as `glmforge.cluster.meeting` says. The process group lives on a store of its own per
+skipped. Several find each other as `glmforge.runtime.meeting` says. The process group lives on a store of its own per
 restart attempt: with torchrun's default store restarted workers read the stale addresses of the killed ones and hang
 (seen with gloo, torch 2.13).
 
@@ -30,12 +30,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.cluster.meeting import Facts, open_store, reopen_store, roll_call
 from glmforge.config.layout import Layout
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.parallel.groups import axis_groups, meshes_of
 from glmforge.parallel.peers import PeerLostError, Peers
+from glmforge.runtime.launch import LaunchEnvironment
+from glmforge.runtime.meeting import Facts, open_store, reopen_store, roll_call
 
 
 @dataclass(frozen=True)

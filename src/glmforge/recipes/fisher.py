@@ -12,7 +12,6 @@ from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.checkpoint.save import save_tensors
 from glmforge.checkpoint.values import check_values
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.evaluation import EvaluationBatches
 from glmforge.data.tokens.model_ids import with_ids_of
@@ -23,6 +22,7 @@ from glmforge.optim.elastic import FISHER, START
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import default_device, join_world
 from glmforge.recipes.fit import layout_at_hand
+from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.training.fisher import diagonal_fisher
 
 

@@ -9,8 +9,6 @@ import logging
 
 import torch
 
-from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.cluster.memory import usable_memory
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
@@ -24,6 +22,8 @@ from glmforge.plan.memory.fit import shortfall
 from glmforge.plan.memory.purposes import Memory
 from glmforge.plan.search.propose import with_proposal
 from glmforge.plan.stages.stage import stage_of
+from glmforge.runtime.launch import LaunchEnvironment
+from glmforge.runtime.memory import usable_memory
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from glmforge.checkpoint.collective import broadcast
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.chat import ChatConfig
 from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.config.schema import RunConfig
@@ -28,6 +27,7 @@ from glmforge.errors import ConfigError, DataError, GlmforgeError
 from glmforge.evaluate.bits_per_byte import HeldOut
 from glmforge.parallel.world import World
 from glmforge.recipes.same_run import check_same_data
+from glmforge.runtime.launch import LaunchEnvironment
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from glmforge.checkpoint.collective import broadcast
-from glmforge.cluster.lease import Lease
 from glmforge.errors import GlmforgeError
 from glmforge.parallel.world import World
+from glmforge.runtime.lease import Lease
 
 POLL_S = 0.5
 

@@ -12,12 +12,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from glmforge.checkpoint.collective import run_on_rank_zero
-from glmforge.cluster.storage.leave_trace import leave_trace
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
 from glmforge.parallel.world import World
 from glmforge.recipes.run_lock import run_lock
+from glmforge.runtime.leave_trace import leave_trace
 
 
 @contextmanager

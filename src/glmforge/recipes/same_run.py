@@ -1,6 +1,6 @@
 """What must be the same on all nodes of a run: the program, its settings, and the data.
 
-Program and settings are compared before the ranks communicate (`glmforge.cluster.meeting`), since ranks that differ in
+Program and settings are compared before the ranks communicate (`glmforge.runtime.meeting`), since ranks that differ in
 them wait for collectives that never come. Data is compared once each node has opened its own. A Hugging Face directory
 compares itself (`glmforge.checkpoint.convert.same_files`).
 """
@@ -16,10 +16,10 @@ import torch
 
 import glmforge
 from glmforge.checkpoint.collective import all_gather
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.schema import RunConfig
 from glmforge.errors import DataError
 from glmforge.observe.environment import source_digest
+from glmforge.runtime.launch import LaunchEnvironment
 
 _NAMED = 3
 

@@ -17,8 +17,6 @@ from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
-from glmforge.cluster.cores import busy_cores, usable_cores, warn_if_crowded
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.adapters import is_adapter, table_with
 from glmforge.config.load import dump_config
 from glmforge.config.lora import LoraConfig
@@ -42,6 +40,8 @@ from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.run_hooks import run_hooks
 from glmforge.recipes.run_places import run_places
 from glmforge.recipes.same_run import what_must_agree
+from glmforge.runtime.cores import busy_cores, usable_cores, warn_if_crowded
+from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.training.hooks import CheckpointHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory

@@ -1,7 +1,7 @@
 """What ends a run before its time, and what takes it back."""
 
-from glmforge.cluster.interrupts import INTERRUPTED
 from glmforge.errors import GlmforgeError
+from glmforge.runtime.interrupts import INTERRUPTED
 
 
 class DivergedError(GlmforgeError):

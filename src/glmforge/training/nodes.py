@@ -1,8 +1,8 @@
 """With how many nodes the launcher has started the run: after a node is lost it may be fewer than the run bears."""
 
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
+from glmforge.runtime.launch import LaunchEnvironment
 
 
 def check_nodes(config: RunConfig) -> None:

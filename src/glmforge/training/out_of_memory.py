@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from glmforge.backend.base import Backend
-from glmforge.cluster.memory import usable_memory
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import GlmforgeError
@@ -32,6 +31,7 @@ from glmforge.parallel.world import World
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.runtime.memory import usable_memory
 from glmforge.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 
-from glmforge.cluster.waiting import as_done, take
 from glmforge.errors import DataError
+from glmforge.runtime.waiting import as_done, take
 from glmforge_corpus.pipeline.execution import Executor, TaskDone, begun
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from glmforge.cluster.lease import Lease
 from glmforge.config.model import Strict
 from glmforge.config.tree import dump
 from glmforge.data.files import disk_errors, write_whole
 from glmforge.errors import DataError
+from glmforge.runtime.lease import Lease
 from glmforge_corpus.block import Block
 from glmforge_corpus.pipeline.execution import Executor
 from glmforge_corpus.pipeline.executors import make_executor

@@ -19,9 +19,9 @@ from typing import Any
 
 import xxhash
 
-from glmforge.cluster.durable import fsync_directory, fsync_file
 from glmforge.data.files import disk_errors
 from glmforge.errors import DataError
+from glmforge.runtime.durable import fsync_directory, fsync_file
 from glmforge_corpus.pipeline.stage import WORKING_ON, Step, TaskOutput, task_directory
 from glmforge_corpus.pipeline.statistics import Statistics, dump_json
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_timeout, _world
 
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config.layout import Layout
 from glmforge.parallel import world as module
 from glmforge.parallel.world import World
+from glmforge.runtime.launch import LaunchEnvironment
 from helpers.distributed import run_ranks
 
 CPU = torch.device("cpu")

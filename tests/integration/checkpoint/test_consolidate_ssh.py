@@ -17,9 +17,9 @@ from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoin
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.node_local import consolidate as room
 from glmforge.checkpoint.node_local.consolidate import Consolidated
-from glmforge.cluster.hosts.ssh import Ssh
-from glmforge.cluster.hosts.transfer import SshHost, Transfers
 from glmforge.errors import CheckpointError, HostError
+from glmforge.runtime.ssh import Ssh
+from glmforge.runtime.transfer import SshHost, Transfers
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_tensors
 from helpers.distributed import run_ranks
 from helpers.node_disks import LOCAL, NODES, write_node_disks
@@ -90,7 +90,7 @@ def test_pieces_come_over_ssh(tmp_path: Path, ready, tool: str, monkeypatch: pyt
             SshHost, method, lambda *a, name=name, original=original: (used.append(name), original(*a))[1]
         )
     if tool == "tar":
-        monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
+        monkeypatch.setattr("glmforge.runtime.transfer.shutil.which", lambda name: None)
     done = collect(tmp_path / "run", ssh, local_root)
     assert used == [tool] * 2
     assert done.fetched_bytes >= done.num_bytes * 0.9  # but for meta.json, which is written anew, and the manifest
@@ -104,7 +104,7 @@ def test_beginnings_and_damages_in_the_staging_directory_are_mended(
 ) -> None:
     ssh, local_root, disks = ready
     if tool == "tar":
-        monkeypatch.setattr("glmforge.cluster.hosts.transfer.shutil.which", lambda name: None)
+        monkeypatch.setattr("glmforge.runtime.transfer.shutil.which", lambda name: None)
     staging = tmp_path / "run" / ".consolidate"
     staging.mkdir(parents=True)
     files = sorted(file for name in NODES for file in (disks / name / LOCAL / f"step-{STEP:08d}").glob("__*"))

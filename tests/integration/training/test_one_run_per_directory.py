@@ -6,9 +6,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from glmforge.cluster import lease
-from glmforge.cluster.lease import Claim
 from glmforge.observe.record_files import read_jsonl
+from glmforge.runtime import lease
+from glmforge.runtime.lease import Claim
 from helpers.command import Commands, Started, num_lines, own_lines, write_config
 from helpers.tiny_data import TinyData
 

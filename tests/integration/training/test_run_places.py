@@ -9,11 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from glmforge.checkpoint.pretrained import load_pretrained, load_with_tokenizer
-from glmforge.cluster.lease import HeldError, Lease
 from glmforge.config import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.recipes.train import train
 from glmforge.report.report import write_report
+from glmforge.runtime.lease import HeldError, Lease
 from helpers.tiny_data import TinyData
 
 PHASES = [{"name": "main", "steps": 2, "seq_len": 16, "batch_size": 2}]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from glmforge.cli.launch.several import spread
+from glmforge_ops.cli.launch.several import spread
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from glmforge.config.load import load_config, load_settings
 from glmforge.config.model import Strict
 from glmforge.config.tree import assign, from_value
 from glmforge.errors import ConfigError
-from glmforge.launch.chain.file import ChainFile
+from glmforge_ops.jobs.chain.file import ChainFile
 
 STAGES = {"one": {"command": "true", "outputs": {"a": "b"}}, "two": {"needs": ["one"], "command": "true"}}
 FILES: dict[type[Strict], dict[str, Any]] = {

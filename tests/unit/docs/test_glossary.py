@@ -48,7 +48,7 @@ def names_in(path: Path) -> frozenset[str]:
 def test_every_place_exists(row: list[str]) -> None:
     assert len(row) == 4, "a term, its meaning, its place, words not used for it"
     path, *names = re.findall(r"`([^`]+)`", row[2])
-    file = SOURCE / (path if path.startswith("glmforge_corpus/") else f"glmforge/{path}")
+    file = SOURCE / (path if path.startswith(("glmforge_ops/", "glmforge_corpus/")) else f"glmforge/{path}")
     assert file.is_file()
     assert set(names) <= names_in(file)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.launch.chain.file import read_chain_file
-from glmforge.launch.sweep.points import expand, parse_axis
+from glmforge_ops.jobs.chain.file import read_chain_file
+from glmforge_ops.jobs.sweep.points import expand, parse_axis
 
 TEXT = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
 

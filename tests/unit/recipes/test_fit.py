@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
@@ -19,6 +18,7 @@ from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.recipes import fit
 from glmforge.recipes.fit import check_fit, layout_at_hand
 from glmforge.recipes.train import train
+from glmforge.runtime.launch import LaunchEnvironment
 from helpers.models import run_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

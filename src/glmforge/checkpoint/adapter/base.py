@@ -18,8 +18,8 @@ from glmforge.checkpoint.collective import all_gather, rank, run_each_unhurried,
 from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
-from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import CheckpointError
+from glmforge.runtime.threads import map_in_threads
 
 logger = logging.getLogger(__name__)
 

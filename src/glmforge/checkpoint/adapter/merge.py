@@ -23,10 +23,10 @@ from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, Sharded
 from glmforge.checkpoint.format.store import new_directory
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.merged import add_adapter, maps_by_row
-from glmforge.cluster.durable import fsync_file
 from glmforge.config.adapters import adapter_parts
 from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
+from glmforge.runtime.durable import fsync_file
 
 _KEPT = 6
 """Adapters of the experts that are kept in memory: of published files each is needed by every expert in turn."""

@@ -53,9 +53,9 @@ from glmforge.checkpoint.node_local.pending import (
 from glmforge.checkpoint.policy.background import BackgroundSaver, Job
 from glmforge.checkpoint.policy.retain import delete_old_checkpoints
 from glmforge.checkpoint.save import with_rng_state
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
+from glmforge.runtime.os_errors import describe_os_error
 
 logger = logging.getLogger(__name__)
 

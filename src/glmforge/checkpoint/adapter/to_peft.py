@@ -33,12 +33,12 @@ from glmforge.checkpoint.format.safetensors_stream import Spec, write_safetensor
 from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE, PARAMETER_PREFIX, read_adapter
 from glmforge.checkpoint.format.store import new_directory
 from glmforge.checkpoint.merged import first_row
-from glmforge.cluster.durable import write_durably
 from glmforge.config.adapters import LinearMap, adapted_maps, adapter_parts, table_with
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape
 from glmforge.errors import CheckpointError
+from glmforge.runtime.durable import write_durably
 
 
 class PeftTensor(NamedTuple):

@@ -32,13 +32,13 @@ from glmforge.checkpoint.format.sharded_adapter import (
 )
 from glmforge.checkpoint.node_local.parts_of_ranks import Part, part_name, write_part
 from glmforge.checkpoint.node_local.pending import begin, withdraw
-from glmforge.cluster.durable import write_durably
-from glmforge.cluster.lease import LeaseLostError
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
 from glmforge.parallel.placement import local_chunk
+from glmforge.runtime.durable import write_durably
+from glmforge.runtime.lease import LeaseLostError
+from glmforge.runtime.os_errors import describe_os_error
 
 _TYPE_NAMES = {dtype: name for name, dtype in STATE_TYPES.items()}
 

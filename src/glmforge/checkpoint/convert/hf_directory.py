@@ -27,12 +27,12 @@ from glmforge.checkpoint.convert.hf_names import (
     published_pieces,
 )
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.cluster.durable import fsync_file, write_durably
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, DataError
+from glmforge.runtime.durable import fsync_file, write_durably
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -15,9 +15,9 @@ from torch import Tensor
 from glmforge.checkpoint.convert.hf_directory import ExportPlan, check_files, check_names, plan_export, write_shard
 from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.format.store import make_partial, publish
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
+from glmforge.runtime.os_errors import describe_os_error
 
 
 def export_hf(

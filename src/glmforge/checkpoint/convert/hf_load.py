@@ -29,13 +29,13 @@ from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.quantised import QuantisedWeight, with_weights
-from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Shape, parameter_table
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 from glmforge.observe.work_progress import Show, work_progress
 from glmforge.parallel.placement import local_chunk
+from glmforge.runtime.threads import map_in_threads
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from glmforge.checkpoint.collective import rank, run_each_unhurried
 from glmforge.checkpoint.convert.hf_files import files_to_read
-from glmforge.cluster.launch import LaunchEnvironment
-from glmforge.cluster.storage.place import place_for
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.data.files import alone_in
 from glmforge.errors import CheckpointError, DataError
 from glmforge.observe.units import format_bytes
 from glmforge.observe.work_progress import work_progress
+from glmforge.runtime.launch import LaunchEnvironment
+from glmforge.runtime.place import place_for
 
 _FIRST_LINE = 10**10  # bytes, before which no line of progress is written
 _SHA256 = re.compile(r"[0-9a-f]{64}")

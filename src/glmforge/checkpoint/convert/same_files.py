@@ -17,9 +17,9 @@ from typing import NamedTuple
 from glmforge.checkpoint.collective import all_gather, broadcast, run_each
 from glmforge.checkpoint.convert.hf_files import files_to_read
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.cluster.launch import LaunchEnvironment
 from glmforge.errors import CheckpointError
 from glmforge.files import kind_of, shown
+from glmforge.runtime.launch import LaunchEnvironment
 
 _HEAD_BYTES = 256 << 10
 _SAMPLE_BYTES = 4 << 10

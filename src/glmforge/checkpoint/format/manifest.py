@@ -21,11 +21,11 @@ from pydantic import AfterValidator, NonNegativeInt, ValidationError
 from pydantic_core import PydanticCustomError
 
 from glmforge.checkpoint.format.wording import describe_invalid, list_some
-from glmforge.cluster.durable import drop_from_memory, fsync_file, write_durably
-from glmforge.cluster.threads import map_in_threads
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes, shown
+from glmforge.runtime.durable import drop_from_memory, fsync_file, write_durably
+from glmforge.runtime.threads import map_in_threads
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1

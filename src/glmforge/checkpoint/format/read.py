@@ -28,8 +28,8 @@ from glmforge.checkpoint.format.shard_metadata import METADATA_FILE, read_shard_
 from glmforge.checkpoint.format.sharded_adapter import DESCRIPTION_FILE, is_sharded_adapter, read_slice_metadata
 from glmforge.checkpoint.format.shards import dcp_errors_in_words
 from glmforge.checkpoint.format.stored_part import StoredPart, plain_part, read_part_header
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
+from glmforge.runtime.os_errors import describe_os_error
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.format.safetensors_header import STATE_TYPES
-from glmforge.cluster.durable import fsync_file
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
+from glmforge.runtime.durable import fsync_file
+from glmforge.runtime.os_errors import describe_os_error
 
 _TYPE_NAMES = {dtype: name for name, dtype in STATE_TYPES.items()}
 _ALIGNMENT = 8

@@ -38,10 +38,10 @@ from torch.serialization import set_crc32_options
 from glmforge.checkpoint.collective import current_group, raise_failures
 from glmforge.checkpoint.format.manifest import FileRecord
 from glmforge.checkpoint.format.writers import BalancedSavePlanner, item_bytes
-from glmforge.cluster.os_errors import describe_os_error
-from glmforge.cluster.threads import map_in_threads
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
+from glmforge.runtime.os_errors import describe_os_error
+from glmforge.runtime.threads import map_in_threads
 
 _METADATA = ".metadata"
 

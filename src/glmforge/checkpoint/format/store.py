@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from glmforge.checkpoint.format.manifest import find_problems, summarize_problems
-from glmforge.cluster.durable import fsync_directory, write_durably
-from glmforge.cluster.lease import ensure_writable
-from glmforge.cluster.os_errors import describe_os_error
 from glmforge.errors import CheckpointError
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
+from glmforge.runtime.durable import fsync_directory, write_durably
+from glmforge.runtime.lease import ensure_writable
+from glmforge.runtime.os_errors import describe_os_error
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def remove_leftovers(final: Path) -> None:
 
     That is their `final`, or any step where `final` is a checkpoint. A directory of a live process of this
     machine is left alone. Whether a process of another machine lives cannot be told; only one run works in a directory
-    (`glmforge.cluster.lease`), and after a node has failed its leftovers must go.
+    (`glmforge.runtime.lease`), and after a node has failed its leftovers must go.
     """
     mine = _CHECKPOINT if _CHECKPOINT.fullmatch(final.name) else re.compile(re.escape(final.name))
     for path in final.parent.iterdir():

@@ -2,7 +2,7 @@
 
     <run>/checkpoints/.consolidate/        being put together; the name is always the same
 
-The run's directory is locked during that time (`glmforge.cluster.lease`): no run and no other such command works there.
+The run's directory is locked during that time (`glmforge.runtime.lease`): no run and no other such command works there.
 It may die at any moment and be run again. What has arrived is told from its checksum, not from a record, so it is not
 fetched twice and nothing is believed that a power failure may have taken back. The directory gets its name when all of
 it is on the disk. Local copies are removed only after the checkpoint under its name has been read back once more, and
@@ -37,13 +37,13 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
     read_parts,
     whole_saves,
 )
-from glmforge.cluster.durable import write_durably
-from glmforge.cluster.hosts.transfer import Host, Transfers
-from glmforge.cluster.lease import Lease
-from glmforge.cluster.os_errors import describe_os_error
-from glmforge.cluster.storage.leave_trace import scratch_prefix
 from glmforge.errors import CheckpointError, GlmforgeError, HostError
 from glmforge.observe.units import format_bytes
+from glmforge.runtime.durable import write_durably
+from glmforge.runtime.lease import Lease
+from glmforge.runtime.leave_trace import scratch_prefix
+from glmforge.runtime.os_errors import describe_os_error
+from glmforge.runtime.transfer import Host, Transfers
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 
 from glmforge.checkpoint.format.manifest import FileName, FileRecord, find_file_problems
 from glmforge.checkpoint.format.wording import describe_invalid
-from glmforge.cluster.durable import fsync_directory, write_durably
 from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes
+from glmforge.runtime.durable import fsync_directory, write_durably
 
 PART_FORMAT = 1
 

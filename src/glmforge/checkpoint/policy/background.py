@@ -22,9 +22,9 @@ from torch import Tensor
 from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.policy.staging import StagedCopy, Staging
-from glmforge.cluster.waiting import join
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
+from glmforge.runtime.waiting import join
 
 logger = logging.getLogger(__name__)
 

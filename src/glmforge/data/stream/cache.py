@@ -9,12 +9,12 @@ process group. How a file is copied, and when a copy is good, is told in `glmfor
 
 from pathlib import Path
 
-from glmforge.cluster.storage.place import place_for
 from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.data.files import alone_in
 from glmforge.data.tokens.shards import ShardInfo, loss_path, shard_paths
 from glmforge.errors import DataError
+from glmforge.runtime.place import place_for
 
 
 def local_prefix(source: SourceConfig, data: DataConfig) -> Path:

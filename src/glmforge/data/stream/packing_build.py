@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from glmforge.cluster.durable import fsync_directory, fsync_file
 from glmforge.data.stream.best_fit import best_fit_decreasing
 from glmforge.data.stream.packing_file import HEADER_BYTES, PackingCounts, make_header, packing_arrays
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.errors import DataError
+from glmforge.runtime.durable import fsync_directory, fsync_file
 
 OnProgress = Callable[[float], None]
 """Called with the share of the work that is done, 0 to 1."""

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from glmforge.cluster.lease import LOCK, Lease
 from glmforge.config import RunConfig
 from glmforge.data.documents.document import Document, split_held_out
 from glmforge.data.documents.read import read_documents
@@ -38,6 +37,7 @@ from glmforge.recipes.demo.screen import Screen
 from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.recipes.demo.timed_training import TimedTraining
 from glmforge.report.report import Sample, write_report
+from glmforge.runtime.lease import LOCK, Lease
 
 MARKER = ".glmforge-demo"
 DEMO_LOCK = ".lock-demo"

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 
 from glmforge.checkpoint import latest_checkpoint, read_meta
-from glmforge.cluster.cores import busy_cores, usable_cores
 from glmforge.config import RunConfig, dump_config
 from glmforge.errors import GlmforgeError
 from glmforge.observe.metrics import Record
@@ -20,6 +19,7 @@ from glmforge.recipes.demo.options import DemoOptions
 from glmforge.recipes.demo.screen import Screen
 from glmforge.recipes.demo.training import Watched, train_and_kill, train_to_the_end
 from glmforge.recipes.train import measure_step_seconds
+from glmforge.runtime.cores import busy_cores, usable_cores
 
 PRECISIONS = ("fp32", "bf16")
 MEASURED_STEPS = 3

@@ -1,6 +1,6 @@
 """Tell the program that started this rank how far it is: for its log, and for the record of how it ended.
 
-`glmforge.launch.ranks` names a small file of the node in GLMFORGE_STEP_FILE and reads it whenever it writes a line.
+`glmforge_ops.jobs.ranks` names a small file of the node in GLMFORGE_STEP_FILE and reads it whenever it writes a line.
 Eight bytes are written in place after each step; nothing waits for it, and nothing of the run depends on it.
 """
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from glmforge.cluster.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.errors import GlmforgeError
+from glmforge.runtime.interrupts import INTERRUPTED, InterruptWatch, say
 from glmforge.training.errors import Preempted
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult

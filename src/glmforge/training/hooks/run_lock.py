@@ -6,7 +6,7 @@ is written in between asks for itself (`ensure_writable`): this hook ends a run 
 
 from pathlib import Path
 
-from glmforge.cluster.lease import ensure_writable
+from glmforge.runtime.lease import ensure_writable
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

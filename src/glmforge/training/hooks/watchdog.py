@@ -28,8 +28,8 @@ from typing import IO, Any
 
 import torch
 
-from glmforge.cluster.environment.table_network import FLIGHT_RECORDER_EVENTS
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
+from glmforge.runtime.launch import FLIGHT_RECORDER_EVENTS
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer

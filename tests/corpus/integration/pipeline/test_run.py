@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.cluster.lease import HeldError
 from glmforge.errors import DataError
+from glmforge.runtime.lease import HeldError
 from glmforge_corpus.filter.toxicity.block import Toxicity
 from glmforge_corpus.pipeline.clean import Clean
 from glmforge_corpus.pipeline.pipeline import Pipeline

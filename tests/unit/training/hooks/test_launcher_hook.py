@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.launch.ranks.steps import VARIABLE, StepFile
 from glmforge.training.hooks.launcher import STEP_FILE_VARIABLE, LauncherHook
+from glmforge_ops.jobs.ranks.steps import VARIABLE, StepFile
 from helpers.hooks import FakeTrainer
 
 

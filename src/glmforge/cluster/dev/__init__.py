@@ -1,6 +1,0 @@
-"""A development cluster: real Slurm and ssh on one machine, each node a host of its own where that is allowed."""
-
-from glmforge.cluster.dev.cluster import DevCluster, development_cluster
-from glmforge.cluster.dev.options import HEAD, DevOptions
-
-__all__ = ["HEAD", "DevCluster", "DevOptions", "development_cluster"]

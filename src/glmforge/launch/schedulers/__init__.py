@@ -1,1 +1,0 @@
-"""What takes jobs and runs them; see `glmforge.launch.schedulers.base`."""

@@ -1,1 +1,0 @@
-"""What starts the ranks of an attempt on the nodes; see `glmforge.launch.starters.base`."""

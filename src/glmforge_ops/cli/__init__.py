@@ -1,0 +1,1 @@
+"""The commands of `glmforge` that operate a cluster: parse, call, print."""

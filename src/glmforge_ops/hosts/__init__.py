@@ -1,0 +1,1 @@
+"""Machines by name, and programs run on many of them over ssh."""

@@ -1,0 +1,92 @@
+"""Which machines a cluster has, and how to ask them: from `cluster.yaml`, a hostfile, a list or Slurm."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from glmforge.config.cluster import ClusterConfig
+from glmforge.config.load import load_settings
+from glmforge.errors import HostError
+from glmforge.runtime.hostfile import HostLine, expand_hosts, parse_hosts, read_host_lines
+from glmforge.runtime.ssh import Ssh, last_line
+from glmforge_ops.hosts.fanout import Fanout
+
+_SLURM_LIMIT_S = 30
+
+
+def load_cluster(file: Path | None) -> ClusterConfig:
+    """The cluster that a file describes; without a file one that names no machines. Raises `ConfigError`."""
+    if file is None:
+        return ClusterConfig()
+    cluster = load_settings(ClusterConfig, file)
+    if cluster.hostfile is not None and not cluster.hostfile.is_absolute():  # beside the file that names it
+        return cluster.model_copy(update={"hostfile": file.parent / cluster.hostfile})
+    return cluster
+
+
+def machines_of(cluster: ClusterConfig) -> list[HostLine]:
+    """The cluster's machines; this one alone if it names none. Raises `HostError`."""
+    if cluster.hostfile is not None:
+        return read_host_lines(cluster.hostfile)
+    if cluster.nodes is not None:
+        names = parse_hosts(",".join(cluster.nodes), "nodes")
+        return [HostLine(name, cluster.gpus_per_node or None) for name in names]
+    if cluster.slurm is not None:
+        return [HostLine(name, cluster.gpus_per_node or None) for name in slurm_nodes(cluster.slurm.partition)]
+    return [HostLine("localhost", cluster.gpus_per_node or None)]
+
+
+def slurm_nodes(partition: str | None) -> list[str]:
+    """The nodes of a Slurm partition, drained ones included; of the default one for None. Raises `HostError`."""
+    listed = ask_slurm("sinfo", "--noheader", "--Node", "--format=%N %P")
+    rows = [words for words in map(str.split, listed.splitlines()) if len(words) == 2]
+    partitions = {name.rstrip("*") for _, name in rows}
+    if partition is not None and partition not in partitions:
+        raise HostError(f"Slurm has no partition '{partition}'; there are: {', '.join(sorted(partitions)) or 'none'}")
+    wanted = [
+        node for node, name in rows if (name.endswith("*") if partition is None else name.rstrip("*") == partition)
+    ]
+    return expand_hosts(dict.fromkeys(wanted), "sinfo")
+
+
+def gres_of(partition: str | None) -> list[str]:
+    """What Slurm promises of devices on the nodes of a partition (None: of all), such as "gpu:h200:8"."""
+    options = [] if partition is None else [f"--partition={partition}"]
+    return ask_slurm("sinfo", "--noheader", "--format=%G", *options).split()
+
+
+def ssh_of(cluster: ClusterConfig) -> Ssh:
+    """How the cluster's machines are reached. Raises `HostError`."""
+    given = cluster.ssh
+    return Ssh(
+        command=Ssh.of_command(given.command).command,
+        user=given.user,
+        port=given.port,
+        identity=given.identity,
+        known_hosts=given.known_hosts,
+        connect_timeout_s=given.connect_timeout_s,
+    )
+
+
+def fanout_of(cluster: ClusterConfig) -> Fanout:
+    """What asks the cluster's machines."""
+    return Fanout(ssh_of(cluster), at_once=cluster.ssh.at_once)
+
+
+def ask_slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a command of Slurm's prints, with this process's environment or another. Raises `HostError`."""
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_SLURM_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise HostError(
+            f"there is no '{command[0]}' on this machine; name the nodes, or run this where Slurm is"
+        ) from None
+    except OSError as error:  # no memory for another process, or no permission
+        raise HostError(f"'{command[0]}' cannot be started: {error.strerror}; look at this machine") from None
+    except subprocess.TimeoutExpired:
+        raise HostError(f"'{command[0]}' gave no answer within {_SLURM_LIMIT_S} s; is slurmctld up?") from None
+    if done.returncode != 0:
+        raise HostError(f"'{command[0]}' fails: {last_line(done.stderr)}; is slurmctld up?")
+    return done.stdout

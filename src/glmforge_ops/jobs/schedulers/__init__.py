@@ -1,0 +1,1 @@
+"""What takes jobs and runs them; see `glmforge_ops.jobs.schedulers.base`."""

@@ -1,0 +1,137 @@
+"""No scheduler: the job's script is a process of this machine, in the foreground or detached.
+
+A submission's number tells of that process for as long as anybody may ask: its id, when it began, and the boot and
+namespace that the id belongs to, as in `4711.830512.6f1c0a52.4026531836@login1`. A process that is gone is not told
+apart from one of another machine by its id alone, which is used again.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import NoReturn
+
+from glmforge.config.launch import LaunchConfig
+from glmforge.errors import LaunchError
+from glmforge.files import open_regular, shown
+from glmforge.runtime.process import ProcessIdentity, identify, is_alive, is_suspended, this_process
+from glmforge_ops.jobs.job import JobDirectory
+from glmforge_ops.jobs.schedulers.base import Seen, State
+from glmforge_ops.jobs.schedulers.commands import ask
+
+_ID = re.compile(r"(?P<pid>[1-9]\d{0,9})\.(?P<began>\d+)\.(?P<boot>[0-9a-f]*)\.(?P<namespace>\d*)@(?P<host>[^\s@]+)")
+_NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
+
+
+class Here:
+    """A `Scheduler`, of the launchers local, ssh and mpi."""
+
+    name = "here"
+
+    def check(self, launch: LaunchConfig) -> None:
+        """Whether the launcher's program is there, and options mean something. Raises `LaunchError`."""
+        for field, of in (("array", "Slurm and PBS"), ("dependency", "Slurm and PBS"), ("constraint", "Slurm")):
+            if getattr(launch, field):
+                raise LaunchError(f"{field}: is of {of}, not of the launcher {launch.launcher}; leave it out")
+        for field in ("partition", "qos", "account"):
+            if getattr(launch, field):
+                raise LaunchError(f"{field}: the launcher {launch.launcher} has no scheduler; leave it out")
+        program = _NEEDS.get(launch.launcher)
+        if program is not None and launch.starter != "torchrun" and shutil.which(program) is None:
+            raise LaunchError(f"{program}: is not on this machine; install it, or choose another --launcher")
+        if program == "mpirun":
+            _check_mpirun()
+
+    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
+        """Start the script in a session of its own, which goes on when this process and its terminal are gone."""
+        log = job.root / f"scheduler-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
+        with open_regular(log, "ab") as output:
+            child = subprocess.Popen(
+                ["bash", str(job.script)],
+                cwd=job.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return id_of(identify(child.pid))
+
+    def look(self, ids: Iterable[str]) -> dict[str, Seen]:
+        return {id_: _look(id_) for id_ in ids}
+
+    def cancel(self, submission: str) -> None:
+        """Ask it to end, which it does once its ranks have ended. Raises `LaunchError`."""
+        seen = _look(submission)
+        if seen.state is State.UNKNOWN:
+            raise LaunchError(f"{shown(submission)}: {seen.reason}")
+        if seen.state.is_over:
+            return
+        pid = _process(submission).pid
+        try:
+            os.kill(pid, signal.SIGTERM)
+            if seen.state is State.SUSPENDED:
+                os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            raise LaunchError(f"process {pid}: is another user's; ask them to end it") from None
+
+    def again(self, seen: Seen) -> bool:
+        """A process that has ended does not come back under its number."""
+        return False
+
+
+def _check_mpirun() -> None:
+    """There are others of that name, Slurm's for PBS among them. Raises `LaunchError`."""
+    told = ask("mpirun", "--version").stdout
+    if "Open MPI" not in told and "OpenRTE" not in told:
+        raise LaunchError(f"mpirun: {shutil.which('mpirun')} is not Open MPI's; put that one first on PATH")
+
+
+def id_of_this_process() -> str:
+    """Of what is submitted by becoming it: see `become`."""
+    return id_of(this_process())
+
+
+def become(job: JobDirectory) -> NoReturn:
+    """Run the job's script in the foreground, in place of this process, whose number it keeps."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(job.root)
+    os.execvp("bash", ["bash", str(job.script.absolute())])
+
+
+def id_of(process: ProcessIdentity) -> str:
+    """The submission's number."""
+    namespace = "".join(re.findall(r"\d+", process.namespace))
+    return f"{process.pid}.{process.began}.{process.boot[:8]}.{namespace}@{process.host}"
+
+
+def _process(submission: str) -> ProcessIdentity:
+    """The process that has the number now. Raises `LaunchError` if the text is none of ours."""
+    found = _ID.fullmatch(submission)
+    if found is None:
+        raise LaunchError(f"{shown(submission)}: is no number of a process of ours")
+    return identify(int(found["pid"]))
+
+
+def _look(submission: str) -> Seen:
+    try:
+        now = _process(submission)
+    except LaunchError as error:
+        return Seen(submission, State.UNKNOWN, str(error))
+    if id_of(now) == submission and is_alive(now):
+        state = State.SUSPENDED if is_suspended(now) else State.RUNNING
+        return Seen(submission, state, nodes=(now.host,))
+    number = _ID.fullmatch(submission)
+    assert number is not None
+    same_machine = id_of(now).split(".", 2)[2] == submission.split(".", 2)[2]
+    if same_machine:
+        return Seen(submission, State.ENDED, "its process has ended; the job's events say how", (now.host,))
+    if number["host"] == now.host:
+        return Seen(submission, State.ENDED, "its machine was started again since, or it ran in another container")
+    return Seen(submission, State.UNKNOWN, f"runs on {number['host']}; ask there")

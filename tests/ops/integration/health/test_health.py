@@ -1,0 +1,120 @@
+"""`glmforge health` on this machine, with a GPU library, programs and processes that are made up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from glmforge.cli.app import app
+from glmforge.config.cluster import ClusterConfig
+from glmforge.errors import GlmforgeError
+from glmforge_ops.health import look as look_module
+from glmforge_ops.health.checks.outcome import Status
+from glmforge_ops.health.look import look
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose programs come first."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return directory
+
+
+def program(directory: Path, name: str, text: str) -> None:
+    (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+    (directory / name).chmod(0o755)
+
+
+@pytest.fixture
+def without_driver() -> None:
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        pytest.skip("has a real GPU")
+
+
+def test_this_machine_answers_in_all_parts() -> None:
+    found = look(environment={"NCCL_TIMEOUT": "1"})
+    assert not found.lost
+    overview = found.facts["overview"]
+    assert overview.number("cores") == len(os.sched_getaffinity(0))
+    assert {"glmforge", "torch"} <= found.versions.keys()
+    places = [mount.text("place") for mount in found.facts["overview_mounts"].each("mounts")]
+    assert places
+    assert "limits.files" in found.outcomes
+    assert [finding.name for finding in found.environment] == ["NCCL_TIMEOUT"]
+
+
+def test_torch_is_not_imported() -> None:
+    source = "import sys; from glmforge_ops.health.page import lines; import glmforge_ops.cli.health; "
+    source += "from glmforge_ops.health.look import look; list(lines(look())); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source]).returncode == 0
+
+
+@pytest.mark.usefixtures("without_driver")
+def test_a_gpu_that_hangs_costs_the_gpus_alone(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(programs, "nvidia-smi", "exec sleep 600")
+    monkeypatch.setattr(look_module, "_LIMIT_S", 8.0)
+    found = look(environment={})
+    assert "no answer within 8 s" in found.lost["gpu"]
+    assert found.exit_status(strict=False) == 1
+    assert found.facts.keys() == {"overview", "overview_mounts"}
+    assert found.outcomes["limits.files"].status is not Status.SKIPPED
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[int]:
+    """A process that looks like a launcher, and whose parent has ended."""
+    pid_file = tmp_path / "pid"
+    source = f"(exec -a torchrun sleep 600 & echo $! > {pid_file})"
+    subprocess.run(["bash", "-c", source], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pid = int(pid_file.read_text())
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_processes_of_training_are_told(training: int) -> None:
+    found = [each for each in look(environment={}).facts["overview"].each("training") if each.number("pid") == training]
+    assert len(found) == 1
+    assert found[0].text("command") == "torchrun 600"
+    assert found[0].number("parent") != os.getpid()
+
+
+def test_paths_of_the_cluster_are_looked_at(tmp_path: Path) -> None:
+    cluster = ClusterConfig(nodes=["localhost"], local_path=tmp_path, shared_path=tmp_path / "none", gpus_per_node=0)
+    facts = look(cluster, environment={}).facts["overview_mounts"]
+    assert facts.texts("missing") == [str(tmp_path / "none")]
+    assert str(tmp_path) in [path for mount in facts.each("mounts") for path in mount.texts("paths")]
+
+
+def test_the_command_prints_a_page_and_ends_as_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TIMEOUT", "1")
+    shown = CliRunner().invoke(app, ["health"])
+    assert shown.exit_code == 1
+    assert "NCCL_TIMEOUT=1: no program reads it" in shown.output
+    assert "versions" in shown.output
+    data = json.loads(CliRunner().invoke(app, ["health", "--json"]).output)
+    assert data["facts"]["system"]["cores"] >= 1
+
+
+def test_deepspeeds_report_is_shown_or_asked_for(programs: Path) -> None:
+    program(programs, "ds_report", r"printf '\033[92mDeepSpeed\033[0m C++/CUDA report\n'")
+    shown = CliRunner().invoke(app, ["health", "--deepspeed"])
+    assert "DeepSpeed C++/CUDA report" in shown.output
+    program(programs, "ds_report", "echo 'no torch' >&2; exit 3")
+    failed = CliRunner().invoke(app, ["health", "--deepspeed"])
+    assert isinstance(failed.exception, GlmforgeError)
+    assert str(failed.exception).endswith("fails: no torch")
+
+
+def test_without_deepspeed_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    failed = CliRunner().invoke(app, ["health", "--deepspeed"])
+    assert "pip install deepspeed" in str(failed.exception)

@@ -1,0 +1,54 @@
+"""`glmforge sweep` and `glmforge chain` tell the same in the same way."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from glmforge.cli.app import app
+from glmforge_ops.cli.launch.together import go_on_detached, tell, tell_how_many_finished
+from glmforge_ops.jobs.state.job_state import JobState
+from glmforge_ops.jobs.submit import detached
+from helpers.made_jobs import made_job
+
+
+def test_what_is_told_goes_to_stderr_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("check: node[a] fails [bold]")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "check: node[a] fails [bold]\n")
+
+
+def test_whoever_has_not_finished_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_how_many_finished("sweep", "lr", "points", [JobState.FINISHED] * 2, 2)
+    with pytest.raises(typer.Exit) as left:
+        tell_how_many_finished("chain", "life", "stages", [JobState.FINISHED, JobState.FAILED], 3)
+    assert left.value.exit_code == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "lr: 2 of 2 points have finished",
+        "life: 1 of 3 stages have finished",
+        "Next: glmforge chain show life",
+    ]
+
+
+def test_detached_it_is_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(detached, "run_detached", lambda words, root: called.append(words) or root / "log")
+    go_on_detached(["sweep", "resubmit", "--failed"], tmp_path / "lr")
+    assert called == [["sweep", "resubmit", "--failed", "lr", "--jobs-dir", str(tmp_path)]]
+
+
+@pytest.mark.parametrize("words", [["sweep", "resubmit"], ["sweep", "cancel"], ["chain", "resume"], ["chain", "show"]])
+def test_one_that_there_is_not(tmp_path: Path, words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*words, "lr", "--jobs-dir", str(tmp_path)])
+    assert done.exit_code != 0
+    assert "lr" in str(done.exception) + done.stderr
+
+
+@pytest.mark.parametrize("group", ["sweep", "chain"])
+@pytest.mark.parametrize(("name", "told"), [("", "is no name of a {group}"), ("air", "air: is a job, and no {group}")])
+def test_nothing_else_is_taken_for_one(tmp_path: Path, group: str, name: str, told: str) -> None:
+    """Whose advice would be to delete it."""
+    made_job(tmp_path, "air")
+    done = CliRunner().invoke(app, [group, "show", name, "--jobs-dir", str(tmp_path)])
+    assert told.format(group=group) in str(done.exception)

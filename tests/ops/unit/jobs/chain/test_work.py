@@ -1,0 +1,452 @@
+"""Chains submitted, gone on with and cancelled, with a scheduler of the test's own."""
+
+from pathlib import Path
+
+import pytest
+
+from glmforge.errors import LaunchError
+from glmforge.observe.record_files import RunFileError
+from glmforge.runtime.lease import HeldError, Lease
+from glmforge_ops.jobs.chain import work
+from glmforge_ops.jobs.chain.make import make_chain
+from glmforge_ops.jobs.chain.record import ChainDirectory
+from glmforge_ops.jobs.chain.words import as_rows, lines_of
+from glmforge_ops.jobs.chain.work import Chain
+from glmforge_ops.jobs.in_turn import Runner
+from glmforge_ops.jobs.job import Cause, JobDirectory
+from glmforge_ops.jobs.schedulers.base import State
+from glmforge_ops.jobs.state.job_state import JobState
+from glmforge_ops.jobs.submit.hand_over import note_submission
+from helpers.fake_scheduler import FakeScheduler
+from helpers.made_jobs import made_attempt
+
+CHAIN = """
+name: life
+launch: {launcher: LAUNCHER}
+stages:
+  a: {command: one}
+  b: {needs: [a], command: two, outputs: {file: b.txt}}
+  c: {needs: [a], command: three}
+  d: {needs: [b, c], command: four}
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Makes the chain, on a launcher."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(launcher="slurm", text=CHAIN):
+        (tmp_path / "life.yaml").write_text(text.replace("LAUNCHER", launcher))
+        new = make_chain(tmp_path / "life.yaml", tmp_path / "jobs", tmp_path)
+        new.write()
+        return new.directory
+
+    return make
+
+
+@pytest.fixture
+def scheduler():
+    return FakeScheduler()
+
+
+@pytest.fixture
+def chain(made, scheduler, monkeypatch):
+    monkeypatch.setattr(work, "submissions_in", lambda directory: [])
+    return Chain(made(), lambda launcher: scheduler)
+
+
+def submit(chain):
+    told = {}
+    chain.submit(lambda stage, words: told.setdefault(stage, words))
+    return told
+
+
+def states(chain):
+    return {told.stage.name: told.job.state for told in chain.states()}
+
+
+def numbers(chain):
+    return {row["stage"]: row["id"] for row in as_rows(chain.states())}
+
+
+def finish(chain, scheduler, stage):
+    number = numbers(chain)[stage]
+    scheduler.end(number, State.COMPLETED)
+    ended(job_of(chain, stage), Cause.FINISHED, "all ranks ended", number)
+
+
+def fail(chain, scheduler, stage):
+    number = numbers(chain)[stage]
+    scheduler.end(number, State.FAILED)
+    ended(job_of(chain, stage), Cause.CODE, "it broke", number)
+
+
+def ended(job, cause, why, submission):
+    number = len(job.read_attempts()) + 1
+    made_attempt(job, number, cause=cause, verdict={"why": why}, submission=submission)
+
+
+def job_of(chain, stage):
+    return chain.directory.stage(chain.record.stage(stage))
+
+
+def test_all_stages_are_submitted_at_once_and_wait_for_what_they_need(chain, scheduler):
+    assert submit(chain) == {
+        "a": "submitted as 1",
+        "b": "submitted as 2, after a",
+        "c": "submitted as 3, after a",
+        "d": "submitted as 4, after b, c",
+    }
+    assert scheduler.after == {"1": (), "2": ("1",), "3": ("1",), "4": ("2", "3")}
+    assert "#SBATCH --dependency=afterok:2:3\n" in scheduler.scripts["4"]
+    assert "dependency" not in scheduler.scripts["1"]
+    assert "dependency" not in job_of(chain, "d").script.read_text(), "it may be submitted again by hand"
+    assert states(chain) == {
+        "a": JobState.STARTING,
+        "b": JobState.WAITING,
+        "c": JobState.WAITING,
+        "d": JobState.WAITING,
+    }
+
+
+def test_submitting_again_changes_nothing(chain, scheduler):
+    submit(chain)
+    told = submit(chain)
+    assert len(scheduler.scripts) == 4
+    assert scheduler.cancelled == []
+    assert told["d"] == "is waiting as 4"
+
+
+def test_a_stage_that_failed_is_submitted_again_with_all_that_waited_for_it(chain, scheduler):
+    submit(chain)
+    finish(chain, scheduler, "a")
+    finish(chain, scheduler, "c")
+    fail(chain, scheduler, "b")
+    b, d = (told for told in chain.states() if told.stage.name in ("b", "d"))
+    assert "it broke" in b.job.why
+    assert d.job.state is JobState.HELD
+    assert d.hint == "cannot start: b is failed; mend that, then 'glmforge chain resume life'"
+    told = submit(chain)
+    assert told == {
+        "a": "has finished already",
+        "b": "submitted as 5",
+        "c": "has finished already",
+        "d": "submitted as 6, after b",
+    }
+    assert scheduler.cancelled == ["4"]
+    assert scheduler.after["5"] == ()
+    assert scheduler.after["6"] == ("5",)
+
+
+def test_a_stage_that_is_requeued_keeps_what_waits_for_it(chain, scheduler):
+    submit(chain)
+    ended(job_of(chain, "a"), Cause.PREEMPTED, "a warning came", "1")
+    submit(chain)
+    assert len(scheduler.scripts) == 4
+    assert scheduler.cancelled == []
+
+
+def test_a_stage_that_was_submitted_again_by_hand_is_followed(chain, scheduler):
+    submit(chain)
+    fail(chain, scheduler, "a")
+    job = job_of(chain, "a")
+    note_submission(job, scheduler.submit(job, job.read().launch), "slurm", again=True)
+    told = submit(chain)
+    assert told["a"] == "is starting as 5"
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+    assert scheduler.after["8"] == ("6", "7")
+    assert set(scheduler.cancelled) == {"2", "3", "4"}
+
+
+def test_one_that_waits_for_what_has_finished_is_left(chain, scheduler):
+    submit(chain)
+    finish(chain, scheduler, "a")
+    assert submit(chain)["b"] == "is starting as 2"
+    finish(chain, scheduler, "b")
+    assert submit(chain)["d"] == "is waiting as 4"
+    assert scheduler.cancelled == []
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_killed_after_any_submission_the_rest_is_submitted(chain, scheduler, after):
+    """The scheduler takes so many and then is gone, and with it whoever asked."""
+    real = scheduler.submit
+
+    def submit_some(job, launch):
+        if len(scheduler.scripts) == after:
+            raise KeyboardInterrupt
+        return real(job, launch)
+
+    scheduler.submit = submit_some
+    if after < 4:
+        with pytest.raises(KeyboardInterrupt):
+            submit(chain)
+    scheduler.submit = real
+    submit(Chain(chain.directory, lambda launcher: scheduler))
+    assert scheduler.after == {"1": (), "2": ("1",), "3": ("1",), "4": ("2", "3")}
+
+
+def test_killed_before_the_note_the_submission_is_adopted(chain, scheduler, monkeypatch):
+    submit(chain)
+    job_of(chain, "b").submissions.unlink()
+    found = {"life-b": ["2"]}
+    monkeypatch.setattr(work, "submissions_in", lambda directory: found.get(directory.name, []))
+    told = submit(chain)
+    assert told["b"] == "is 2, as an earlier start had submitted it"
+    assert len(scheduler.scripts) == 4
+    assert scheduler.cancelled == []
+
+
+def test_an_adopted_stage_that_waits_for_what_has_failed_is_submitted_again(chain, scheduler, monkeypatch):
+    submit(chain)
+    job_of(chain, "b").submissions.unlink()
+    fail(chain, scheduler, "a")
+    monkeypatch.setattr(work, "submissions_in", lambda directory: {"life-b": ["2"]}.get(directory.name, []))
+    told = submit(chain)
+    assert told["a"] == "submitted as 5"
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+    assert "2" in scheduler.cancelled
+
+
+def test_what_waits_in_vain_is_submitted_again_whatever_is_noted_of_it(chain, scheduler):
+    """Slurm said so only after it had been adopted, and noted to wait for what it needs now."""
+    submit(chain)
+    fail(chain, scheduler, "a")
+    job = job_of(chain, "a")
+    note_submission(job, scheduler.submit(job, job.read().launch), "slurm", again=True)
+    chain.directory.own.event("submitted", "b as 2", stage="b", submission="2", needs={"a": "5"})
+    told = submit(chain)
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["6"] == ("5",)
+
+
+def test_an_adopted_stage_has_a_companion(chain, scheduler, monkeypatch):
+    """And one that hinders it is told."""
+    submit(chain)
+    job_of(chain, "b").submissions.unlink()
+    monkeypatch.setattr(work, "submissions_in", lambda directory: {"life-b": ["2"]}.get(directory.name, []))
+    accompanied, told = [], []
+    monkeypatch.setattr(work, "accompany", lambda job, submission: accompanied.append((job.name, submission.id)))
+    chain.submit(lambda stage, words: None)
+    assert accompanied == [("life-b", "2")]
+    job_of(chain, "b").submissions.unlink()
+    monkeypatch.setattr(work, "accompany", lambda job, submission: "no companion: why")
+    chain.submit(lambda stage, words: told.append((stage, words)))
+    assert ("b", "warning: no companion: why") in told
+
+
+def test_what_keeps_a_companion_away_is_told(chain, scheduler, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "accompany", lambda job, submission: f"none for {submission.id}")
+    told = []
+    chain.submit(lambda stage, words: told.append((stage, words)))
+    assert ("a", "warning: none for 1") in told
+    assert ("d", "warning: none for 4") in told
+
+
+def test_a_stage_that_cannot_be_noted_is_cancelled(chain, scheduler):
+    events, real = job_of(chain, "b").events, scheduler.submit
+
+    def fills_the_disk(job, launch):
+        if job.name == "life-b":
+            events.mkdir()
+        return real(job, launch)
+
+    scheduler.submit = fills_the_disk
+    with pytest.raises(LaunchError, match=r"^slurm 2 was cancelled, since it could not be noted: "):
+        submit(chain)
+    assert scheduler.cancelled == ["2"]
+    assert "dependency" not in job_of(chain, "b").script.read_text()
+    scheduler.submit = real
+    events.rmdir()
+    assert submit(chain)["b"] == "submitted as 3, after a"
+    assert scheduler.after["5"] == ("3", "4")
+
+
+def test_a_jobs_own_script_is_left_as_it_is(chain, scheduler, monkeypatch):
+    """Be this killed while Slurm takes a stage: 'glmforge jobs resubmit' submits the script as it lies there."""
+    before, real = {stage: job_of(chain, stage).script.read_text() for stage in "abcd"}, scheduler.submit
+    seen = {}
+
+    def looks(job, launch):
+        stage = job.name.removeprefix("life-")
+        seen[stage] = job_of(chain, stage).script.read_text()
+        return real(job, launch)
+
+    monkeypatch.setattr(scheduler, "submit", looks)
+    submit(chain)
+    assert seen == before
+    assert "#SBATCH --dependency=afterok:1\n" in scheduler.scripts["2"]
+
+
+def test_a_disk_that_is_full_after_a_submission_does_not_hide_it(chain, scheduler, monkeypatch):
+    """No script is to be put back then."""
+    real = work.write_text
+
+    def writes_before(path, text):
+        if len(scheduler.scripts) == 2:
+            raise RunFileError(f"{path}: cannot be written (No space left on device)")
+        real(path, text)
+
+    monkeypatch.setattr(work, "write_text", writes_before)
+    with pytest.raises(RunFileError, match="life-c"):
+        submit(chain)
+    noted = [event["stage"] for event in chain.directory.own.read_events() if event["event"] == "submitted"]
+    assert noted == ["a", "b"]
+
+
+def test_what_the_scheduler_has_forgotten_is_submitted_again(chain, scheduler):
+    submit(chain)
+    scheduler.after.clear()
+    told = submit(chain)
+    assert told["a"] == "submitted as 5"
+    assert scheduler.after["8"] == ("6", "7")
+
+
+def test_a_full_disk_keeps_none_running(chain, scheduler, monkeypatch):
+    submit(chain)
+    monkeypatch.setattr(JobDirectory, "event", full)
+    with pytest.raises(LaunchError, match="cancelled, but that could not be noted"):
+        chain.cancel()
+    assert scheduler.cancelled == ["4", "3", "2", "1"]
+
+
+def refuses(scheduler, monkeypatch, *numbers):
+    """Has the scheduler not cancel these."""
+    cancel = scheduler.cancel
+
+    def some(number):
+        if number in numbers:
+            raise LaunchError(f"scancel {number}: Access denied")
+        cancel(number)
+
+    monkeypatch.setattr(scheduler, "cancel", some)
+
+
+def full(*_, **__):
+    raise RunFileError("events.jsonl: cannot be written (No space left on device)")
+
+
+def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4")
+    with pytest.raises(LaunchError, match=r"^scancel 4: Access denied$"):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "2", "1"]
+
+
+def test_all_that_keeps_it_from_being_cancelled_is_told(chain, scheduler, monkeypatch):
+    submit(chain)
+    refuses(scheduler, monkeypatch, "4", "2")
+    monkeypatch.setattr(JobDirectory, "event", full)
+    told = r"^scancel 4: Access denied; scancel 2: Access denied; cancelled, but that could not be noted, "
+    with pytest.raises(LaunchError, match=told):
+        chain.cancel()
+    assert scheduler.cancelled == ["3", "1"]
+
+
+def test_interrupted_while_stages_run_from_here_a_full_disk_is_told(made, monkeypatch):
+    """A supervisor may not know that it was to end."""
+    scheduler, told = FakeScheduler(), []
+    chain = Chain(made("local"), lambda launcher: scheduler)
+
+    def take(job, mend):
+        return note_submission(job, scheduler.submit(job, job.read().launch), "local")
+
+    monkeypatch.setattr(work, "hand_over", take)
+    monkeypatch.setattr(work, "Runner", lambda **fields: Runner(pause=interrupted(monkeypatch), **fields))
+    with pytest.raises(KeyboardInterrupt):
+        chain.run_here(lambda stage, words: told.append((stage, words)))
+    assert scheduler.cancelled == ["1"]
+    stage, words = told[-1]
+    assert stage == "a"
+    assert words.startswith("could not be asked to end: cancelled, but that could not be noted")
+
+
+def interrupted(monkeypatch):
+    def interrupt():
+        monkeypatch.setattr(JobDirectory, "event", full)
+        raise KeyboardInterrupt
+
+    return interrupt
+
+
+def test_cancelled_from_the_end_to_the_beginning(chain, scheduler):
+    submit(chain)
+    finish(chain, scheduler, "a")
+    assert chain.cancel() == ["b", "c", "d"]
+    assert scheduler.cancelled == ["4", "3", "2"]
+    assert states(chain)["d"] is JobState.CANCELLED
+    assert chain.cancel() == []
+    told = submit(chain)
+    assert told["a"] == "has finished already"
+    assert told["d"] == "submitted as 7, after b, c"
+
+
+def test_two_starts_at_once_are_told_apart(chain, scheduler, made):
+    with Lease(chain.directory.root, "another"), pytest.raises(HeldError, match="in use by 'another'"):
+        submit(chain)
+    assert scheduler.scripts == {}
+    with pytest.raises(LaunchError, match="'glmforge chain resume life' goes on"):
+        made()
+
+
+def test_a_name_that_is_taken_leaves_nothing_behind(made, tmp_path):
+    JobDirectory(tmp_path / "jobs" / "life-c").root.mkdir(parents=True)
+    with pytest.raises(LaunchError, match="life-c"):
+        made()
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["life-c"]
+
+
+def test_a_chain_that_was_not_written_to_its_end(chain):
+    (chain.directory.root / "chain.json").unlink()
+    with pytest.raises(LaunchError, match="interrupted before its first submission"):
+        Chain(chain.directory, FakeScheduler)
+    with pytest.raises(LaunchError, match="there is no such chain"):
+        Chain(ChainDirectory(Path("jobs/none")), FakeScheduler)
+    chain.directory.record.write_text("{}")
+    with pytest.raises(LaunchError, match="changed by hand"):
+        Chain(chain.directory, FakeScheduler)
+
+
+def test_outputs_that_a_finished_stage_did_not_write_are_told(chain, scheduler, tmp_path):
+    submit(chain)
+    finish(chain, scheduler, "a")
+    finish(chain, scheduler, "b")
+    assert "b: its outputs file are not there" in lines_of(chain.states())
+    (tmp_path / "b.txt").touch()
+    assert not any(line.startswith("b: ") for line in lines_of(chain.states()))
+
+
+def test_a_scheduler_that_refuses_a_stage(tmp_path, monkeypatch, scheduler):
+    monkeypatch.chdir(tmp_path)
+    text = CHAIN.replace("LAUNCHER", "slurm").replace("{command: one}", "{command: one, launch: {partition: nowhere}}")
+    (tmp_path / "life.yaml").write_text(text)
+    with pytest.raises(LaunchError, match="stage a: partition: there is no 'nowhere'"):
+        make_chain(tmp_path / "life.yaml", tmp_path / "jobs", tmp_path).check(lambda launcher: scheduler)
+
+
+def test_with_other_launchers_stages_run_one_after_the_other(made, monkeypatch):
+    chain = Chain(made("local"), lambda launcher: scheduler)
+    scheduler, order = EndsAtOnce(), []
+    monkeypatch.setattr(work, "hand_over", lambda job, mend: scheduler.take(job, order))
+    assert not chain.is_submitted_at_once
+    states = chain.run_here(lambda stage, words: None)
+    assert order == ["life-a", "life-b", "life-c", "life-d"]
+    assert set(states.values()) == {JobState.FINISHED}
+    assert chain.run_here(lambda stage, words: None) == states
+    assert len(order) == 4
+
+
+class EndsAtOnce(FakeScheduler):
+    """Its jobs have finished when they are looked at."""
+
+    def take(self, job, order):
+        order.append(job.name)
+        number = self.submit(job, job.read().launch)
+        submission = note_submission(job, number, "local")
+        self.end(number, State.ENDED)
+        ended(job, Cause.FINISHED, "all ranks ended", number)
+        return submission

@@ -1,0 +1,255 @@
+"""`python -m glmforge_ops.jobs.ranks` with real processes: logs, records, signals, and the end of who asked for it."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge_ops.jobs.ranks.record import FIRST_FAILURE
+from helpers.ranks import PATIENCE_S, assignment, attempt_in, is_running, record, run_node, start_node, texts, until
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> AttemptDirectory:
+    return attempt_in(tmp_path)
+
+
+def shell(script: str) -> list[str]:
+    return ["bash", "-c", script]
+
+
+def test_numbers_log_and_record(attempt: AttemptDirectory) -> None:
+    script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MASTER_PORT $COLOUR"
+    given = assignment(shell(script), ranks_per_node=2, nodes=["here", "there"], environment={"COLOUR": "blue"})
+    assert run_node(attempt, given) == 0
+    assert texts(attempt, 0) == ["0 0 4 2 0 127.0.0.1 29999 blue"]
+    assert texts(attempt, 1) == ["1 1 4 2 0 127.0.0.1 29999 blue"]
+    ranks = attempt.read_ranks()
+    assert [(rank.rank, rank.local_rank, rank.node, rank.status) for rank in ranks] == [
+        (0, 0, "here", 0),
+        (1, 1, "here", 0),
+    ]
+    assert all(rank.ended is not None and rank.ended > rank.began for rank in ranks)
+
+
+def test_the_log_names_time_rank_and_step(attempt: AttemptDirectory) -> None:
+    script = 'echo before; echo 41 >"$GLMFORGE_STEP_FILE"; sleep 0; echo after 1>&2'
+    assert run_node(attempt, assignment(shell(script))) == 0
+    lines = [line.split(" ", 3) for line in attempt.log(0).read_text().splitlines()]
+    assert [line[1] for line in lines] == ["0", "0"]
+    assert lines[-1][2:] == ["41", "after"]
+    assert lines[0][0].endswith("Z")
+    assert record(attempt).last_step == 41
+
+
+def test_a_step_is_found_in_the_output(attempt: AttemptDirectory) -> None:
+    given = assignment(shell("echo loss 3; echo step 7 loss 2; echo step x"), step_pattern=r"step (\w+)")
+    assert run_node(attempt, given) == 0
+    assert record(attempt).last_step == 7
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "own"),
+    [("exit 75", 75, 75), ("kill -SEGV $$", -signal.SIGSEGV, 128 + signal.SIGSEGV), ("exit 0", 0, 0)],
+)
+def test_statuses(attempt: AttemptDirectory, script: str, status: int, own: int) -> None:
+    assert run_node(attempt, assignment(shell(script))) == own
+    assert record(attempt).status == status
+    assert (attempt.root / FIRST_FAILURE).exists() == (status != 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_failure_is_marked_and_gives_the_status(attempt: AttemptDirectory, rank: int) -> None:
+    """The other rank fails only once it sees that the failure of this one is written down."""
+    wait = f"until [ -s {attempt.root / FIRST_FAILURE} ]; do :; done"
+    script = f'if [ "$RANK" = {rank} ]; then exit 9; fi; {wait}; exit 3'
+    assert run_node(attempt, assignment(shell(script), ranks_per_node=2)) == 9
+    first = json.loads((attempt.root / FIRST_FAILURE).read_text())
+    assert (first["rank"], first["status"]) == (rank, 9)
+    one, two = record(attempt, rank).ended, record(attempt, 1 - rank).ended
+    assert one is not None
+    assert two is not None
+    assert one < two
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"), [({"command": ["/no/such/program"]}, 127), ({"cwd": "/no/such/directory"}, 127)]
+)
+def test_what_cannot_be_started_says_so(attempt: AttemptDirectory, changes: dict[str, object], status: int) -> None:
+    assert run_node(attempt, assignment(**{"command": ["true"]} | changes)) == status
+    assert "/no/such" in record(attempt).last_words[-1]
+    assert "/no/such" in texts(attempt)[-1]
+
+
+def test_hostile_output(attempt: AttemptDirectory) -> None:
+    """Bytes that are no text, terminal sequences, a line without end, progress bars: lines that are safe to print."""
+    program = (
+        "import os; w = lambda b: os.write(1, b); w(b'\\xff\\x00\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\n');"
+        "w(b'\\r'.join(b'%d%%' % n for n in range(101)) + b'\\n'); w(b'x' * 100_000 + b'\\n'); w(b'no end')"
+    )
+    assert run_node(attempt, assignment([sys.executable, "-c", program])) == 0
+    first, *bar, long, last = texts(attempt)
+    assert first == "\\xff\\x00red\\x1b]0;title\\x07"
+    assert bar[0] == "0%"
+    assert bar[-1] == "100%"
+    assert len(bar) == 2
+    assert long.startswith("x" * 1000)
+    assert long.endswith(" bytes more)")
+    assert last == "no end"
+    assert all(text.isprintable() for text in texts(attempt))
+
+
+def test_lines_of_two_threads_are_whole(attempt: AttemptDirectory) -> None:
+    """One writes to each stream, in pieces."""
+    program = (
+        "import os, threading\n"
+        "def write(stream, letter):\n"
+        "    for _ in range(300):\n"
+        "        os.write(stream, letter * 7); os.write(stream, letter * 3 + b'\\n')\n"
+        "threads = [threading.Thread(target=write, args=(1, b'a')), threading.Thread(target=write, args=(2, b'b'))]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+    )
+    assert run_node(attempt, assignment([sys.executable, "-c", program])) == 0
+    assert sorted(texts(attempt)) == ["a" * 10] * 300 + ["b" * 10] * 300
+
+
+def test_a_log_is_bounded_when_asked(attempt: AttemptDirectory) -> None:
+    assert run_node(attempt, assignment(shell("seq 100000; exit 4"), log_bytes=10_000)) == 4
+    assert attempt.log(0).stat().st_size < 11_000
+    assert "limit of 10000 bytes" in attempt.log(0).read_text()
+    assert record(attempt).last_words[-1] == "100000"
+
+
+def test_a_full_disk_ends_no_rank(attempt: AttemptDirectory, tmp_path: Path) -> None:
+    """A limit on file sizes stands for the disk: the kernel refuses to write on, in the middle of a line."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    done = tmp_path / "done"
+    given = assignment(shell(f"for n in $(seq 20); do seq 200; done; ulimit -f unlimited; mkdir {done}; exit 5"))
+    assert start_node(attempt, given, preexec_fn=limit).wait(PATIENCE_S) == 5
+    assert done.is_dir()
+    content = attempt.log(0).read_bytes()
+    assert 0 < len(content) <= 20_000
+    assert content.endswith(b"\n")
+    assert record(attempt).status == 5
+    assert json.loads(attempt.rank(0).read_text())["dropped_lines"] > 0
+
+
+def test_a_directory_that_is_gone_ends_no_rank(attempt: AttemptDirectory, tmp_path: Path) -> None:
+    """Not even its record can be written."""
+    done = tmp_path / "done"
+    script = f"rm -r {attempt.root}; echo lost; mkdir {done}; exit 6"
+    assert run_node(attempt, assignment(shell(script))) == 6
+    assert done.is_dir()
+
+
+def _waiting(extra: str = "") -> list[str]:
+    """Says that it is there, and waits; a child in the same group does too."""
+    return shell(f"{extra} sleep 1000 & echo child $!; echo ready $$; wait; wait")
+
+
+def _started(attempt: AttemptDirectory, number: int = 2) -> list[int]:
+    until(lambda: len(texts(attempt)) >= number, "the first lines")
+    return [int(line.split()[1]) for line in texts(attempt) if line.startswith(("child", "ready"))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_signals_are_passed_on(attempt: AttemptDirectory, number: signal.Signals) -> None:
+    name = number.name.removeprefix("SIG")
+    node = start_node(attempt, assignment(_waiting(f"trap 'echo got {name}; exit 75' {name};")))
+    pids = _started(attempt)
+    node.send_signal(number)
+    assert node.wait(PATIENCE_S) == 75
+    assert texts(attempt)[-1] == f"got {name}"
+    assert record(attempt).status == 75
+    assert not any(map(is_running, pids))
+
+
+def test_what_a_command_leaves_behind_is_ended(attempt: AttemptDirectory) -> None:
+    node = start_node(attempt, assignment(shell("sleep 1000 >/dev/null 2>&1 & echo child $!; exit 3")))
+    assert node.wait(PATIENCE_S) == 3
+    (child,) = _started(attempt, 1)
+    until(lambda: not is_running(child), "the child's end")
+
+
+def test_who_does_not_end_in_the_grace_is_killed(attempt: AttemptDirectory) -> None:
+    node = start_node(attempt, assignment(_waiting("trap '' TERM;"), grace_s=0.2))
+    _started(attempt)
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    assert record(attempt).status == -signal.SIGKILL
+
+
+def test_killed_itself_the_commands_end(attempt: AttemptDirectory) -> None:
+    """Nothing of the command's group is left, though nobody was there to clean up."""
+    node = start_node(attempt, assignment(_waiting()))
+    pids = _started(attempt)
+    node.kill()
+    node.wait()
+    until(lambda: not any(map(is_running, pids)), "the command's end")
+
+
+def test_when_its_parent_is_killed_the_commands_end(attempt: AttemptDirectory) -> None:
+    assignment(_waiting()).write(attempt.root)
+    command = f"{sys.executable} -P -m glmforge_ops.jobs.ranks {attempt.root} --node 0 & wait"
+    parent = subprocess.Popen(shell(command), start_new_session=True)
+    pids = _started(attempt)
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(map(is_running, pids)), "the command's end")
+    until(lambda: record(attempt).status is not None, "the record")
+    assert record(attempt).status == -signal.SIGTERM
+
+
+def test_the_control_channel(attempt: AttemptDirectory) -> None:
+    """Signals come through it, and its end is the end."""
+    # The child ignores the signal, which goes to the whole group: it would end, and the command with it.
+    child = "trap '' USR1; sleep 1000 & trap 'echo got USR1' USR1; echo child $!"
+    command = shell(f"{child}; echo ready $$; wait; wait")
+    node = start_node(attempt, assignment(command), "--control", stdin=subprocess.PIPE)
+    assert node.stdin is not None
+    with contextlib.closing(node.stdin):
+        pids = _started(attempt)
+        node.stdin.write(f"beat\nsignal {int(signal.SIGUSR1)}\nnonsense\n".encode())
+        node.stdin.flush()
+        until(lambda: "got USR1" in texts(attempt), "the signal")
+        assert node.poll() is None
+    node.wait(PATIENCE_S)
+    assert not any(map(is_running, pids))
+
+
+def test_the_step_file_goes_with_the_rank(attempt: AttemptDirectory) -> None:
+    assert run_node(attempt, assignment(shell('echo "$GLMFORGE_STEP_FILE"'))) == 0
+    assert not Path(texts(attempt)[0]).exists()
+
+
+def test_what_is_wrong_is_told_in_one_line(attempt: AttemptDirectory) -> None:
+    for arguments, words in (
+        ([], "usage"),
+        ([str(attempt.root), "--node", "0"], "storage that all nodes see"),
+        ([str(attempt.root), "--by", "magic"], "usage"),
+    ):
+        command = [sys.executable, "-P", "-m", "glmforge_ops.jobs.ranks", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_only_the_standard_library_is_imported() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import glmforge_ops.jobs.ranks.__main__ as m;"
+        "print(*sorted({n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.split() == ["glmforge", "glmforge_ops"]

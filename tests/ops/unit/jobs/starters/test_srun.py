@@ -1,0 +1,49 @@
+"""The step of srun's that an attempt is: what Slurm is asked about it."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from glmforge_ops.jobs.job import JobDirectory
+from glmforge_ops.jobs.starters.srun import Step, end_leftovers
+from helpers.ranks import ranks_of
+
+
+def put_on_path(monkeypatch: pytest.MonkeyPatch, directory: Path, programs: dict[str, str]) -> None:
+    for name, line in programs.items():
+        (directory / name).write_text(f"#!/bin/sh\n{line}\n")
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize("wish", ["SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_PARTITION"])
+def test_what_somebody_wants_listed_by_default_hides_no_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wish: str
+) -> None:
+    """Else its ranks would get no warning of a preemption."""
+    told = tmp_path / "told"
+    programs = {
+        "squeue": 'env | grep -q ^SQUEUE_ || printf "7.0 ask\\n7.3 attempt-0001\\n"',
+        "scancel": f'echo "$*" >> {told}',
+    }
+    put_on_path(monkeypatch, tmp_path, programs)
+    monkeypatch.setenv(wish, "nothing")
+    with subprocess.Popen(["true"]) as process:
+        ranks = ranks_of(JobDirectory(tmp_path / "air").attempt(1), ["python"], ["me"])
+        Step("7", "attempt-0001", ranks, process).signal(signal.SIGUSR1)
+    assert told.exists()
+    assert told.read_text() == "--signal=USR1 7.3\n"
+
+
+def test_steps_of_earlier_attempts_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """When they were to end, Slurm's controller may have been down."""
+    told = tmp_path / "told"
+    programs = {
+        "squeue": 'printf "7.0 ask\\n7.3 attempt-0001\\n7.4 standby\\n7.7 attempt-0002\\n"',
+        "scancel": f'echo "$*" >> {told}',
+    }
+    put_on_path(monkeypatch, tmp_path, programs)
+    end_leftovers("7")
+    assert told.read_text() == "--signal=KILL 7.3\n--signal=KILL 7.7\n"

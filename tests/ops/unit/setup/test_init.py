@@ -1,0 +1,117 @@
+"""`glmforge cluster init`: what is found becomes settings, what is not is said, and the file loads again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from glmforge.cli.app import app
+from glmforge.config.cluster import ClusterConfig, SlurmConfig
+from glmforge.config.load import load_settings
+from glmforge.config.tree import parse
+from glmforge.errors import HostError
+from glmforge_ops.hosts.machines import load_cluster
+from glmforge_ops.setup import find
+from glmforge_ops.setup.ask import Asker, Failure
+from glmforge_ops.setup.find import find_cluster
+from glmforge_ops.setup.write_config import config_text, write_config
+
+TB = 10**12
+
+
+def mount(path: str, source: str, size: int = 7 * TB, network: bool = False) -> dict[str, Any]:
+    return {"path": path, "source": source, "type": "xfs", "network": network, "size": size, "directory": True}
+
+
+def said_by_a_node(**changes: Any) -> dict[str, Any]:
+    return {
+        "gpus": {"count": 8, "names": ["NVIDIA H200"], "source": "nvidia-smi"},
+        "interfaces": {},
+        "route": "ens3",
+        "infiniband": [{"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "link": "InfiniBand", "rate": "400"}],
+        "mounts": [
+            mount("/", "/dev/sda1", TB),
+            mount("/scratch", "/dev/sdb", 9 * TB),
+            mount("/local disk", "/dev/nvme1n1"),
+            mount("/shared", "nas:/all", network=True),
+        ],
+    } | changes
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any] | None]:
+    """What each node says; None: it does not answer."""
+    nodes: dict[str, dict[str, Any] | None] = {}
+
+    def ask(self: Asker, requests: Any, progress: Any = None) -> Any:
+        found = {host: {"facts": nodes[host]} for host in requests if nodes[host] is not None}
+        lost = [Failure(host, "it does not answer", "look at it") for host in requests if nodes[host] is None]
+        return found, lost
+
+    monkeypatch.setattr(Asker, "ask", ask)
+    return nodes
+
+
+def load(text: str) -> ClusterConfig:
+    return load_settings(ClusterConfig, parse(text, "cluster.yaml"))
+
+
+def test_what_all_have_becomes_settings(nodes: dict[str, Any]) -> None:
+    nodes |= {f"node{number}": said_by_a_node() for number in (1, 2, 3)}
+    found = find_cluster(ClusterConfig(nodes=["node[1-3]"]))
+    cluster = load(config_text(found))
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.network) == (["node[1-3]"], 8, "infiniband")
+    assert (cluster.infiniband, cluster.interface) == (["mlx5_0"], "ens3")
+    assert (cluster.local_path, cluster.shared_path) == (Path("/local disk"), Path("/shared"))
+    assert found.missing == []
+    assert "3 machines: node[1-3]" in found.said
+    assert "# also found: /scratch" in config_text(found)
+
+
+def test_what_differs_or_lacks_is_said(nodes: dict[str, Any]) -> None:
+    few = said_by_a_node(gpus={"count": 7, "names": ["NVIDIA H200"], "source": "nvidia-smi"}, mounts=[])
+    nodes |= {"a": said_by_a_node(), "b": said_by_a_node(), "c": few, "d": None}
+    found = find_cluster(ClusterConfig(nodes=["a", "b", "c", "d"]))
+    assert found.settings["gpus_per_node"] == 8
+    assert any("the same GPUs everywhere: c differs" in line for line in found.missing)
+    assert any("what d has: it does not answer; look at it" in line for line in found.missing)
+    assert any("a local disk" in line for line in found.missing)
+    assert any("a network file system" in line for line in found.missing)
+    cluster = load(config_text(found))
+    assert cluster.local_path is None
+
+
+def test_slurm_promises_gpus_that_nobody_could_count(nodes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes |= {"n1": None}
+    monkeypatch.setattr("glmforge_ops.hosts.machines.slurm_nodes", lambda partition: ["n1"])
+    monkeypatch.setattr(find, "gres_of", lambda partition: ["gpu:h200:8(S:0-1)", "(null)"])
+    found = find_cluster(ClusterConfig(slurm=SlurmConfig(partition="gpu")))
+    cluster = load(config_text(found))
+    assert cluster.slurm is not None
+    assert (cluster.slurm.partition, cluster.gpus_per_node) == ("gpu", 8)
+
+
+@pytest.mark.parametrize("path", ["/a: b", "/a #b", "/'a'", "/ä 日", "/%s{{ x }}", "/- a", "/null"])
+def test_any_path_is_read_back_as_it_is(nodes: dict[str, Any], path: str) -> None:
+    nodes["a"] = said_by_a_node(mounts=[mount(path, "/dev/nvme0n1"), mount("/x\n\nnetwork: tcp", "/dev/sdb", TB)])
+    assert load(config_text(find_cluster(ClusterConfig(nodes=["a"])))).local_path == Path(path)
+
+
+def test_no_file_is_replaced_unless_forced(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    options = ["cluster", "init", "--hosts", "localhost", "--out", str(file)]
+    first = CliRunner().invoke(app, options)
+    assert first.exit_code == 0, first.exception
+    assert load_cluster(file).nodes == ["localhost"]
+    assert "found: 1 machine: localhost" in first.output
+    file.write_text("name: mine\n")
+    again = CliRunner().invoke(app, options)
+    assert isinstance(again.exception, HostError)
+    assert str(again.exception) == f"{file}: is there already; write to another --out, or give --force"
+    assert file.read_text() == "name: mine\n"
+    with pytest.raises(HostError, match="is there already"):
+        write_config(file, "name: other\n", force=False)
+    assert CliRunner().invoke(app, [*options, "--force"]).exit_code == 0
+    assert load_cluster(file).nodes == ["localhost"]
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
