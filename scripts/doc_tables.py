@@ -11,7 +11,7 @@ from glmforge.checkpoint.compatible import rules_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
-from glmforge_ops.environment.lint.facts import facts_markdown
+from glmforge_ops.environment.lint import known_bad_markdown
 from glmforge_ops.environment.table import variables_markdown
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ TABLES = {
     "stages.md": plan_stages.TABLES,
     "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
-    "cluster-env.md": [variables_markdown, facts_markdown],
+    "cluster-env.md": [variables_markdown, known_bad_markdown],
 }
 
 

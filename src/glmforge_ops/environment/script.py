@@ -8,13 +8,11 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
 from typing import Literal, get_args
 
 from glmforge.errors import ConfigError
-from glmforge_ops.environment.table import VARIABLES
-from glmforge_ops.environment.variable import FOUND, NETWORKS, RDMA, Network, Variable, parse_version
+from glmforge_ops.environment.table import FOUND, NETWORKS, RDMA, VARIABLES, Network, Variable, packaged, parse_version
 
 Form = Literal["bash", "slurm", "json"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -87,20 +85,19 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.network not in CHOICES:
-            raise ConfigError(f"network {self.network!r} is not known: one of {', '.join(CHOICES)}")
+            raise ConfigError(f"unknown network {self.network!r}: one of {', '.join(CHOICES)}")
         for name in self.interfaces:
             if not _INTERFACE.fullmatch(name):
                 raise ConfigError(
-                    f"interface {name!r} is no name of a network interface: letters, digits, '_', '.' and '-', at most "
-                    "15; see 'ip link'"
+                    f"invalid interface name {name!r}: letters, digits, '_', '.' and '-', at most 15; see 'ip link'"
                 )
         for name in self.devices:
             if not _DEVICE.fullmatch(name):
-                raise ConfigError(f"RDMA device {name!r} is no name of one: as in mlx5_0 or mlx5_0:1; see 'ibstat -l'")
+                raise ConfigError(f"invalid RDMA device {name!r}: as in mlx5_0 or mlx5_0:1; see 'ibstat -l'")
         if self.devices and self.network not in RDMA:
-            raise ConfigError(f"network {self.network!r} uses no named RDMA devices: infiniband or roce, or no devices")
+            raise ConfigError(f"network {self.network!r} does not use RDMA devices: choose infiniband or roce")
         if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", self.nccl) or parse_version(self.nccl) < (2, 18):
-            raise ConfigError(f"NCCL {self.nccl!r} is no version from 2.18 on: for example {NCCL}")
+            raise ConfigError(f"NCCL {self.nccl!r} is not a version, 2.18 or later: for example {NCCL}")
 
     @property
     def command(self) -> str:
@@ -146,8 +143,8 @@ def _row_dict(row: Variable) -> dict[str, object]:
         "networks": list(row.networks or NETWORKS),
         "set": row.is_set,
         "by_glmforge": row.by_glmforge,
-        "value": row.value,
-        "found": FOUND[row.found] if row.found else None,
+        "value": row.set,
+        "found": FOUND[row.find] if row.find else None,
         "default": row.default,
         "meaning": row.meaning,
         "change": row.change,
@@ -173,7 +170,7 @@ def _found_first(wanted: Wanted, form: Form) -> Iterator[str]:
         yield f"_glmforge_interface={','.join(wanted.interfaces)}\n"
     else:
         yield "_glmforge_interface=$(_glmforge_find_interface)\n"
-    if any(row.found == "cache" for row in wanted.rows()):
+    if any(row.find == "cache" for row in wanted.rows()):
         yield "_glmforge_cache=$(_glmforge_make_cache)\n"
     if wanted.devices:
         yield f"_glmforge_ports={','.join(name if ':' in name else f'{name}:1' for name in wanted.devices)}\n"
@@ -236,10 +233,10 @@ def _value(row: Variable) -> str:
     """What a row sets, as a word of bash."""
     interface, ports = '"$_glmforge_interface"', '"$_glmforge_ports"'
     family = f'"$(_glmforge_family {interface})"'
-    match row.found:
+    match row.find:
         case None:
-            assert row.value is not None
-            return row.value
+            assert row.set is not None
+            return row.set
         case "interface":
             return interface
         case "exact_interface":
@@ -276,7 +273,7 @@ def _slurm_end(wanted: Wanted) -> str:
 
 def _needed_functions(text: str) -> dict[str, str]:
     """Name -> text of the functions that `text` calls, and those that they call, in the order of the file."""
-    source = resources.files("glmforge_ops.environment").joinpath("finders.sh").read_text(encoding="utf-8")
+    source = packaged("finders.sh")
     paragraphs = source.rstrip("\n").split("\n\n")
     functions = {found[1]: f"{text}\n" for text in paragraphs if (found := _FUNCTION.search(text))}
     needed: set[str] = set()

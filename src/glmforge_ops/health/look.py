@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge.runtime.hostfile import LOCAL
-from glmforge_ops.environment.lint.linter import Finding, lint_environment
+from glmforge_ops.environment.lint import Finding, lint_environment
 from glmforge_ops.health.checks.check import Check, Context, Level
 from glmforge_ops.health.checks.examine import REACH, examine
 from glmforge_ops.health.checks.facts import Facts

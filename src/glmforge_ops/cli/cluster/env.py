@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from glmforge_ops.environment.lint.linter import Finding
+    from glmforge_ops.environment.lint import Finding
     from glmforge_ops.environment.script import Wanted
 
 
@@ -47,8 +47,8 @@ def env(
     """Write the environment variables of a training job, or check those in your own scripts.
 
     What is written is a script that says of each variable what it does and when to change it, leaves alone what you
-    have set, and looks for interfaces, RDMA devices and cores on the node that runs it. --lint finds variables that no
-    program reads, that are gone, renamed, misspelt or harmful, wrong values and contradictions; it fails on errors.
+    have set, and looks for interfaces, RDMA devices and cores on the node that runs it. --lint looks for settings that
+    are known to do nothing or to do harm, and fails on errors.
 
     Examples:
 
@@ -82,7 +82,7 @@ def _write(wanted: "Wanted", shell: str, out: Path | None, force: bool) -> None:
     from glmforge_ops.environment.script import FORMS, as_dict, as_script
 
     if shell not in FORMS:
-        raise ConfigError(f"form {shell!r} is not known: one of {', '.join(FORMS)}")
+        raise ConfigError(f"unknown form {shell!r}: one of {', '.join(FORMS)}")
     if out is not None:
         refuse_unwritable(out, force)
     text = json.dumps(as_dict(wanted), indent=2) + "\n" if shell == "json" else as_script(wanted, shell)
@@ -100,7 +100,7 @@ _NEXT = {"bash": "source it on every node before training", "slurm": "srun --tas
 
 def _lint(files: list[Path], *, strict: bool, as_json: bool) -> None:
     from glmforge.errors import ConfigError
-    from glmforge_ops.environment.lint.linter import lint_files
+    from glmforge_ops.environment.lint import lint_files
 
     if not files:
         raise ConfigError("--lint needs files to check: glmforge cluster env --lint train.sbatch")
@@ -120,5 +120,5 @@ def _print(findings: "list[Finding]") -> None:
     """A line of place and problem per finding, as compilers print them, and what should stand there below it."""
     for finding in findings:
         value = "" if finding.value is None else f"={finding.value}"
-        typer.echo(f"{finding.place}: {finding.severity}: {finding.name}{value}: {finding.problem} [{finding.rule}]")
+        typer.echo(f"{finding.place}: {finding.severity}: {finding.name}{value}: {finding.problem}")
         typer.echo(f"    instead: {finding.instead}")

@@ -1,6 +1,6 @@
 """What a job finds on a node: its Python with glmforge, and the variables that a login sets."""
 
-from glmforge_ops.environment.lint.linter import Finding, lint_environment
+from glmforge_ops.environment.lint import Finding, lint_environment
 from glmforge_ops.health.checks.check import Check, Context, Level
 from glmforge_ops.health.checks.facts import Facts
 from glmforge_ops.health.checks.outcome import Outcome, failed, passed, skipped, warning

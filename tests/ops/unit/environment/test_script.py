@@ -72,16 +72,16 @@ def test_json_has_every_variable_of_the_network() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"network": "ethernet"}, "network 'ethernet' is not known"),
-        ({"interfaces": ("eth0; rm -rf /",)}, "is no name of a network interface"),
-        ({"interfaces": ("",)}, "is no name of a network interface"),
-        ({"interfaces": ("-eth0",)}, "is no name of a network interface"),
-        ({"interfaces": ("a" * 16,)}, "is no name of a network interface"),
-        ({"network": "roce", "devices": ("mlx5_0$(id)",)}, "is no name of one"),
-        ({"network": "tcp", "devices": ("mlx5_0",)}, "uses no named RDMA devices"),
-        ({"nccl": "2"}, "is no version"),
-        ({"nccl": "2.17"}, "from 2.18 on"),
-        ({"nccl": "2.9999999999999999"}, "is no version"),
+        ({"network": "ethernet"}, "unknown network 'ethernet'"),
+        ({"interfaces": ("eth0; rm -rf /",)}, "invalid interface name"),
+        ({"interfaces": ("",)}, "invalid interface name"),
+        ({"interfaces": ("-eth0",)}, "invalid interface name"),
+        ({"interfaces": ("a" * 16,)}, "invalid interface name"),
+        ({"network": "roce", "devices": ("mlx5_0$(id)",)}, "invalid RDMA device"),
+        ({"network": "tcp", "devices": ("mlx5_0",)}, "does not use RDMA devices"),
+        ({"nccl": "2"}, "is not a version"),
+        ({"nccl": "2.17"}, "2.18 or later"),
+        ({"nccl": "2.9999999999999999"}, "is not a version"),
     ],
 )
 def test_wrong_wishes_are_one_line(wanted: dict[str, object], message: str) -> None:

@@ -9,12 +9,8 @@ from typing import get_args
 import pytest
 
 from glmforge.config import cluster as cluster_config
-from glmforge_ops.environment.lint.facts import GONE, HARMFUL, RENAMED, UNREAD, facts_markdown
-from glmforge_ops.environment.lint.known import KNOWN
-from glmforge_ops.environment.lint.linter import lint_environment
-from glmforge_ops.environment.lint.values import CHECKS
-from glmforge_ops.environment.table import VARIABLES, rows_of, variables_markdown
-from glmforge_ops.environment.variable import FOUND, NETWORKS, Finder, Group, Variable
+from glmforge_ops.environment.lint import known_bad, known_bad_markdown, lint_environment
+from glmforge_ops.environment.table import FOUND, NETWORKS, VARIABLES, Variable, variables_markdown
 
 ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "cluster-env.md").read_text(encoding="utf-8")
@@ -27,15 +23,15 @@ def test_a_row_is_complete(row: Variable) -> None:
     assert row.change.endswith(".")
     assert row.default
     assert "|" not in row.meaning + row.change + row.default  # the page's columns
-    assert row.value is None or row.found is None
-    assert row.name in KNOWN
-    assert not {row.name} & {*GONE, *UNREAD, *RENAMED}
+    assert row.set is None or row.find is None
+    assert row.find is None or row.find in FOUND
+    assert row.name not in {bad.name for bad in known_bad() if bad.values is None}
 
 
-@pytest.mark.parametrize("row", [row for row in VARIABLES if row.value], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in VARIABLES if row.set], ids=lambda row: row.name)
 def test_the_linter_has_nothing_to_say_of_what_is_set(row: Variable) -> None:
-    assert row.value is not None
-    assert lint_environment({row.name: row.value}) == []
+    assert row.set is not None
+    assert lint_environment({row.name: row.set}) == []
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -44,30 +40,17 @@ def test_a_network_has_one_row_of_a_variable(network: cluster_config.Network) ->
     assert max(names.values()) == 1
 
 
-def test_every_group_and_finder_is_used() -> None:
-    assert {row.group for row in VARIABLES} == set(get_args(Group))
-    assert {row.found for row in VARIABLES if row.found} == set(FOUND) == set(get_args(Finder))
+def test_every_finder_is_used() -> None:
+    assert {row.find for row in VARIABLES if row.find} == set(FOUND)
 
 
 def test_networks_are_those_of_cluster_yaml() -> None:
     assert get_args(cluster_config.Network) == NETWORKS
 
 
-def test_what_the_linter_refuses_is_said_once_and_known_to_no_program() -> None:
-    assert not (UNREAD.keys() | GONE.keys()) & RENAMED.keys()
-    assert not UNREAD.keys() & (GONE.keys() | KNOWN)
-    assert {harm.name for harm in HARMFUL} <= KNOWN
-    assert set(RENAMED.values()) <= KNOWN
-    assert CHECKS.keys() <= KNOWN
-
-
 def test_the_page_shows_both_tables() -> None:
     assert variables_markdown() in PAGE, "run scripts/doc_tables.py"
-    assert facts_markdown() in PAGE, "run scripts/doc_tables.py"
-
-
-# Ranks of the benchmark are no training job's: they stay on one machine, or go on where a collective never ends.
-BENCHMARK = ROOT / "src" / "glmforge" / "cluster" / "collectives"
+    assert known_bad_markdown() in PAGE, "run scripts/doc_tables.py"
 
 
 @cache
@@ -75,7 +58,7 @@ def settings_in_code() -> dict[str, set[str | None]]:
     """Variables that glmforge's code sets in a training process, with the values that stand there (None: computed)."""
     found: dict[str, set[str | None]] = {}
     for path in sorted((ROOT / "src" / "glmforge").rglob("*.py")):
-        text = "" if path.is_relative_to(BENCHMARK) else path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text if "environ" in text else "")):
             name, value = _setting(node)
             if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isupper():
@@ -99,9 +82,9 @@ def test_what_the_code_sets_is_in_the_table_with_the_same_value() -> None:
     settings = settings_in_code()
     assert {"TORCH_FR_BUFFER_SIZE", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "TOKENIZERS_PARALLELISM"} <= settings.keys()
     for name, values in settings.items():
-        rows = rows_of(name)
+        rows = [row for row in VARIABLES if row.name == name]
         assert rows, f"the code sets {name}, of which the table says nothing"
-        assert values - {None} <= {row.value for row in rows}, name
+        assert values - {None} <= {row.set for row in rows}, name
 
 
 def test_what_glmforge_is_said_to_set_it_sets() -> None:

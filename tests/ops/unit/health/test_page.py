@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from glmforge_ops.environment.lint.linter import lint_environment
+from glmforge_ops.environment.lint import lint_environment
 from glmforge_ops.health.checks.facts import Facts
 from glmforge_ops.health.checks.outcome import Status, failed, passed, skipped, warning
 from glmforge_ops.health.look import Health
