@@ -254,6 +254,7 @@ def _value(row: Variable) -> str:
         case "cache":
             directory = row.name.removesuffix("_CACHE_DIR").removesuffix("_DIR").removesuffix("_PATH").lower()
             return f'"${{_glmforge_cache:+$_glmforge_cache/{directory}}}"'
+    raise AssertionError(row.find)
 
 
 def _slurm_end(wanted: Wanted) -> str:

@@ -4,10 +4,10 @@ Code of glmforge that sets a variable itself has a row here too, with the same v
 """
 
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Network = Literal["infiniband", "roce", "tcp"]
 """How NCCL's bytes travel between nodes: InfiniBand, RDMA over Ethernet (RoCE), or plain sockets."""
@@ -79,11 +79,10 @@ def packaged(name: str) -> str:
 
 
 def _read() -> tuple[Variable, ...]:
-    lists = {field.name for field in fields(Variable) if field.name in ("networks", "nccl")}
-    return tuple(
-        Variable(**{key: tuple(value) if key in lists else value for key, value in row.items()})
-        for row in tomllib.loads(packaged("variables.toml"))["variable"]
-    )
+    rows: list[dict[str, Any]] = tomllib.loads(packaged("variables.toml"))["variable"]
+    for row in rows:
+        row.update({key: tuple(row[key]) for key in ("networks", "nccl") if key in row})
+    return tuple(Variable(**row) for row in rows)
 
 
 VARIABLES: tuple[Variable, ...] = _read()

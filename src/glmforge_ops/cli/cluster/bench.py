@@ -1,24 +1,23 @@
 """`glmforge cluster bench`: how fast ranks communicate, and which host or path is slower than the others."""
 
 import json
+import math
 import os
+import re
+import shutil
+import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glmforge.cli.signature import takes
-from glmforge.errors import ConfigError
-from glmforge_ops.health.collectives.kinds import DTYPES, KINDS, find_kinds
-from glmforge_ops.health.collectives.rows import HEADER, Row, as_json, line_of
-from glmforge_ops.health.collectives.settings import MAX_LOCAL, BenchSettings, SlowSettings, message_sizes, parse_size
-from glmforge_ops.health.collectives.verdict import Expected, expect, judge, wrong_elements
+from glmforge.errors import ConfigError, HostError
 
 if TYPE_CHECKING:
-    from glmforge_ops.health.collectives.slow.drive import Outcome, RoundDone
+    from glmforge_ops.health.bandwidth import Row
 
 
 class Backend(StrEnum):
@@ -29,92 +28,39 @@ class Backend(StrEnum):
     gloo = "gloo"
 
 
-class NcclTests(StrEnum):
-    """Whether nccl-tests measures."""
-
-    auto = "auto"
-    never = "never"
-    require = "require"
+_COLLECTIVES = "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv"
+_MAX_LOCAL = 512
 
 
-class Unit(StrEnum):
-    """What is compared."""
-
-    host = "host"
-    rank = "rank"
-
-
-Dtype = StrEnum("Dtype", {name: name for name in DTYPES})  # type: ignore[misc]  # made of the table
-
-_BENCH, _SLOW = "Measure collectives", "Find what is slow"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """What is measured, and how the ranks come to be."""
-
+def bench(
     local: Annotated[
         int | None,
         typer.Option(help="Start this many ranks on this machine.", show_default="those of torchrun or srun"),
-    ] = None
-    backend: Annotated[Backend, typer.Option(help="'auto' is NCCL where there is a GPU.")] = Backend.auto
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds for a measurement, and to meet.", show_default="60; 30 with --find-slow"),
-    ] = None
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result here.")] = None
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="'auto' is NCCL where there is a GPU.")] = Backend.auto,
     collective: Annotated[
-        list[str] | None,
-        typer.Option(help="Repeatable: " + ", ".join(KINDS) + ".", show_default="all", rich_help_panel=_BENCH),
-    ] = None
-    min_bytes: Annotated[str, typer.Option(help="Smallest message: 8, 64K, 1M, 2G.", rich_help_panel=_BENCH)] = "1M"
-    max_bytes: Annotated[str, typer.Option(help="Largest message.", rich_help_panel=_BENCH)] = "64M"
-    factor: Annotated[float, typer.Option(help="From one size to the next.", rich_help_panel=_BENCH)] = 2
-    iterations: Annotated[int, typer.Option(min=1, help="Timed in one go.", rich_help_panel=_BENCH)] = 20
-    warmup: Annotated[int, typer.Option(min=0, help="Before the timed ones.", rich_help_panel=_BENCH)] = 5
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare every element of the result.", rich_help_panel=_BENCH)
-    ] = True
-    dtype: Annotated[Dtype, typer.Option(help="Of the elements.", rich_help_panel=_BENCH)] = Dtype.float32  # type: ignore[attr-defined]
-    nccl_tests: Annotated[
-        NcclTests,
-        typer.Option(help="Let nccl-tests measure this machine's GPUs, if it is on PATH.", rich_help_panel=_BENCH),
-    ] = NcclTests.auto
+        list[str] | None, typer.Option(help=f"Repeatable: {_COLLECTIVES}.", show_default="all")
+    ] = None,
+    min_bytes: Annotated[str, typer.Option(help="Smallest message: 8, 64K, 1M, 2G; sizes double.")] = "1M",
+    max_bytes: Annotated[str, typer.Option(help="Largest message.")] = "64M",
+    iterations: Annotated[int, typer.Option(min=1, help="Calls that are timed together.")] = 20,
     expect: Annotated[
         float | None,
         typer.Option(help="Bus bandwidth in GB/s: less than 0.8 of it fails. With --find-slow: of a pair of hosts."),
-    ] = None
+    ] = None,
     find_slow: Annotated[
-        bool, typer.Option("--find-slow", help="Compare hosts instead of measuring collectives.", rich_help_panel=_SLOW)
-    ] = False
-    unit: Annotated[Unit, typer.Option(help="Compare hosts, or each rank by itself.", rich_help_panel=_SLOW)] = (
-        Unit.host
-    )
-    slow_below: Annotated[
-        float, typer.Option(help="Share of the others' bandwidth below which it is slow.", rich_help_panel=_SLOW)
-    ] = 0.7
-    exchange_bytes: Annotated[
-        str, typer.Option(help="That two ranks send each other at a time.", rich_help_panel=_SLOW)
-    ] = "8M"
-    partners: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most partners of a host in a round. With 1, slow hosts are found in the shortest time, but most "
-            "paths are not measured.",
-            show_default="all",
-            rich_help_panel=_SLOW,
-        ),
-    ] = None
-
-
-@takes(BenchOptions)
-def bench(options: BenchOptions) -> None:
+        bool, typer.Option("--find-slow", help="Compare hosts pair by pair instead of measuring collectives.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds for a measurement, and for the ranks to meet.")] = 60.0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the result here, too.")
+    ] = None,
+) -> None:
     """Measure how fast ranks communicate, or find the host or the path that is slower than the others.
 
-    All-reduce, all-gather, reduce-scatter, all-to-all (even and uneven), broadcast and point-to-point, in the columns
-    of nccl-tests, every element of the result checked. The ranks are those of torchrun or srun; with --local they are
-    started here. Exit status 1 if an element is wrong, less is reached than expected, or something slow is found.
+    Collectives are measured in the terms of nccl-tests, and every element of the result is checked. The ranks are those
+    of torchrun or srun; with --local they are started here. Without either, on a machine with GPUs, nccl-tests measures
+    if it is on PATH. Exit status 1 if an element is wrong, less is reached than expected, or something is slow.
 
     Examples:
 
@@ -124,151 +70,133 @@ def bench(options: BenchOptions) -> None:
 
         srun --nodes 128 --ntasks-per-node 8 glmforge cluster bench --find-slow --json slow.json
     """
-    from glmforge_ops.health.collectives.local import run_local
-    from glmforge_ops.health.collectives.run import choose_backend
+    from glmforge_ops.health.bandwidth import KINDS, message_sizes
+    from glmforge_ops.health.ranks import choose_backend, run_local
 
-    if options.json_file == Path("-"):
+    kinds = list(dict.fromkeys(collective or KINDS))
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ConfigError(f"--collective: unknown collective {kind!r}; choose from {_COLLECTIVES}")
+    if json_file == Path("-"):
         raise ConfigError("--json -: the table is on standard output; name a file")
-    if options.local is not None and not 2 <= options.local <= MAX_LOCAL:
-        raise ConfigError(f"--local {options.local}: give from 2 to {MAX_LOCAL} ranks")
-    backend = choose_backend(options.backend.value)
-    expected = None if options.expect is None else expect(options.expect)
-    if options.find_slow:
-        arguments: tuple[Any, ...] = (_slow_settings(options, backend), options.json_file)
-        function: Any = _find_slow
-    else:
-        settings = _bench_settings(options, backend)
-        status = _with_nccl_tests(settings, options, expected)
-        if status is not None:
-            raise typer.Exit(status)
-        arguments = (settings, expected, options.json_file)
-        function = _bench
-    status = function(*arguments) if options.local is None else run_local(options.local, function, *arguments)
-    raise typer.Exit(status)
+    if local is not None and not 2 <= local <= _MAX_LOCAL:
+        raise ConfigError(f"--local {local}: give from 2 to {_MAX_LOCAL} ranks")
+    if not 1 <= timeout <= 86_400:
+        raise ConfigError(f"--timeout {timeout:g}: give from 1 to 86400 seconds")
+    if expect is not None and not (math.isfinite(expect) and expect > 0):
+        raise ConfigError(f"--expect {expect:g}: give a bandwidth in GB/s, more than 0")
+    chosen = choose_backend(backend.value)
+    if find_slow:
+        status = (
+            _find_slow(chosen, timeout, expect, json_file)
+            if local is None
+            else run_local(local, _find_slow, chosen, timeout, expect, json_file)
+        )
+        raise typer.Exit(status)
+    sizes = message_sizes(min_bytes, max_bytes)
+    if local is None and chosen == "nccl" and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+        programs = [shutil.which(KINDS[kind].program) for kind in kinds]
+        if all(programs):
+            raise typer.Exit(_nccl_tests([program for program in programs if program], sizes, iterations, expect))
+    arguments = (chosen, kinds, sizes, iterations, timeout, expect, json_file)
+    raise typer.Exit(_bench(*arguments) if local is None else run_local(local, _bench, *arguments))
 
 
-def _bench_settings(options: BenchOptions, backend: str) -> BenchSettings:
-    smallest = parse_size(options.min_bytes, "--min-bytes")
-    largest = parse_size(options.max_bytes, "--max-bytes")
-    return BenchSettings(
-        kinds=tuple(find_kinds(options.collective or [])),
-        sizes=tuple(message_sizes(smallest, largest, options.factor)),
-        dtype=options.dtype.value,
-        backend=backend,
-        iterations=options.iterations,
-        warmup=options.warmup,
-        check=options.check,
-        timeout_s=_timeout(options, 60.0),
-    )
-
-
-def _slow_settings(options: BenchOptions, backend: str) -> SlowSettings:
-    if not 0 < options.slow_below < 1:
-        raise ConfigError(f"--slow-below {options.slow_below:g}: give a share between 0 and 1, such as 0.7")
-    return SlowSettings(
-        backend=backend,
-        unit=options.unit.value,
-        slow_below=options.slow_below,
-        expected_gbs=None if options.expect is None else expect(options.expect).busbw,
-        exchange_bytes=parse_size(options.exchange_bytes, "--exchange-bytes"),
-        max_partners=options.partners,
-        timeout_s=_timeout(options, 30.0),
-    )
-
-
-def _timeout(options: BenchOptions, default: float) -> float:
-    given = default if options.timeout is None else options.timeout
-    if not 1 <= given <= 86_400:
-        raise ConfigError(f"--timeout {given:g}: give from 1 to 86400 seconds")
-    return given
-
-
-def _with_nccl_tests(settings: BenchSettings, options: BenchOptions, expected: Expected | None) -> int | None:
-    """The exit status if nccl-tests has measured, else None."""
-    from glmforge_ops.health.collectives.run import run_with_nccl_tests
-
-    show = _Table()
-    measured = run_with_nccl_tests(settings, options.nccl_tests.value, options.local, show)
-    return None if measured is None else _conclude(*measured, settings, expected, options.json_file, "nccl-tests")
-
-
-def _bench(settings: BenchSettings, expected: Expected | None, json_file: Path | None) -> int:
+def _bench(
+    backend: str,
+    kinds: list[str],
+    sizes: list[int],
+    iterations: int,
+    timeout_s: float,
+    expect: float | None,
+    json_file: Path | None,
+) -> int:
     """On each rank: rank 0 prints. Returns the exit status."""
     from glmforge.runtime.launch import LaunchEnvironment
-    from glmforge_ops.health.collectives.run import run_bench
+    from glmforge_ops.health.bandwidth import HEADER, judge, line_of, measure_all
+    from glmforge_ops.health.ranks import check_ranks, device_of, joined, lost
 
-    rows, num_ranks = run_bench(settings, _Table())
-    if not LaunchEnvironment.read().is_main:
+    launch = LaunchEnvironment.read()
+    check_ranks(launch)
+    device = device_of(launch, backend)
+    header = list(HEADER)
+
+    def show(row: "Row") -> None:
+        if launch.is_main:
+            typer.echo("\n".join([*header, line_of(row)]))
+            header.clear()
+            sys.stdout.flush()
+
+    with joined(launch, backend, device, timeout_s=timeout_s, connect_at_once=True):
+        try:
+            rows = measure_all(kinds, sizes, iterations, device, show)
+        except RuntimeError as error:  # gloo's, NCCL's and the store's
+            raise lost(launch, "a collective", error) from error
+    if not launch.is_main:
         return 0
-    return _conclude(rows, num_ranks, settings, expected, json_file, "torch.distributed")
-
-
-class _Table:
-    """Prints rows, below a header."""
-
-    def __init__(self) -> None:
-        self._has_header = False
-
-    def __call__(self, row: Row) -> None:
-        if not self._has_header:
-            self._has_header = True
-            for line in HEADER:
-                typer.echo(line)
-        typer.echo(line_of(row))
-        sys.stdout.flush()
-
-
-def _conclude(
-    rows: list[Row],
-    num_ranks: int,
-    settings: BenchSettings,
-    expected: Expected | None,
-    json_file: Path | None,
-    measured_by: str,
-) -> int:
-    verdicts = [] if expected is None else judge(rows, expected)
-    for verdict in verdicts:
-        typer.echo(f"{verdict.status}: {verdict.message}")
-    wrong = wrong_elements(rows)
-    if wrong:
-        typer.echo(f"fail: {wrong:,} elements are wrong")
+    verdicts = [] if expect is None else judge(rows, expect)
+    if wrong := sum(row.wrong for row in rows):
+        verdicts.append(("fail", f"{wrong:,} elements are wrong: run it host by host to find which"))
+    for status, message in verdicts:
+        typer.echo(f"{status}: {message}")
     if json_file is not None:
         content = {
-            "measured_by": measured_by,
-            "backend": settings.backend,
-            "num_ranks": num_ranks,
-            "iterations": settings.iterations,
-            "rows": as_json(rows),
-            "verdicts": [verdict._asdict() for verdict in verdicts],
+            "backend": backend,
+            "num_ranks": launch.world_size,
+            "iterations": iterations,
+            "rows": [asdict(row) for row in rows],
+            "verdicts": verdicts,
         }
         json_file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    return int(wrong > 0 or any(verdict.status == "fail" for verdict in verdicts))
+    return int(any(status == "fail" for status, _ in verdicts))
 
 
-def _find_slow(settings: SlowSettings, json_file: Path | None) -> int:
+def _find_slow(backend: str, timeout_s: float, expect: float | None, json_file: Path | None) -> int:
     """On each rank: rank 0 prints. Returns the exit status."""
-    from glmforge_ops.health.collectives.run import run_find_slow
-    from glmforge_ops.health.collectives.slow.report import findings_as_json, line_of_round, lines_of
+    from glmforge.runtime.launch import LaunchEnvironment
+    from glmforge_ops.health.ranks import check_ranks, device_of, joined
+    from glmforge_ops.health.slow_host import find_slow
 
-    def show(done: "RoundDone") -> None:
-        typer.echo(line_of_round(done), err=True)
-
-    outcome = run_find_slow(settings, show)
-    if outcome.findings is None:
-        return 0
-    for line in lines_of(outcome.units, outcome.findings, settings):
-        typer.echo(line)
-    if json_file is not None:
-        content = {"settings": asdict(settings), **findings_as_json(outcome.units, outcome.findings)}
-        json_file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    status = int(not outcome.findings.is_clean)
-    _end_at_once_if_broken(outcome, status)
+    launch = LaunchEnvironment.read()
+    check_ranks(launch)
+    device = device_of(launch, backend)
+    with joined(launch, backend, device, timeout_s=timeout_s, connect_at_once=False) as store:
+        findings, is_broken = find_slow(
+            launch,
+            store,
+            device,
+            timeout_s=timeout_s,
+            expected_gbs=expect,
+            done=lambda line: typer.echo(line, err=True),
+        )
+        status = 0
+        if findings is not None:
+            status = int(not findings.is_clean)
+            typer.echo("\n".join(findings.lines()))
+            if json_file is not None:
+                json_file.write_text(json.dumps(findings.as_dict(), indent=1) + "\n", "utf-8")
+        if is_broken:  # the teardown of a process group in which something failed may not end
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
     return status
 
 
-def _end_at_once_if_broken(outcome: "Outcome", status: int) -> None:
-    """The teardown of a communicator in which something failed may not come to an end."""
-    if outcome.broken:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+def _nccl_tests(programs: list[str], sizes: list[int], iterations: int, expect: float | None) -> int:
+    """Run nccl-tests on this machine's GPUs and show its tables; fails if it does, or below the expected average."""
+    import torch
+
+    failed = False
+    for program in programs:
+        command = [program, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-g", str(torch.cuda.device_count())]
+        try:
+            ended = subprocess.run([*command, "-n", str(iterations)], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise HostError(f"{program}: cannot be run ({error.strerror}); give --local N to measure without") from None
+        typer.echo(ended.stdout + ended.stderr)
+        average = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", ended.stdout)
+        failed |= ended.returncode != 0 or average is None
+        if expect is not None and average is not None and float(average[1]) < 0.8 * expect:
+            typer.echo(f"fail: {Path(program).name}: {average[1]} GB/s on average, {expect:g} expected")
+            failed = True
+    return int(failed)

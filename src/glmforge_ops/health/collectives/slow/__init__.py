@@ -1,1 +1,0 @@
-"""The search for slow hosts and slow paths between hosts."""
