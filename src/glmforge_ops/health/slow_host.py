@@ -14,10 +14,12 @@ import json
 import logging
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -37,6 +39,7 @@ _ITERATIONS = 3
 _LONG_S = 0.5
 """An exchange that takes this long is not repeated: its scatter is small."""
 _POLL_S = 0.02
+_CUT_OFF = "rank 0, which leads the search, cannot be reached from this host: see its output"
 _MARGIN_S = 5.0
 
 
@@ -177,9 +180,7 @@ def find_slow(
     mine = _Rank(launch, dist.PrefixStore("find-slow", store), device, timeout_s, num_bytes)
     try:
         if launch.rank != 0:
-            number = 0
-            while mine.take_part(number):
-                number += 1
+            _follow(mine, 7 * timeout_s + 3 * _MARGIN_S)
             return None, mine.broken
         search = Search(len(mine.hosts), slow_below, expected_gbs)
         number = 0
@@ -193,8 +194,34 @@ def find_slow(
         findings = search.findings([name for name, _ in mine.hosts])
         mine.dismiss(number, findings.lost)
     except dist.DistError as error:
-        raise HostError("rank 0, which leads the search, cannot be reached from this host: see its output") from error
+        raise HostError(_CUT_OFF) from error
     return findings, mine.broken
+
+
+def _follow(mine: "_Rank", limit_s: float) -> None:
+    """Take part in all rounds, in a thread: a client of a store that is cut off from it waits as long as TCP tries."""
+    rounds: SimpleQueue[bool | Exception] = SimpleQueue()
+
+    def take_part() -> None:
+        try:
+            number = 0
+            while mine.take_part(number):
+                rounds.put(True)
+                number += 1
+            rounds.put(False)
+        except Exception as error:  # noqa: BLE001 - raised again by the main thread
+            rounds.put(error)
+
+    threading.Thread(target=take_part, daemon=True).start()
+    while True:
+        try:
+            done = rounds.get(timeout=limit_s)
+        except Empty:
+            raise HostError(_CUT_OFF) from None
+        if isinstance(done, Exception):
+            raise done
+        if not done:
+            return
 
 
 class _Rank:
