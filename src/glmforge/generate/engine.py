@@ -10,10 +10,10 @@ chosen then, and the next step tries again.
 
 import logging
 import time
-from collections import abc
-from collections.abc import Callable, Iterable
+from collections import abc, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -22,7 +22,7 @@ import torch
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.generate.admission import refuse_impossible
+from glmforge.generate.admission import QueueFullError, refuse_full, refuse_impossible
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.choosing import choose, failing_alone, one_line
 from glmforge.generate.config import DEFAULTS, EngineConfig
@@ -129,7 +129,12 @@ class Engine:
         return not self.scheduler.sequences and not self._updates
 
     def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
-        """Queue a request; its number. Raises `RequestError` for one that can never be served."""
+        """Queue a request; its number.
+
+        Raises:
+            RequestError: it can never be served.
+            QueueFullError: as many wait as may (`EngineConfig`).
+        """
         return self.queue(self.prepare(prompt, params))
 
     def prepare(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Prepared:
@@ -148,7 +153,8 @@ class Engine:
         return Prepared(tuple(ids), params, self.following.compile(params))
 
     def queue(self, prepared: Prepared) -> int:
-        """Queue a request that is prepared, once; its number."""
+        """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then."""
+        refuse_full(self.scheduler, self.config, len(prepared.prompt))
         number, params = self._num_requests, prepared.params
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         self._num_requests += 1
@@ -231,7 +237,8 @@ class Engine:
         on_update: Callable[[Update], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[list[Sample]]:
-        """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
+        """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
+        whatever the steps give meanwhile.
 
         `stopped` is asked before each step; once it is true, the answers end as they are.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
@@ -240,25 +247,31 @@ class Engine:
             raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        numbers: list[int] = []
-        found: dict[tuple[int, int], Sample] = {}
+        asked = deque(self._prepare_all(prompts, each))
+        answers = [[Sample() for _ in range(one.num_samples)] for one in each]
+        num_open = sum(map(len, answers))
+        found: dict[int, list[Sample]] = {}
+
+        def queue() -> None:
+            with suppress(QueueFullError):
+                while asked:
+                    found[self.queue(asked[0])] = answers[len(found)]
+                    asked.popleft()
+
         try:
-            for prompt, one in zip(prompts, each, strict=True):
-                numbers.append(self._add_next(len(numbers), prompt, one))
-                found |= {(numbers[-1], sample): Sample() for sample in range(one.num_samples)}
-            num_open = len(found)
+            queue()
             while self.runner.anyone(num_open > 0 and not self.is_idle and not stopped()):
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
-                    if (sample := found.get((update.request, update.sample))) is not None:
-                        sample.add(update)
-                        num_open -= sample.finished is not None
+                    if (samples := found.get(update.request)) is not None:
+                        samples[update.sample].add(update)
+                        num_open -= update.finished is not None
+                queue()
         finally:
-            for number in numbers:
+            for number in found:
                 self.cancel(number)
-        answers = iter(found.values())
-        return [list(islice(answers, one.num_samples)) for one in each]
+        return answers
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them.
@@ -277,12 +290,13 @@ class Engine:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
 
-    def _add_next(self, place: int, prompt: Prompt, params: SamplingParams) -> int:
-        """`add`; errors say which of many prompts it is."""
-        try:
-            return self.add(prompt, params)
-        except RequestError as error:
-            raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
+    def _prepare_all(self, prompts: Iterable[Prompt], params: Iterable[SamplingParams]) -> Iterator[Prepared]:
+        """`prepare`; errors say which of many prompts it is."""
+        for place, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                yield self.prepare(prompt, one)
+            except RequestError as error:
+                raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
 
     def _sequence(self, request: Request, sample: int) -> Sequence:
         """A sample of a request, before it begins."""
