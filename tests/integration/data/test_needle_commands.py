@@ -104,7 +104,7 @@ def test_what_the_model_cannot_hold_is_refused(run: Run, export: Path) -> None:
         run("evaluate", "needles", export, "--length", 300)
     with pytest.raises(GlmforgeError, match="tiny: has no tokenizer"):
         run("evaluate", "needles", "tiny", "--length", 200)
-    with pytest.raises(GlmforgeError, match="--replies: .*; add --answers generated"):
+    with pytest.raises(GlmforgeError, match=r"--replies: .*; add --answers generated"):
         run("evaluate", "needles", export, "--length", 200, "--replies", "replies.jsonl")
     with pytest.raises(DataError, match="no token shard"):
         run("evaluate", "needles", export, "--length", 200, "--haystack", "nowhere")
