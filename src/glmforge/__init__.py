@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glmforge.checkpoint.pretrained import load_pretrained, load_tokenizer
     from glmforge.config import load_config
+    from glmforge.generate.admission import QueueFullError
     from glmforge.generate.asynchronous import AsyncEngine
     from glmforge.generate.config import EngineConfig
     from glmforge.generate.engine import Engine
@@ -28,6 +29,7 @@ __all__ = [
     "AsyncEngine",
     "Engine",
     "EngineConfig",
+    "QueueFullError",
     "RequestError",
     "SamplingParams",
     "load_config",
@@ -40,6 +42,7 @@ _HOMES = {
     "AsyncEngine": "glmforge.generate.asynchronous",
     "Engine": "glmforge.generate.engine",
     "EngineConfig": "glmforge.generate.config",
+    "QueueFullError": "glmforge.generate.admission",
     "RequestError": "glmforge.generate.params",
     "SamplingParams": "glmforge.generate.params",
     "load_config": "glmforge.config",

@@ -13,6 +13,7 @@ from glmforge.cli.data.options import ForceOption
 from glmforge.cli.generate import Dtype
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
+from glmforge.errors import GlmforgeError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +44,13 @@ class EvaluateOptions(NeedleOptions):
         Answers, typer.Option(help="One forward pass over text and answer, or the model writes the answer.")
     ] = Answers.scored
     out: Annotated[Path | None, typer.Option(help="JSONL file to write, a line for each row and column.")] = None
+    replies: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSONL file for what the model writes, a line for each test; run the command again to resume. Needs "
+            "--answers generated."
+        ),
+    ] = None
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
     device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
     tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
@@ -59,17 +67,28 @@ def needles(options: EvaluateOptions) -> None:
         glmforge evaluate needles runs/long --length 4096 --length 32768
 
         glmforge evaluate needles exports/glm --length 131072 --task multi_key --task variables --answers generated
-        --device cuda --out needles.jsonl
+        --device cuda --out needles.jsonl --replies replies.jsonl
     """
     from glmforge.data.files import refuse_unwritable
-    from glmforge.evaluate.needles_of_model import find_needles, load_for_needles, write_records
+    from glmforge.evaluate.needles import score_needles
+    from glmforge.evaluate.needles_generated import generate_needles, generate_replies
+    from glmforge.evaluate.needles_of_model import load_for_needles, write_records
     from glmforge.parallel.build import DTYPES
 
-    if options.out is not None:
-        refuse_unwritable(options.out, options.force)
+    if options.replies is not None and options.answers is Answers.scored:
+        raise GlmforgeError("--replies: a scored model writes none; add --answers generated")
+    for path in filter(None, (options.out, options.replies)):
+        refuse_unwritable(path, options.force)
     dtype = None if options.dtype is None else DTYPES[options.dtype.value]
     model, tokenizer = load_for_needles(options.model, options.tokenizer, dtype, options.device, max(options.length))
-    records = find_needles(model, tests_of(options, tokenizer), options.answers.value)
+    tests = tests_of(options, tokenizer)
+    lengths = tests.config.lengths
+    if options.replies is not None:
+        source = str(options.model)
+        records = generate_replies(model, tests, lengths, options.replies, source=source, overwrite=options.force)
+    else:
+        find = score_needles if options.answers is Answers.scored else generate_needles
+        records = find(model, tests, lengths)
     if options.out is not None:
         write_records(records, options.out)
     print_table("", _table(records), Console())

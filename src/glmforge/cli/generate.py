@@ -201,7 +201,7 @@ def _show_logprobs(tokenizer: "Tokenizer", tokens: "Sequence[int]", logprobs: "S
 
 
 def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -> None:
-    from glmforge.deploy.answers import answer_file
+    from glmforge.generate.prompt_file import answer_file
     from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
 

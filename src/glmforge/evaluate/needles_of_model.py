@@ -3,18 +3,14 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.config.parallel import ParallelConfig
 from glmforge.data.files import write_whole
-from glmforge.data.needles.build import NeedleTests
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.evaluate.needles import score_needles
-from glmforge.evaluate.needles_generated import generate_needles
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -37,12 +33,6 @@ def load_for_needles(
             "(max_position_embeddings); take a shorter one"
         )
     return ParallelModel(model.config, World.single(device), ParallelConfig(), [model]), tokenizer
-
-
-def find_needles(model: ParallelModel, tests: NeedleTests, answers: Literal["scored", "generated"]) -> list[Record]:
-    """A record for each task, length and depth."""
-    find = {"scored": score_needles, "generated": generate_needles}[answers]
-    return find(model, tests, tests.config.lengths)
 
 
 def write_records(records: Sequence[Record], path: Path) -> None:

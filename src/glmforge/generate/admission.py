@@ -1,10 +1,17 @@
-"""What can never be served is refused before it is queued."""
+"""What can never be served is refused before it is queued, and what would wait too long when it is."""
 
 from collections.abc import Sequence
 
+from glmforge.errors import GlmforgeError
+from glmforge.generate.config import EngineConfig
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.runner import Runner
+from glmforge.generate.scheduler import Scheduler
 from glmforge.observe.units import counted
+
+
+class QueueFullError(GlmforgeError):
+    """A request that could be served, but not now: a server answers 429 or 503, a loop takes a step and tries again."""
 
 
 def refuse_impossible(
@@ -40,4 +47,23 @@ def refuse_impossible(
     if longest > cache_tokens:
         raise RequestError(
             f"prompt: {asked} can never fit a cache of {cache_tokens:,} tokens; give more cache_bytes (--cache-gib)"
+        )
+
+
+def refuse_full(scheduler: Scheduler, config: EngineConfig, num_tokens: int = 0, *, num_preparing: int = 0) -> None:
+    """Raise `QueueFullError` if there is no room for one more request, of a prompt of `num_tokens`, behind those in the
+    scheduler and `num_preparing` that are to be queued before it."""
+    num_queued = len(scheduler.running) + len(scheduler.waiting) + num_preparing - config.max_sequences
+    if config.max_queued_requests is not None and num_queued >= config.max_queued_requests:
+        raise QueueFullError(
+            f"queue: is full, {num_queued:,} waiting (max_queued_requests is {config.max_queued_requests:,}); try "
+            "again later"
+        )
+    if config.max_queued_tokens is None or not scheduler.waiting:
+        return
+    waiting = sum(sequence.num_pending for sequence in scheduler.waiting)
+    if waiting + num_tokens > config.max_queued_tokens:
+        raise QueueFullError(
+            f"queue: is full, {counted(waiting, 'token')} waiting and {num_tokens:,} more (max_queued_tokens is "
+            f"{config.max_queued_tokens:,}); try again later"
         )

@@ -17,6 +17,10 @@ class EngineConfig:
         page_size: tokens of a page.
         max_sequences: so many run at the same time.
         max_step_tokens: so many tokens are computed in a step; long prompts take several.
+        max_queued_requests: so many requests may wait beside `max_sequences`; one more is refused (`QueueFullError`).
+            None for no limit.
+        max_queued_tokens: so many tokens of prompts may wait; a prompt is refused that would make it more, unless none
+            waits. None for no limit.
         share_prefixes: whether requests that begin alike share pages.
         seed: of the requests that have none.
         drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
@@ -29,6 +33,8 @@ class EngineConfig:
     page_size: int = 16
     max_sequences: int = 64
     max_step_tokens: int = 512
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
     share_prefixes: bool = True
     seed: int = 0
     drafter: DrafterName | None = None
@@ -36,9 +42,10 @@ class EngineConfig:
     max_draft_tokens: int = 16
 
     def __post_init__(self) -> None:
-        for name in ("cache_bytes", "page_size", "max_sequences", "max_step_tokens", "num_drafts", "max_draft_tokens"):
-            if getattr(self, name) < 1:
-                raise GlmforgeError(f"{name}: {getattr(self, name)} is not 1 or more")
+        sizes = ("cache_bytes", "page_size", "max_sequences", "max_step_tokens", "num_drafts", "max_draft_tokens")
+        for name in (*sizes, "max_queued_requests", "max_queued_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise GlmforgeError(f"{name}: {value} is not 1 or more")
 
 
 DEFAULTS = EngineConfig()

@@ -10,10 +10,10 @@ chosen then, and the next step tries again.
 
 import logging
 import time
-from collections import abc
-from collections.abc import Callable, Iterable
+from collections import abc, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -22,11 +22,12 @@ import torch
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.generate.admission import refuse_impossible
+from glmforge.generate.admission import QueueFullError, refuse_full, refuse_impossible
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.choosing import choose, failing_alone, one_line
 from glmforge.generate.config import DEFAULTS, EngineConfig
-from glmforge.generate.grammar import Grammars, RequestGrammar, wait_for
+from glmforge.generate.following import Following, ended
+from glmforge.generate.grammar import RequestGrammar
 from glmforge.generate.memory import CacheMemory
 from glmforge.generate.metrics import Metrics
 from glmforge.generate.params import GREEDY, RequestError, SamplingParams
@@ -34,9 +35,10 @@ from glmforge.generate.prompts import Prompt, encode_prompt
 from glmforge.generate.record import record_experts, score_prompts
 from glmforge.generate.runner import Runner, WholeModel
 from glmforge.generate.sampler import Chosen
+from glmforge.generate.samples import Samples
 from glmforge.generate.scheduler import Scheduler, Work
 from glmforge.generate.sequence import Reason, Request, Sequence
-from glmforge.generate.speculate.drafter import Computed, computed_by
+from glmforge.generate.speculate.drafter import computed_by
 from glmforge.generate.speculate.speculation import Speculation, make_drafter
 from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
@@ -74,7 +76,7 @@ class Engine:
             WholeModel(model, with_mtp=config.drafter == "mtp") if isinstance(model, GlmMoe) else model
         )
         self.config, self.tokenizer, self.metrics = config, tokenizer, Metrics()
-        self._grammars = None if tokenizer is None else Grammars(tokenizer)
+        self.following = Following(tokenizer)
         page_bytes = self.runner.page_bytes(config.page_size)
         num_pages = config.cache_bytes // page_bytes
         if num_pages == 0:
@@ -95,11 +97,8 @@ class Engine:
         if config.drafter is not None:
             drafter = make_drafter(config.drafter, self.runner, config.page_size)
             self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
-        self.scheduler.on_admit = self._let_next_wait
+        self.samples = Samples(self.scheduler, self.runner, self._sequence)
         self._num_requests = 0
-        self._unborn: dict[int, range] = {}
-        """By request, samples that have no sequence yet: one waits at a time, when the prompt is computed."""
-        self._grammars_of: dict[int, RequestGrammar] = {}
         self._updates: list[Update] = []
         """What is to be told. It is kept where a step fails behind it."""
 
@@ -130,7 +129,12 @@ class Engine:
         return not self.scheduler.sequences and not self._updates
 
     def add(self, prompt: Prompt, params: SamplingParams = GREEDY) -> int:
-        """Queue a request; its number. Raises `RequestError` for one that can never be served."""
+        """Queue a request; its number.
+
+        Raises:
+            RequestError: it can never be served.
+            QueueFullError: as many wait as may (`EngineConfig`).
+        """
         return self.queue(self.prepare(prompt, params))
 
     def prepare(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Prepared:
@@ -146,21 +150,16 @@ class Engine:
             cache_tokens=self.memory.num_tokens,
             has_tokenizer=self.tokenizer is not None,
         )
-        grammar = None
-        if params.has_grammar and self._grammars is not None:
-            grammar = self._grammars.compile(params)
-        return Prepared(tuple(ids), params, grammar)
+        return Prepared(tuple(ids), params, self.following.compile(params))
 
     def queue(self, prepared: Prepared) -> int:
-        """Queue a request that is prepared, once; its number."""
+        """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then."""
+        refuse_full(self.scheduler, self.config, len(prepared.prompt))
         number, params = self._num_requests, prepared.params
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         self._num_requests += 1
-        if prepared.grammar is not None:
-            self._grammars_of[number] = prepared.grammar
-        if params.num_samples > 1:
-            self._unborn[number] = range(1, params.num_samples)
-        self.scheduler.add(self._sequence(Request(number, prepared.prompt, params, seed), 0))
+        self.following.add(number, prepared.grammar)
+        self.samples.add(Request(number, prepared.prompt, params, seed))
         self.metrics.asked(number)
         return number
 
@@ -206,7 +205,7 @@ class Engine:
         if tokens.wants_experts:
             assert self.runner.experts_TMK is not None, "the runner was asked to record them"
             record_experts(steps, self.runner.experts_TMK)
-        siblings = self._siblings(rows)
+        siblings = self.samples.siblings(rows)
         rows |= {sibling: rows[first] for first, some in siblings.items() for sibling in some}
         try:
             chosen = choose(logits_LV, rows)
@@ -219,14 +218,14 @@ class Engine:
                 self._fail(number, f"its settings cannot be applied: {one_line(reason)}")
             return
         self.scheduler.advance(steps)
-        self._begin_samples(computed, siblings)
+        self.samples.fork(computed, siblings)
         try:
             for sequence, choices in chosen.items():
                 self._take_up(sequence, choices)
             if self.speculation is not None:
                 self.speculation.draft(computed)
         finally:
-            self._ask_grammars(chosen)
+            self.following.ask(chosen)
         self._hear_grammars(max(_PATIENCE_S, time.perf_counter() - began))
         self.metrics.end_step([update.request for update in self._updates if update.token is not None])
 
@@ -238,7 +237,8 @@ class Engine:
         on_update: Callable[[Update], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> list[list[Sample]]:
-        """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
+        """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
+        whatever the steps give meanwhile.
 
         `stopped` is asked before each step; once it is true, the answers end as they are.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
@@ -247,25 +247,31 @@ class Engine:
             raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        numbers: list[int] = []
-        found: dict[tuple[int, int], Sample] = {}
+        asked = deque(self._prepare_all(prompts, each))
+        answers = [[Sample() for _ in range(one.num_samples)] for one in each]
+        num_open = sum(map(len, answers))
+        found: dict[int, list[Sample]] = {}
+
+        def queue() -> None:
+            with suppress(QueueFullError):
+                while asked:
+                    found[self.queue(asked[0])] = answers[len(found)]
+                    asked.popleft()
+
         try:
-            for prompt, one in zip(prompts, each, strict=True):
-                numbers.append(self._add_next(len(numbers), prompt, one))
-                found |= {(numbers[-1], sample): Sample() for sample in range(one.num_samples)}
-            num_open = len(found)
+            queue()
             while self.runner.anyone(num_open > 0 and not self.is_idle and not stopped()):
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
-                    if (sample := found.get((update.request, update.sample))) is not None:
-                        sample.add(update)
-                        num_open -= sample.finished is not None
+                    if (samples := found.get(update.request)) is not None:
+                        samples[update.sample].add(update)
+                        num_open -= update.finished is not None
+                queue()
         finally:
-            for number in numbers:
+            for number in found:
                 self.cancel(number)
-        answers = iter(found.values())
-        return [list(islice(answers, one.num_samples)) for one in each]
+        return answers
 
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them.
@@ -284,57 +290,21 @@ class Engine:
         """Raise `AssertionError` unless every page of the cache is accounted for."""
         self.scheduler.check()
 
-    def _add_next(self, place: int, prompt: Prompt, params: SamplingParams) -> int:
-        """`add`; errors say which of many prompts it is."""
-        try:
-            return self.add(prompt, params)
-        except RequestError as error:
-            raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
+    def _prepare_all(self, prompts: Iterable[Prompt], params: Iterable[SamplingParams]) -> Iterator[Prepared]:
+        """`prepare`; errors say which of many prompts it is."""
+        for place, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                yield self.prepare(prompt, one)
+            except RequestError as error:
+                raise RequestError(f"prompts[{place}]: {str(error).removeprefix('prompt: ')}") from None
 
     def _sequence(self, request: Request, sample: int) -> Sequence:
         """A sample of a request, before it begins."""
         sequence = Sequence(request, sample, list(request.prompt))
         if self.tokenizer is not None:
             sequence.text = TextStream(self.tokenizer, request.params.stop)
-        if (grammar := self._grammars_of.get(request.number)) is not None:
-            sequence.grammar = grammar.sample()
+        sequence.grammar = self.following.sample(request.number)
         return sequence
-
-    def _siblings(self, rows: dict[Sequence, int]) -> dict[Sequence, list[Sequence]]:
-        """Of each first sample that has come to the end of its prompt, the others that may begin there: as many as
-        there is room for."""
-        siblings: dict[Sequence, list[Sequence]] = {}
-        room = self.config.max_sequences - len(self.scheduler.running)
-        for first in rows:
-            if first.request.number in self._unborn and first.sample == 0 and not first.answer:
-                some = self._unborn[first.request.number][:room]
-                siblings[first] = [self._sequence(first.request, sample) for sample in some]
-                room -= len(some)
-        return siblings
-
-    def _begin_samples(self, computed: list[Computed], siblings: dict[Sequence, list[Sequence]]) -> None:
-        """Let samples begin behind a prompt that is computed: the same logits, and the same states on the last page."""
-        for first, start, place in list(computed):
-            if first not in siblings:
-                continue
-            for sibling in siblings[first]:
-                self._unborn[first.request.number] = self._unborn[first.request.number][1:]
-                self._fork(first, sibling)
-                begin = max(start, (first.num_cached - 1) // self.config.page_size * self.config.page_size)
-                computed.append(Computed(sibling, begin, place + begin - start))
-            self._let_next_wait(first)
-
-    def _let_next_wait(self, sequence: Sequence) -> None:
-        """A sequence runs now: the next sample of its request takes its place among those that wait, if the prompt has
-        been computed."""
-        number = sequence.request.number
-        if (unborn := self._unborn.get(number)) is None or not (sequence.sample or sequence.num_pending == 0):
-            return
-        if unborn:
-            self._unborn[number] = unborn[1:]
-            self.scheduler.add(self._sequence(sequence.request, unborn[0]))
-        else:
-            del self._unborn[number]
 
     def _take_up(self, sequence: Sequence, chosen: list[Chosen]) -> None:
         """Give a sequence its tokens, up to the one that ends it."""
@@ -374,29 +344,15 @@ class Engine:
             )
         )
 
-    def _ask_grammars(self, sequences: Iterable[Sequence]) -> None:
-        """Have grammars read what their sequences were given, and say what may follow that and the drafts."""
-        for sequence in sequences:
-            if sequence.grammar is not None and sequence.finished is None:
-                sequence.grammar.ask(sequence.sample, sequence.answer, sequence.drafts)
-
     def _hear_grammars(self, seconds: float) -> None:
         """Hear what grammars say within so many seconds; sequences end that are complete or as long as may be."""
-        asked = {number: one for number, one in self._grammars_of.items() if one.is_asked}
-        if not asked:
-            return
-        wait_for(asked.values(), seconds)
-        for number, grammar in asked.items():
-            if grammar.error is not None:
-                self._fail(number, grammar.error)
-        for sequence in self.scheduler.sequences:
-            if sequence.request.number not in asked or sequence.is_held or not sequence.answer:
-                continue
-            assert sequence.grammar is not None, "it is asked"
-            if sequence.grammar.ends():
-                self._tell(sequence, "stop", sequence.finish_text())
-            elif sequence.num_left == 0:
-                self._tell(sequence, "length", sequence.finish_text())
+        heard = self.following.hear(seconds)
+        for number, error in heard.items():
+            if error is not None:
+                self._fail(number, error)
+        if heard:
+            for sequence, reason in ended(one for one in self.scheduler.sequences if one.request.number in heard):
+                self._tell(sequence, reason, sequence.finish_text())
 
     def _fail(self, number: int, words: str) -> None:
         """End a request alone; its samples have the reason "error"."""
@@ -408,27 +364,14 @@ class Engine:
         mine = [sequence for sequence in self.scheduler.sequences if sequence.request.number == number]
         for sequence in mine:
             self.scheduler.finish(sequence, reason)
-        if (grammar := self._grammars_of.pop(number, None)) is not None:
-            grammar.close()
-        return [*(sequence.sample for sequence in mine), *self._unborn.pop(number, ())]
+        self.following.close(number)
+        return [*(sequence.sample for sequence in mine), *self.samples.drop(number)]
 
     def _finish(self, sequence: Sequence, reason: Reason) -> None:
         """End a sequence; the grammar of the last one of a request is not needed any more."""
         self.scheduler.finish(sequence, reason)
         number = sequence.request.number
-        if (grammar := self._grammars_of.get(number)) is None or self._unborn.get(number):
+        if sequence.grammar is None or self.samples.left(number):
             return
         if all(other.request.number != number for other in self.scheduler.sequences):
-            del self._grammars_of[number]
-            grammar.close()
-
-    def _fork(self, first: Sequence, sequence: Sequence) -> None:
-        """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
-        sequence.take_record(first)
-        joined = False
-        try:
-            joined = self.memory.fork(first, sequence, self.runner.copy_page) and self.scheduler.join(sequence)
-        finally:
-            if not joined:
-                self.memory.end(sequence)
-                self.scheduler.add(sequence)
+            self.following.close(number)

@@ -84,6 +84,11 @@ class KeptWeights:
         for cast in self._casts:
             cast.copy.copy_(cast.master)
 
+    def gather(self) -> None:
+        """Gather now what is gathered once, rather than when it runs. Collective; everything is to be kept."""
+        for unit in self._units:
+            unit.module.unshard()
+
     def end(self) -> None:
         """Free what was kept; the model is as it was before `begin`."""
         for unit in self._units:

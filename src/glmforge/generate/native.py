@@ -1,12 +1,12 @@
 """A step of a whole model by the native kernels: no module of it is called, their weights are read where they lie.
 
 Only for a model as it is written (`fits`): one with adapters, quantised maps, experts on other ranks or limited groups
-of experts goes module by module.
+of experts goes module by module. So does one whose weights are sharded, as long as they are not gathered.
 
 Shapes: T tokens, L wanted tokens, V vocab_size, K experts of a token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,18 +26,29 @@ from glmforge.model.router import Router
 from glmforge.model.transformer import GlmMoe
 
 
-def fits(model: GlmMoe) -> bool:
-    """Whether the kernels compute what the modules of `model` do, and can be had here."""
-    dtypes = {weight.dtype for weight in model.parameters()}
-    config = model.config
+def fits(model: GlmMoe, *, with_mtp: bool = True) -> bool:
+    """Whether the kernels compute what the modules of `model` do, and can be had here; of MTP layers if `with_mtp`."""
+    config, modules = model.config, list(_modules(model, with_mtp=with_mtp))
+    routers = [module for module in modules if isinstance(module, Router)]
+    weights = [weight for module in modules for weight in module.parameters(recurse=False)]
+    others = (module for module in modules if not isinstance(module, Router))
+    dtypes = {weight.dtype for module in others for weight in module.parameters(recurse=False)}
     return (
-        all(weight.device.type == "cpu" and type(weight) is nn.Parameter for weight in model.parameters())
+        model.lm_head is not None
+        and all(weight.device.type == "cpu" and type(weight) is nn.Parameter for weight in weights)
         and len(dtypes) == 1
+        and all(router.weight.dtype in {torch.float32, *dtypes} for router in routers)
         and config.n_group == config.topk_group
-        and all(_is_as_written(module) for module in model.modules())
+        and all(_is_as_written(module) for module in modules)
         and (model.compute_dtype, *dtypes) in {(dtype, dtype) for dtype in TYPES} | {(torch.bfloat16, torch.float32)}
         and is_available()
     )
+
+
+def _modules(model: GlmMoe, *, with_mtp: bool) -> Iterator[nn.Module]:
+    """Those that are run."""
+    not_run = set() if with_mtp else {module for layer in model.mtp_layers for module in layer.modules()}
+    return (module for module in model.modules() if module not in not_run)
 
 
 def _is_as_written(module: nn.Module) -> bool:
@@ -56,12 +67,15 @@ def _is_as_written(module: nn.Module) -> bool:
 
 
 class NativeModel:
-    """`model`, of which `fits` holds, with the keys and values of its layers."""
+    """`model`, of which `fits` holds, with the keys and values of the layers that are run."""
 
     def __init__(self, model: GlmMoe, keys: dict[int, Tensor], values: dict[int, Tensor]) -> None:
         self.model, self.keys, self.values = model, keys, values
-        self.weights = list(model.parameters())
-        self.types = Types(model.compute_dtype, self.weights[0].dtype)
+        with_mtp = any(layer.self_attn.layer in keys for layer in model.mtp_layers)
+        modules = _modules(model, with_mtp=with_mtp)
+        self.weights = [weight for module in modules for weight in module.parameters(recurse=False)]
+        assert model.lm_head is not None, "a whole model"
+        self.types = Types(model.compute_dtype, model.lm_head.weight.dtype)
         self._addresses: list[int] = []
         self._layers: list[Layer] = []
         self._cos_SR = self._sin_SR = torch.empty(0, model.config.rotary_dim)
@@ -148,7 +162,11 @@ class NativeModel:
                 "expert_gate_up": mlp.experts.gate_up_proj,
                 "expert_down": mlp.experts.down_proj,
             }
-            sizes = {"num_experts": config.n_routed_experts, "num_choices": config.num_experts_per_tok}
+            sizes = {
+                "num_experts": config.n_routed_experts,
+                "num_choices": config.num_experts_per_tok,
+                "router_in_float": mlp.gate.weight.dtype == torch.float32,
+            }
         return Layer(
             hidden=config.hidden_size,
             num_heads=config.num_attention_heads,

@@ -16,7 +16,6 @@ from glmforge.errors import GlmforgeError
 from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.step import StepTokens
-from glmforge.generate.weights_watch import WeightsWatch
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
 from glmforge.model.block import LayerTokens
@@ -137,7 +136,7 @@ class WholeModel:
 
     def _look_at_weights(self) -> None:
         self.is_native = self._native_wanted and fits(self.model)
-        self._watch = WeightsWatch(self.model)
+        self._watch = _WeightsWatch(self.model)
 
     def page_bytes(self, page_size: int) -> int:
         width = self.config.num_key_value_heads * self.config.head_dim
@@ -193,6 +192,34 @@ class WholeModel:
 
     def copy_page(self, source: int, target: int) -> None:
         self.cache.copy_page(source, target)
+
+
+class _WeightsWatch:
+    """Notices parameters and buffers of `model` that were changed without `weights_changed`: keys that were computed
+    under the old ones are of no use then.
+
+    PyTorch counts the changes of each tensor in place, which costs microseconds to look at. Fused optimizers, `.data`
+    and libraries that write to memory count nothing, so once in a while an element of each is compared as well.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._weights = [weight for weight in (*model.parameters(), *model.buffers()) if weight.numel()]
+        self._counted = [weight for weight in self._weights if not weight.is_inference()]
+        self._count, self._sample = self._num_changes(), self._middles()
+
+    def differ(self, *, closely: bool) -> bool:
+        """Whether they have been changed; a change that nothing has counted is only seen `closely`."""
+        if self._num_changes() != self._count:
+            return True
+        return closely and not torch.equal(self._middles(), self._sample)
+
+    def _num_changes(self) -> int:
+        return sum(weight._version for weight in self._counted)
+
+    @torch.no_grad()
+    def _middles(self) -> Tensor:
+        """An element of each, float64."""
+        return torch.stack([weight[tuple(size // 2 for size in weight.shape)].double() for weight in self._weights])
 
 
 @contextmanager

@@ -10,6 +10,9 @@ axis means for requests:
     tp, pp                       ranks share requests: they are given the same ones in the same order and choose the
                                  same tokens, since all of them see the same logits to the last bit
 
+Where all weights that run are whole on a rank, as they lie or when they are gathered, a step is one call of the native
+kernels for all layers, as of an unsharded model (`native.py`), and gives the same logits to the last bit.
+
 A pp rank caches keys and values of its own layers, a tp rank those of its own heads. Stages work one after another, so
 a step takes as long as on one rank with all layers; pp is memory here, not speed.
 
@@ -26,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.generate.kept_weights import KeptWeights, WeightBytes
+from glmforge.generate.native import NativeModel, fits
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.runner import PagedAttend, PagedCache
 from glmforge.generate.step import StepTokens
@@ -66,6 +70,8 @@ class ShardedModel:
         self._layers = [layer.self_attn.layer for part in model.parts for layer in part.trunk_layers]
         self._most_layers, self._last_stage = self._agree_on_stages()
         self._in_session = False
+        self._native: NativeModel | None = None
+        self._way_is_chosen = False
 
     @property
     def is_collective(self) -> bool:
@@ -82,15 +88,18 @@ class ShardedModel:
         # What a few tokens need is not worth compiling for each number of them.
         compiling = torch.compiler.set_stance("force_eager") if self.model.parallel.compile else nullcontext()
         with self.model.evaluating():
-            self.weight_bytes, self._in_session = self._weights.begin(), True
+            # Weights that lie whole are read where they lie: nothing has to be kept.
+            self.weight_bytes = WeightBytes(0, 0) if self._fits() else self._weights.begin()
+            self._in_session, self._way_is_chosen = True, False
             try:
                 with compiling:
                     yield
             finally:
+                self._native, self._in_session = None, False
                 self._weights.end()
-                self._in_session = False
 
     def weights_changed(self) -> None:
+        self._native, self._way_is_chosen = None, False
         self._weights.refresh()
 
     def weights_differ(self, *, closely: bool) -> bool:
@@ -111,6 +120,32 @@ class ShardedModel:
     @torch.no_grad()
     def run(self, tokens: StepTokens) -> Tensor:
         assert self._in_session, "runs in `with runner.session()`"
+        if not self._way_is_chosen:
+            self._choose_way()
+        return self._run_modules(tokens) if self._native is None else self._run_native(self._native, tokens)
+
+    def _choose_way(self) -> None:
+        """Gather the weights, if they are whole then, and have the native kernels run them, if they can. Collective."""
+        self._way_is_chosen = True
+        world = self.model.world
+        if world.axis_size("tp") * world.axis_size("pp") * world.axis_size("ep") > 1 or self.weight_bytes.passing:
+            return
+        if self.device.type == "cpu":
+            self._weights.gather()
+            if self._fits():
+                self._native = NativeModel(self.model.parts[0], self.cache.keys, self.cache.values)
+
+    def _fits(self) -> bool:
+        return self.model.pipeline is None and fits(self.model.parts[0], with_mtp=False)
+
+    def _run_native(self, native: NativeModel, tokens: StepTokens) -> Tensor:
+        if not len(tokens.ids_T):  # others have some
+            return self._no_logits(0).float()
+        logits_LV, experts_STK = native.run(tokens)
+        self.experts_TMK = experts_STK[self.config.first_k_dense_replace :].transpose(0, 1)
+        return logits_LV
+
+    def _run_modules(self, tokens: StepTokens) -> Tensor:
         inputs = self._inputs(tokens)
         made: list[Tensor] = []
 

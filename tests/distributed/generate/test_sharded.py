@@ -4,6 +4,7 @@ In fp32: ranks add in another order, which would change a choice between two tok
 such pair comes up here.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.runner import WholeModel
 from glmforge.generate.sharded import ShardedModel
+from glmforge.kernels.native.calls import is_available
 from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World, join_world
 from helpers.distributed import run_ranks
@@ -160,3 +162,41 @@ def test_a_budget_for_weights(parallel: dict[str, Any]) -> None:
     assert everything // 4 < kept <= everything // 2
     assert kept + passing == everything
     assert check(2, parallel, 0) == [(0, everything)] * 2
+
+
+def logprobs_of(engine: Engine, mine: range) -> dict[int, list[list[tuple[int, float]]]]:
+    params = [replace(PARAMS[i], logprobs=0) for i in mine]
+    answers = engine.generate([PROMPTS[i] for i in mine], params)
+    return {
+        i: [
+            [(token, one.logprob) for token, one in zip(sample.tokens, sample.logprobs, strict=True)] for sample in some
+        ]
+        for i, some in zip(mine, answers, strict=True)
+    }
+
+
+def rank_logprobs(config: RunConfig) -> tuple[Any, bool, int]:
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        runner = ShardedModel(build_model(config, world))
+        with runner.session():
+            found = logprobs_of(engine_of(runner), range(runner.share, len(PROMPTS), runner.num_shares))
+            return found, runner._native is not None, runner.weight_bytes.kept
+
+
+@pytest.mark.skipif(not is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize(("num_ranks", "parallel"), named([(1, {}), (2, {"dp_shard": 2})]))
+def test_whole_weights_give_the_bits_of_one_process(num_ranks: int, parallel: dict[str, Any], compute: str) -> None:
+    """By the same kernels, which read masters where they lie, and gathered weights beside routers in fp32."""
+    config = config_of(parallel, compute)
+    single = config.model_copy(update={"parallel": run_config().parallel})
+    (model,) = build_model(single, World.single("cpu")).parts
+    runner = WholeModel(model.eval())
+    assert runner.is_native
+    expected = logprobs_of(engine_of(runner), range(len(PROMPTS)))
+    found: dict[int, Any] = {}
+    for mine, is_native, kept in run_ranks(rank_logprobs, num_ranks, config):
+        found |= mine
+        assert is_native
+        assert (kept == 0) == (num_ranks == 1)
+    assert found == expected

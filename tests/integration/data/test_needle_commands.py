@@ -81,7 +81,9 @@ def test_a_full_disk_leaves_nothing(run: Run, tiny_data: TinyData, tmp_path: Pat
 
 @pytest.mark.parametrize("answers", ["scored", "generated"])
 def test_a_model_that_copies_is_found_to(run: Run, export: Path, tmp_path: Path, answers: str) -> None:
-    shown = run("evaluate", "needles", export, *TESTS, "--dtype", "fp32", "--answers", answers, "--out", "found.jsonl")
+    options = ("--dtype", "fp32", "--answers", answers, "--out", "found.jsonl")
+    replies = ("--replies", "replies.jsonl") if answers == "generated" else ()
+    shown = run("evaluate", "needles", export, *TESTS, *options, *replies)
     assert shown.exit_code == 0
     rows = [line.split() for line in shown.output.splitlines() if line.strip(" ─")]
     assert rows[0] == ["task", "tokens", "depth", "0", "depth", "0.5", "answers"]
@@ -89,6 +91,12 @@ def test_a_model_that_copies_is_found_to(run: Run, export: Path, tmp_path: Path,
     records = [json.loads(line) for line in (tmp_path / "found.jsonl").open()]
     assert [one["needle_accuracy"] for one in records] == [1.0] * 4
     assert {one["needle_method"] for one in records} == {answers}
+    if replies:
+        kept = [json.loads(line) for line in (tmp_path / "replies.jsonl").open()]
+        assert [(one["task"], one["length"], one["depth"]) for one in kept] == [
+            ("single", length, depth) for length in (200, 256) for depth in (0.0, 0.5)
+        ]
+        assert all(one["answers"][0] in one["samples"][0]["text"] for one in kept)
 
 
 def test_what_the_model_cannot_hold_is_refused(run: Run, export: Path) -> None:
@@ -96,5 +104,7 @@ def test_what_the_model_cannot_hold_is_refused(run: Run, export: Path) -> None:
         run("evaluate", "needles", export, "--length", 300)
     with pytest.raises(GlmforgeError, match="tiny: has no tokenizer"):
         run("evaluate", "needles", "tiny", "--length", 200)
+    with pytest.raises(GlmforgeError, match=r"--replies: .*; add --answers generated"):
+        run("evaluate", "needles", export, "--length", 200, "--replies", "replies.jsonl")
     with pytest.raises(DataError, match="no token shard"):
         run("evaluate", "needles", export, "--length", 200, "--haystack", "nowhere")

@@ -1,5 +1,6 @@
 """Needle tests: a model that copies retrieves, one with random weights does not, and layouts agree."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from glmforge.checkpoint.convert import export_hf, load_hf_into
 from glmforge.config.layout import resolve_layout
 from glmforge.config.needles import NeedleTestsConfig
 from glmforge.config.parallel import ParallelConfig
-from glmforge.data.needles.build import NeedleTests
+from glmforge.data.needles.build import NeedleKey, NeedleTests
 from glmforge.data.needles.haystack import PlainHaystack
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.evaluate.needles import score_needles
-from glmforge.evaluate.needles_generated import generate_needles
+from glmforge.evaluate.needles_generated import generate_needles, generate_replies
+from glmforge.generate.answer import Update
+from glmforge.generate.engine import Engine
 from glmforge.model import GlmMoe
 from glmforge.observe.metrics import Record
 from glmforge.parallel.build import build_model
@@ -131,6 +134,31 @@ def test_layouts_generate_the_same_answers(tiny_data: TinyData, copying_dir: Pat
     assert len({record["needle_accuracy"] for record in expected}) > 1, "some answers right, some wrong"
     for records in run_ranks(rank_find, 2, generate_needles, GENERATED, parallel, tiny_data.tokenizer, copying_dir):
         assert without_seconds(records) == expected
+
+
+def test_replies_in_a_file_are_resumed(tiny_data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tests, model, out = needles_of(tiny_data.tokenizer, **GENERATED), single(copying_model(COPYING)), tmp_path / "r"
+    expected = without_seconds(generate_needles(model, tests, LENGTHS))
+    step, num_steps = Engine.step, []
+
+    def interrupted(engine: Engine) -> list[Update]:
+        num_steps.append(engine)
+        if len(num_steps) == 120:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"[1-9]\d* prompts? answered; run it again to resume"):
+        generate_replies(model, tests, LENGTHS, out, source="m")
+    assert not out.exists()
+    records = generate_replies(model, tests, LENGTHS, out, source="m")
+    assert without_seconds(records) == expected
+    assert num_steps[-1].metrics.num_requests < len(tests)
+    replies = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one["line"] for one in replies] == list(range(len(tests)))
+    right = [all(answer in one["samples"][0]["text"] for answer in one["answers"]) for one in replies]
+    assert any(right)
+    assert {key: replies[0][key] for key in NeedleKey._fields} == tests.keys[0]._asdict()
 
 
 def test_the_model_is_as_before(tiny_data: TinyData) -> None:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.generate.admission import QueueFullError
 from glmforge.generate.answer import Update
 from glmforge.generate.asynchronous import AsyncEngine
 from glmforge.generate.config import EngineConfig
@@ -78,6 +79,65 @@ def test_what_is_prepared_holds_up_nobody(model: GlmMoe, monkeypatch: pytest.Mon
     alone = [[sample.tokens for sample in samples] for samples in Engine(model).generate(PROMPTS, PARAMS)]
     assert waiting == [alone[1]] * 40
     assert [third, fourth] == alone[2:]
+
+
+SMALL = EngineConfig(max_sequences=1, max_queued_requests=1)
+
+
+def test_a_full_queue_refuses_a_server_and_holds_a_loop(model: GlmMoe) -> None:
+    engine = Engine(model, SMALL)
+    most = 0
+
+    async def both() -> list[list[list[int]]]:
+        streams = AsyncEngine(engine)
+
+        async def read_later(prompt: list[int]) -> list[list[int]]:
+            nonlocal most
+            samples: list[list[int]] = [[], []]
+            async for update in streams.stream(prompt, PARAMS, wait=True):
+                most = max(most, len({one.request.number for one in engine.scheduler.sequences}))
+                samples[update.sample].append(update.token)
+            return samples
+
+        async with aclosing(streams.stream([1], SamplingParams(max_new_tokens=200))) as runs:
+            await anext(runs)
+            second = asyncio.create_task(read(streams, PROMPTS[0]))
+            while engine.metrics.num_requests < 2:
+                await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match=r"1 waiting \(max_queued_requests is 1\); try again later"):
+                await read(streams, PROMPTS[0])
+            waiting = [asyncio.create_task(read_later(prompt)) for prompt in 3 * PROMPTS]
+        return [await second, *[await task for task in waiting]]
+
+    second, *waiting = asyncio.run(both())
+    alone = [[sample.tokens for sample in samples] for samples in Engine(model).generate(PROMPTS, PARAMS)]
+    assert second == alone[0]
+    assert waiting == 3 * alone
+    assert most == 2
+    assert engine.is_idle
+
+
+def test_what_is_being_prepared_has_a_place_in_the_queue(model: GlmMoe, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, goes_on, prepared = Engine(model, SMALL), threading.Event(), []
+    prepare = engine.prepare
+
+    def slow(prompt: list[int], params: SamplingParams) -> object:
+        prepared.append(prompt)
+        assert goes_on.wait(60)
+        return prepare(prompt, params)
+
+    monkeypatch.setattr(engine, "prepare", slow)
+
+    async def three() -> list[object]:
+        streams = AsyncEngine(engine)
+        tasks = [asyncio.create_task(read(streams, prompt)) for prompt in PROMPTS[:3]]
+        with pytest.raises(QueueFullError):
+            await tasks[2]
+        goes_on.set()
+        return await asyncio.gather(*tasks[:2])
+
+    assert [len(samples) for samples in asyncio.run(three())] == [2, 2]
+    assert PROMPTS[2] not in prepared
 
 
 def test_a_request_that_fails_is_told_so_and_nobody_else(model: GlmMoe, tiny_data: TinyData) -> None:

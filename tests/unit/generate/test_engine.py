@@ -9,6 +9,7 @@ import torch
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
+from glmforge.generate.admission import QueueFullError
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
@@ -60,6 +61,36 @@ def test_greedy_tokens(model: GlmMoe, options: dict[str, int]) -> None:
     assert list(found.values()) == expected
     if options == {"num_pages": 19}:
         assert engine.scheduler.num_preempted > 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_accepted", "words"),
+    [
+        ({"max_queued_requests": 1}, 3, r"1 waiting \(max_queued_requests is 1\)"),
+        ({"max_queued_tokens": 63}, 2, r"4 tokens waiting and 60 more \(max_queued_tokens is 63\)"),
+        ({"max_queued_tokens": 3}, 1, "4 tokens waiting and 1 more"),  # the first one may be longer
+    ],
+    ids=str,
+)
+def test_a_full_queue(model: GlmMoe, limits: dict[str, int], num_accepted: int, words: str) -> None:
+    """Refuses one more for now; `generate` waits for room instead, and gives the same."""
+    engine = engine_of(model, max_sequences=2, **limits)
+    prompts = [PROMPTS[3], PROMPTS[1], PROMPTS[2], PROMPTS[0]]
+    if num_accepted == 2:
+        prompts[:2] = [[5, 6, 7], [1]]
+    params = SamplingParams(max_new_tokens=4, temperature=1.0, num_samples=2)
+    for prompt in prompts[:num_accepted]:
+        engine.add(prompt, params)
+    with pytest.raises(QueueFullError, match=words):
+        engine.add(prompts[num_accepted], params)
+    while not engine.is_idle:
+        engine.step()
+        engine.check()
+    assert engine.add(prompts[num_accepted], params) == num_accepted
+    engine.cancel(num_accepted)
+    unlimited = engine_of(model)
+    limited = engine_of(model, max_sequences=2, **limits)
+    assert limited.generate(prompts, params) == unlimited.generate(prompts, params)
 
 
 def test_what_was_computed_is_found_again(model: GlmMoe) -> None:

@@ -131,4 +131,4 @@ def test_samples_cost_what_runs(model: GlmMoe) -> None:
         assert len(engine.scheduler.waiting) <= 5
         engine.check()
     assert [sample.tokens for sample in found.values()] == [sample.tokens for sample in expected]
-    assert not engine._unborn
+    assert not engine.samples

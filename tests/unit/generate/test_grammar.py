@@ -174,7 +174,7 @@ def test_a_slow_grammar_gives_its_place_to_others(
     engine.step()
     engine.add([2], SamplingParams(max_new_tokens=8))
     with monkeypatch.context() as patched:
-        patched.setattr("glmforge.generate.engine.wait_for", lambda *_: None)  # it never answers
+        patched.setattr("glmforge.generate.following.wait_for", lambda *_: None)  # it never answers
         for _, found in zip(range(60), run(engine), strict=False):
             if (3, 0) in found and found[3, 0].finished:
                 break
@@ -189,8 +189,8 @@ def test_a_process_that_somebody_ends(engine: Engine) -> None:
     common = {"max_new_tokens": 100, "temperature": 1.0, "seed": 1}
     engine.add([1], SamplingParams(**common, json_schema={"type": "array", "items": {"type": "integer"}}))
     engine.step()
-    assert engine._grammars is not None
-    server = engine._grammars._server
+    assert engine.following.grammars is not None
+    server = engine.following.grammars._server
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
     ((sample,),) = engine.generate([[1]], SamplingParams(grammar='start: "ab"'))
@@ -207,7 +207,7 @@ def test_more_requests_than_processes(model: GlmMoe, tokenizer: Tokenizer, monke
     for (sample,) in engine.generate([[1]] * 9, params):
         assert re.fullmatch("(ab|cd){2,9}z", sample.text)
         assert sample.finished == "stop"
-    assert not engine._grammars_of
+    assert not engine.following
 
 
 def test_without_the_library_or_a_tokenizer(engine: Engine, model: GlmMoe, monkeypatch: pytest.MonkeyPatch) -> None:

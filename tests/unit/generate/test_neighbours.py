@@ -61,7 +61,7 @@ def test_neighbours_of_random_requests(model: GlmMoe, tiny_data: TinyData, monke
             break
     assert engine.is_idle
     assert ended.keys() == {(request, sample) for request, number in asked.items() for sample in range(number)}
-    assert not engine._grammars_of
+    assert not engine.following
     reasons = list(ended.values())
     assert refused > 30
     assert min(reasons.count(reason) for reason in ("error", "stop", "length")) >= 5

@@ -2,7 +2,7 @@
 //
 // All layers run in one parallel region, so that threads wait for each other nine times in a layer and nobody waits for
 // an interpreter. Weights are float32 or bfloat16; they and what they are multiplied by are rounded to X (the compute
-// dtype), but for the router's, which is computed in float32. Sums and the residual stream are float32.
+// dtype), but for the router's, which is computed in float32 and may be float32 beside others in bfloat16. Sums and the residual stream are float32.
 //
 // Shapes: T tokens, D hidden, H query heads, G key/value heads, P head_dim, R rotary dims, E experts, K experts of a
 // token, I width of an expert, F width of a dense layer or of the shared experts.
@@ -18,7 +18,7 @@ struct Layer {
     int64_t hidden, num_heads, num_kv_heads, head_dim, rotary_dim;
     int64_t width, num_experts, num_choices, expert_width;  // num_experts: 0 in a dense layer
     float eps, routed_scale;
-    int64_t normalise;
+    int64_t normalise, router_in_float;  // whether the router's weight is float32 whatever the others are
     const void *input_norm, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o, *post_norm;
     const void *gate, *up, *down;                        // [F, D], [F, D], [D, F]
     const void *router, *expert_gate_up, *expert_down;  // [E, D], [E, 2I, D], [E, D, I]
@@ -180,11 +180,17 @@ class LayerOnTokens {
         int64_t E = l.num_experts, K = l.num_choices;
         float *x = room(memory, l.hidden + 2 * E), *scores = x + l.hidden, *choice = scores + E;
         by_lanes(l.hidden, [&](int64_t at, int64_t count) { write(x + at, read(normed()(t) + at, count), count); });
-        multiply(
-            Matrix<float>{x, l.hidden}, 1, Matrix<W>{(const W*)l.router, l.hidden}, 0, E, l.hidden,
-            [&](int64_t, int64_t expert, const float* found, int64_t count) {
-                write(scores + expert, sigmoid(load(found, count)), count);
-            });
+        auto multiply_by = [&](auto router) {
+            multiply(
+                Matrix<float>{x, l.hidden}, 1, router, 0, E, l.hidden,
+                [&](int64_t, int64_t expert, const float* found, int64_t count) {
+                    write(scores + expert, sigmoid(load(found, count)), count);
+                });
+        };
+        if (l.router_in_float)
+            multiply_by(Matrix<float>{(const float*)l.router, l.hidden});
+        else
+            multiply_by(Matrix<W>{(const W*)l.router, l.hidden});
         for (int64_t expert = 0; expert < E; expert++) choice[expert] = scores[expert] + l.router_bias[expert];
         float total = 1e-20f;
         for (int64_t k = 0; k < K; k++) {

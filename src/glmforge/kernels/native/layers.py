@@ -25,12 +25,13 @@ WEIGHTS = (
 
 class Layer(ctypes.Structure):
     """Sizes and addresses of a layer: `width` is that of the dense MLP or of the shared experts, `num_experts` is 0 in
-    a dense layer, an address is None where the model has no such weight."""
+    a dense layer, an address is None where the model has no such weight. With `router_in_float` the router's is float32
+    whatever the others are."""
 
     _fields_ = (
         *((name, c_int64) for name in (*SIZES, "expert_width")),
         *((name, c_float) for name in ("eps", "routed_scale")),
-        ("normalise", c_int64),
+        *((name, c_int64) for name in ("normalise", "router_in_float")),
         *((name, c_void_p) for name in (*WEIGHTS, "keys", "values")),
     )
 

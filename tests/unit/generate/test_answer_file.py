@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.deploy.answers import Answered, answer_file
 from glmforge.errors import GlmforgeError
+from glmforge.generate.answer_file import Answered
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
+from glmforge.generate.prompt_file import answer_file
 from glmforge.model import GlmMoe
 from helpers.models import randomize_, tiny_config
 from helpers.tiny_data import TinyData
@@ -28,11 +29,16 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def engine_of(tiny_data: TinyData) -> Callable[[], Engine]:
+def engine_of(tiny_data: TinyData) -> Callable[..., Engine]:
     model = GlmMoe(tiny_config())
     randomize_(model)
     tokenizer = Tokenizer.load(tiny_data.tokenizer)
-    return lambda: Engine(model.eval(), EngineConfig(cache_bytes=1 << 22, max_sequences=2), tokenizer=tokenizer)
+
+    def engine_of(**limits: int) -> Engine:
+        config = EngineConfig(cache_bytes=1 << 22, max_sequences=2, **limits)
+        return Engine(model.eval(), config, tokenizer=tokenizer)
+
+    return engine_of
 
 
 def write(path: Path, lines: list[Any]) -> Path:
@@ -111,7 +117,7 @@ def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Pa
         if done == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="2 prompts answered; the same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="2 prompts answered; run it again to resume"):
         answer(engine_of(), tmp_path, on_answer=interrupt)
     assert not (tmp_path / "out.jsonl").exists()
     unfinished = tmp_path / "out.jsonl.unfinished"
@@ -127,6 +133,11 @@ def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Pa
     write(whole / "in.jsonl", LINES)
     answer(engine_of(), whole)
     assert (whole / "out.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def test_a_full_queue_is_waited_for(engine_of: Callable[..., Engine], tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", 3 * LINES)
+    assert answer(engine_of(max_queued_requests=1), tmp_path) == Answered(12, [])
 
 
 def test_answers_are_not_overwritten(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
