@@ -84,7 +84,8 @@ class MetricsBus:
 
     def __init__(self, sinks: Sequence[Sink] = (), rows: Iterable[Metric] = ()) -> None:
         self.sinks = list(sinks)
-        self.table = MetricTable([*METRICS.values(), *rows])
+        self.table = MetricTable(METRICS.values())
+        self.table.declare(rows)
         self._values: dict[str, object] = {}
         self._steps: dict[str, int] = {}
         self._step = 0

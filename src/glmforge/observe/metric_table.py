@@ -68,7 +68,8 @@ class Metric(NamedTuple):
 
 
 class MetricTable(Mapping[str, Metric]):
-    """The rows of a run by name, group after group; more may be declared at any time, also while a thread reads.
+    """The rows of a run by name. More may be declared at any time, also while a thread reads; they stand behind those
+    of their group.
 
     Raises:
         ValueError: as `declare`.
@@ -76,7 +77,9 @@ class MetricTable(Mapping[str, Metric]):
 
     def __init__(self, rows: Iterable[Metric] = ()) -> None:
         self._rows: dict[str, Metric] = {}
-        self.declare(rows)
+        for row in rows:
+            _check_row(row, self._rows)
+            self._rows[row.name] = row
 
     def __getitem__(self, name: str) -> Metric:
         return self._rows[name]
@@ -94,13 +97,13 @@ class MetricTable(Mapping[str, Metric]):
             ValueError: another row has the name, or would have it in Prometheus; a name or label that Prometheus does
                 not take; labels on text.
         """
-        all_rows = dict(self._rows)
+        ordered = list(self._rows.values())
         for row in rows:
-            _check_row(row, all_rows)
-            all_rows[row.name] = row
-        if len(all_rows) > len(self._rows):
-            groups = list(dict.fromkeys(row.group for row in all_rows.values()))
-            self._rows = dict(sorted(all_rows.items(), key=lambda item: groups.index(item[1].group)))
+            _check_row(row, {each.name: each for each in ordered})
+            if row not in ordered:
+                places = [place for place, each in enumerate(ordered, 1) if each.group == row.group]
+                ordered.insert(places[-1] if places else len(ordered), row)
+        self._rows = {row.name: row for row in ordered}  # at once: another thread reads
 
     def check(self, names: Iterable[str]) -> None:
         """Raises `ValueError` on a name without a row."""
@@ -154,9 +157,10 @@ def _check_row(row: Metric, others: Mapping[str, Metric]) -> None:
     for other in others.values():
         if other.name != row.name and _exported_name(other) == _exported_name(row):
             raise ValueError(f"metric {row.name!r} would have the name of {other.name!r} in Prometheus; rename it")
-    of_records = [each.name for each in others.values() if each.kind is LABEL and each.group == row.group]
-    if len({*row.labels, *of_records}) < len(row.labels) + len(of_records):
-        raise ValueError(f"metric {row.name!r}: two of its labels are called the same: {[*of_records, *row.labels]}")
+    group = [row, *(each for each in others.values() if each.group == row.group)]
+    of_records = {each.name for each in group if each.kind is LABEL}
+    if any(of_records.intersection(each.labels) for each in group) or len(set(row.labels)) < len(row.labels):
+        raise ValueError(f"metric {row.name!r}: two labels of a metric in group {row.group!r} have the same name")
     if row.labels and row.kind in (TEXT, LABEL):
         raise ValueError(f"metric {row.name!r}: a {row.kind} has no labels")
 

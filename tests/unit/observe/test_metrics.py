@@ -78,7 +78,9 @@ def test_rows_brought_by_others_stand_in_their_group() -> None:
         (Metric("checkpoint_bytes_total", "bytes", "run", "all"), "would have the name of 'checkpoint_bytes' in Prom"),
         (Metric("mean reward", "1", "rl", "mean"), "'mean reward' has to be of letters"),
         (Metric("reward", "1", "rl", "mean", labels=("__env",)), "'__env' has to be of letters"),
-        (Metric("reward", "1", "evaluation", "mean", labels=("source",)), "two of its labels are called the same"),
+        (Metric("reward", "1", "evaluation", "mean", labels=("source",)), "two labels .* the same name"),
+        (Metric("router", "text", "layers", "its name", LABEL), "two labels of a metric in group 'layers'"),
+        (Metric("wins", "1", "rl", "games", SUM, ("side", "side")), "two labels"),
         (Metric("said", "text", "rl", "what it said", TEXT, ("env",)), "a text has no labels"),
     ],
 )

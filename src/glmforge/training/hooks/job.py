@@ -126,7 +126,7 @@ class JobHook(Hook):
         try:
             told: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
             metrics = told.get("metrics", {})
-            known = {name: metrics[name] for name in metrics if METRICS[name].group == "job"}
+            known = METRICS.record({name: metrics[name] for name in metrics if METRICS[name].group == "job"})
         except (GlmforgeError, KeyError, TypeError, AttributeError, ValueError):
             return {}
         return known

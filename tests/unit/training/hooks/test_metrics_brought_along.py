@@ -1,4 +1,4 @@
-"""An objective and a recipe bring metrics that nothing else knows: from their sums to every sink and past the report."""
+"""An objective and a recipe bring metrics that nothing else knows, from their sums to every sink."""
 
 from collections.abc import Mapping
 from pathlib import Path
