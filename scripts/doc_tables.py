@@ -13,6 +13,7 @@ from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
 from glmforge_ops.environment.lint import known_bad_markdown
 from glmforge_ops.environment.table import variables_markdown
+from glmforge.recipes.all_metrics import all_metrics
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -29,7 +30,7 @@ import plan_tables  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLES = {
-    "metrics.md": [metrics_markdown],
+    "metrics.md": [lambda: metrics_markdown(all_metrics())],
     "checkpoints.md": [rules_markdown],
     "performance.md": performance.TABLES,
     "claims.md": claims.TABLES,

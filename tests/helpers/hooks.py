@@ -12,7 +12,6 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.observe.bus import Kind, MetricsBus
-from glmforge.observe.metrics import make_record
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory, event_record
 from glmforge.observe.run_sinks import RunFiles
@@ -49,7 +48,9 @@ class FakeTrainer(SimpleNamespace):
         super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
         self.phase = phase_of(self.config, 0)
         self.hooks = hooks
-        self.bus = MetricsBus()
+        self.bus = MetricsBus(
+            rows=[*self.phase.objective.metric_rows, *(row for hook in hooks for row in hook.metric_rows)]
+        )
         if root is not None and world.is_main:
             self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
         self.source = NoSource(self)  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ class FakeTrainer(SimpleNamespace):
 
     def recorded(self) -> dict[str, object]:
         """What has been recorded after the present step."""
-        return make_record(**self.bus.recorded_after(self.state.step))
+        return self.bus.table.record(self.bus.recorded_after(self.state.step))
 
     def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
         self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))

@@ -18,6 +18,7 @@ from torch import Tensor
 from glmforge.config.phase import PhaseConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.model.transformer import ForwardOutput, Head
+from glmforge.observe.metric_table import Metric
 from glmforge.parallel.inputs import TokenShare
 
 
@@ -35,6 +36,8 @@ class Objective(Protocol):
 
     Attributes:
         metrics: sums over the global batch that are not minimised but reported.
+        metric_rows: of what records tell of the objective, besides the metrics of every run: its terms and
+            `metric_values`, by name.
         num_mtp: MTP depths the forward is to run.
         with_aux_loss: whether it is to compute the routers' balance loss.
     """
@@ -42,6 +45,7 @@ class Objective(Protocol):
     terms: tuple[str, ...]
     weights: tuple[float, ...]
     metrics: tuple[MetricSum, ...] = ()
+    metric_rows: tuple[Metric, ...] = ()
     num_mtp: int = 0
     with_aux_loss: bool = False
 
@@ -61,6 +65,11 @@ class Objective(Protocol):
         self, sums: Mapping[str, Tensor], output: ForwardOutput[Any], batch: Batch, share: TokenShare
     ) -> None:
         """Add in place to the float64 vectors `metrics` asks for what a section on this rank has of each."""
+
+    def metric_values(self, sums: Mapping[str, Tensor]) -> Mapping[str, object]:
+        """What a step that was taken adds to the record, by names of `metric_rows`; a value with labels is a dictionary
+        or a list. `sums` are `metrics` over the global batch, float64 on the host."""
+        return {}
 
 
 ObjectiveFactory = Callable[[PhaseConfig], Objective]

@@ -13,6 +13,7 @@ from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.transfer import on_device
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead, Targets, labels_at_depth
 from glmforge.model.transformer import ForwardOutput
+from glmforge.observe.metric_table import Metric
 from glmforge.parallel.inputs import TokenShare
 
 LOSS_WEIGHT = "loss_weight"
@@ -30,6 +31,12 @@ class NextTokenObjective(Objective):
     Metrics, [num_sources] each: label tokens of each source of data (`Batch.source_B`) and their summed next-token
     cross-entropy.
     """
+
+    metric_rows = (
+        Metric(
+            "z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"
+        ),
+    )
 
     def __init__(self, phase: PhaseConfig, num_mtp_layers: int, num_sources: int = 1) -> None:
         self.metrics = (MetricSum("source_tokens", num_sources), MetricSum("source_nll", num_sources))

@@ -1,37 +1,20 @@
-"""What a run reports, in one table: name, unit and meaning of every number.
+"""The metrics of every run, in one table: name, unit, kind, labels and meaning of each number.
 
 A record is a JSON-able dictionary: of numbers and text, of lists with one number per layer, of dictionaries with one
-number per source. Training writes one per logging step, evaluation one per source; the
-sinks, the progress bar, the HTML report and the docs all take their names from `METRICS`, so that a number is
-called the same everywhere and a misspelt one is an error rather than a second curve. What is not known is
+number per source. Training writes one per logging step, evaluation one per source; the sinks, the progress bar, the
+HTML report and the docs all take their names from the table (`glmforge.observe.metric_table`). What is not known is
 absent: there is no MFU on a device whose peak is unknown and no `device_memory_bytes` on a CPU. What one rank
 alone can tell (memory, communication) is told by the rank that writes the record.
 
-Shapes: L routers (MoE layers, then MTP layers), E experts.
+Labels of lists: `router` counts MoE layers, then MTP layers; `layer` counts decoder layers, then MTP layers.
 """
 
-import difflib
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
+from glmforge.observe.metric_table import LABEL, SUM, TEXT, Metric, MetricTable
 
 Record = dict[str, Any]
-
-
-class Metric(NamedTuple):
-    """One row of the table."""
-
-    name: str
-    unit: str
-    group: str
-    meaning: str
-
-    @property
-    def tag(self) -> str:
-        """The TensorBoard tag, e.g. `loss/loss_mtp`; groups become TensorBoard's sections."""
-        return f"{self.group}/{self.name}"
-
 
 # What `glmforge.parallel.communication` tells apart.
 _COMMUNICATION = {
@@ -47,7 +30,7 @@ _COMMUNICATION = {
 
 _ROWS = (
     Metric("step", "steps", "run", "optimizer steps done since the run began, this one included"),
-    Metric("phase", "text", "run", "name of the training phase"),
+    Metric("phase", "text", "run", "name of the training phase", kind=TEXT),
     Metric("tokens", "tokens", "run", "tokens consumed since the run began, over all ranks"),
     Metric("samples", "samples", "run", "samples consumed since the run began, over all ranks"),
     Metric("world_size", "ranks", "run", "number of ranks that trained this step"),
@@ -72,37 +55,34 @@ _ROWS = (
     Metric("loss_mtp", "nats/token", "loss", "mean cross-entropy of multi-token prediction, before its weight"),
     Metric("loss_aux", "1", "loss", "sequence-level balance loss before its weight; 1 is perfect balance"),
     Metric(
-        "loss_ewc",
-        "nats/token",
-        "loss",
-        "elastic weight consolidation, as it is added to the loss: strength / 2 times sum of F (w - w*)^2",
-    ),
-    Metric("z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"),
-    Metric(
         "source_tokens",
-        "tokens {source}",
+        "tokens",
         "sources",
         "label tokens of each source since the run began; a source that has given none is absent",
+        labels=("source",),
     ),
     Metric(
         "source_epochs",
-        "epochs {source}",
+        "epochs",
         "sources",
         "how often the run has gone through each source, samples that were left out included",
+        labels=("source",),
     ),
     Metric(
         "source_loss",
-        "nats/token {source}",
+        "nats/token",
         "sources",
         "mean next-token cross-entropy of each source over the steps taken since the last record",
+        labels=("source",),
     ),
     Metric("lr", "1", "optim", "learning rate used by the step"),
     Metric("grad_norm", "1", "optim", "L2 norm of the whole gradient before clipping"),
     Metric(
         "layer_grad_norms",
-        "1 [layers]",
+        "1",
         "optim",
         "L2 norm of each layer's gradient before clipping, MTP layers last; embedding, final norm and head are in none",
+        labels=("layer",),
     ),
     Metric("router_bias_rate", "1/step", "optim", "update rate of the routers' correction bias"),
     Metric(
@@ -145,14 +125,21 @@ _ROWS = (
         Metric(f"comm_bytes_{axis}", "bytes", "communication", f"size of the buffers of that step: {what}")
         for axis, what in _COMMUNICATION.items()
     ),
-    Metric("checkpoint_seconds_blocked", "s", "checkpoint", "time training waited for saves since the last record"),
+    Metric(
+        "checkpoint_seconds_blocked",
+        "s",
+        "checkpoint",
+        "time training waited for saves since the last record",
+        kind=SUM,
+    ),
     Metric(
         "checkpoint_seconds_total",
         "s",
         "checkpoint",
         "from asking for a save until it was on the disk, checked and in place; sum of those that ended",
+        kind=SUM,
     ),
-    Metric("checkpoint_bytes", "bytes", "checkpoint", "size of these checkpoints, all ranks"),
+    Metric("checkpoint_bytes", "bytes", "checkpoint", "size of these checkpoints, all ranks", kind=SUM),
     Metric("checkpoint_bytes_per_second", "bytes/s", "checkpoint", "checkpoint_bytes over checkpoint_seconds_total"),
     Metric("rss_bytes", "bytes", "memory", "resident memory of the rank that writes the record"),
     Metric("device_memory_bytes", "bytes", "memory", "peak accelerator memory allocated by that rank"),
@@ -165,7 +152,7 @@ _ROWS = (
     Metric(
         "allocated_node_seconds", "s", "job", "time that nodes were allocated to the job until then, over all nodes"
     ),
-    Metric("lost_node_seconds", "s {cause}", "job", "what of it was not useful, by cause"),
+    Metric("lost_node_seconds", "s", "job", "what of it was not useful, by cause", labels=("cause",)),
     Metric("queue_seconds", "s", "job", "time that the job has waited for nodes until then"),
     Metric("attempts_before", "1", "job", "attempts of the job before this one"),
     Metric(
@@ -196,25 +183,65 @@ _ROWS = (
         "balance",
         "the most that a correction bias has moved since the last record that tells it, or since the run was resumed",
     ),
-    Metric("layer_max_violation", "1 [L]", "layers", "of each layer: the busiest expert's load over the mean, minus 1"),
-    Metric("layer_load_cv", "1 [L]", "layers", "of each layer: standard deviation of expert loads over their mean"),
-    Metric("layer_load_entropy", "fraction [L]", "layers", "of each layer: entropy of expert loads over log E"),
-    Metric("layer_dead_experts", "experts [L]", "layers", "of each layer: experts that received no token in the step"),
+    Metric(
+        "layer_max_violation",
+        "1",
+        "layers",
+        "of each layer: the busiest expert's load over the mean, minus 1",
+        labels=("router",),
+    ),
+    Metric(
+        "layer_load_cv",
+        "1",
+        "layers",
+        "of each layer: standard deviation of expert loads over their mean",
+        labels=("router",),
+    ),
+    Metric(
+        "layer_load_entropy",
+        "fraction",
+        "layers",
+        "of each layer: entropy of expert loads over log E",
+        labels=("router",),
+    ),
+    Metric(
+        "layer_dead_experts",
+        "experts",
+        "layers",
+        "of each layer: experts that received no token in the step",
+        labels=("router",),
+    ),
     Metric(
         "layer_dropped_fraction",
-        "fraction [L]",
+        "fraction",
         "layers",
         "of each layer: routed rows dropped for want of capacity; only with a capacity factor",
+        labels=("router",),
     ),
-    Metric("layer_bias_spread", "1 [L]", "layers", "of each layer: largest correction bias minus the smallest"),
-    Metric("layer_bias_drift", "1 [L]", "layers", "of each layer: the most that a bias has moved; see bias_drift_max"),
+    Metric(
+        "layer_bias_spread",
+        "1",
+        "layers",
+        "of each layer: largest correction bias minus the smallest",
+        labels=("router",),
+    ),
+    Metric(
+        "layer_bias_drift",
+        "1",
+        "layers",
+        "of each layer: the most that a bias has moved; see bias_drift_max",
+        labels=("router",),
+    ),
     Metric(
         "expert_load",
-        "fraction [L, E]",
+        "fraction",
         "balance",
         "share of a layer's routed rows per expert; rows sum to 1",
+        labels=("router", "expert"),
     ),
-    Metric("source", "text", "evaluation", "name of the held-out data, also that a sample's prompt is from"),
+    Metric(
+        "source", "text", "evaluation", "name of the held-out data, also that a sample's prompt is from", kind=LABEL
+    ),
     Metric("bits_per_byte", "bits/byte", "evaluation", "held-out cross-entropy per byte of UTF-8 text"),
     Metric(
         "bits_per_byte_at_start",
@@ -233,7 +260,9 @@ _ROWS = (
     Metric("num_tokens", "tokens", "evaluation", "tokens the evaluation predicted"),
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),
     Metric("mtp_acceptance", "fraction", "evaluation", "how often the MTP head's greedy token is the trunk's"),
-    Metric("mtp_acceptance_by_depth", "fraction [depths]", "evaluation", "the same of each MTP depth, if several"),
+    Metric(
+        "mtp_acceptance_by_depth", "fraction", "evaluation", "the same of each MTP depth, if several", labels=("depth",)
+    ),
     Metric(
         "num_answers",
         "1",
@@ -247,22 +276,32 @@ _ROWS = (
         "evaluation",
         "how many are in GLM's format: reasoning, answer and tool calls closed and in order, no control token",
     ),
-    Metric("needle_task", "text", "needles", "what is to be retrieved: a task of glmforge.data.needles.questions"),
-    Metric("needle_length", "tokens", "needles", "longest that the tests may be"),
-    Metric("needle_depth", "fraction", "needles", "where in the text the needle lies; 0 is the beginning"),
+    Metric(
+        "needle_task",
+        "text",
+        "needles",
+        "what is to be retrieved: a task of glmforge.data.needles.questions",
+        kind=LABEL,
+    ),
+    Metric("needle_length", "tokens", "needles", "longest that the tests may be", kind=LABEL),
+    Metric("needle_depth", "fraction", "needles", "where in the text the needle lies; 0 is the beginning", kind=LABEL),
     Metric("needle_accuracy", "fraction", "needles", "answers that are right"),
     Metric("needle_nll", "nats/token", "needles", "cross-entropy of the answers' tokens, where they are scored"),
     Metric("needle_answers", "1", "needles", "how many answers were asked for"),
-    Metric("needle_method", "text", "needles", "scored or generated; see observe.needles.answers"),
+    Metric("needle_method", "text", "needles", "scored or generated; see observe.needles.answers", kind=TEXT),
     Metric("needle_seconds", "s", "needles", "what all tests of the evaluation took, on all ranks together"),
-    Metric("prompt", "text", "samples", "what a text begins with"),
+    Metric("prompt", "text", "samples", "what a text begins with", kind=TEXT),
     Metric("sample", "1", "samples", "number of the text among those to its prompt"),
-    Metric("completion", "text", "samples", "what the model wrote behind the prompt"),
-    Metric("reference", "text", "samples", "the answer that the held-out conversation has"),
+    Metric("completion", "text", "samples", "what the model wrote behind the prompt", kind=TEXT),
+    Metric("reference", "text", "samples", "the answer that the held-out conversation has", kind=TEXT),
     Metric(
-        "malformed", "text", "samples", "what is wrong with the form of an answer to a held-out prompt, if anything"
+        "malformed",
+        "text",
+        "samples",
+        "what is wrong with the form of an answer to a held-out prompt, if anything",
+        kind=TEXT,
     ),
-    Metric("finished", "text", "samples", "why it ended: stop or length"),
+    Metric("finished", "text", "samples", "why it ended: stop or length", kind=TEXT),
     Metric("new_tokens", "tokens", "samples", "tokens of the completion"),
     Metric("sampling_seconds", "s", "samples", "what all texts of the evaluation took, on all ranks together"),
     Metric("sampling_cache_bytes", "bytes", "samples", "keys and values that a rank had room for meanwhile"),
@@ -270,45 +309,20 @@ _ROWS = (
     Metric("sampling_regathered_bytes", "bytes", "samples", "weights that it gathered or cast in every step"),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ROWS}
+METRICS = MetricTable(_ROWS)
+"""Of every run; what objectives, hooks and recipes bring comes on top."""
 
 
 def make_record(**values: object) -> Record:
-    """A record, in the table's order, of Python, numpy or torch values; `None` (not known) is left out.
-
-    Reading a tensor waits for its device: call this on logging steps only.
-
-    Raises:
-        ValueError: a name that `METRICS` does not have.
-        TypeError: a value that JSON cannot hold.
-    """
-    check_names(values)
-    return {name: _plain(name, values[name]) for name in METRICS if values.get(name) is not None}
+    """`MetricTable.record` for the metrics of every run."""
+    return METRICS.record(values)
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raises `ValueError` on a name that `METRICS` does not have."""
-    for name in names:
-        if name not in METRICS:
-            near = difflib.get_close_matches(name, METRICS, n=1)
-            hint = f": did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"metric {name!r} is not in glmforge.observe.metrics.METRICS{hint}")
-
-
-def metrics_markdown() -> str:
-    """The table as Markdown, for the docs."""
-    rows = [f"| `{m.name}` | {m.unit} | `{m.tag}` | {m.meaning} |" for m in METRICS.values()]
-    return "\n".join(["| name | unit | TensorBoard tag | meaning |", "|---|---|---|---|", *rows, ""])
-
-
-def _plain(name: str, value: Any) -> bool | int | float | str | list[Any] | dict[str, Any]:
-    if isinstance(value, (bool, int, float, str, list)) and not isinstance(value, np.generic):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(name, one) for key, one in value.items()}
-    if hasattr(value, "tolist"):  # numpy scalar or array, torch tensor; a 0-d one gives a Python number
-        plain: bool | int | float | str | list[Any] = value.tolist()
-        return plain
-    raise TypeError(
-        f"metric {name!r} has a value of type {type(value).__name__}: give a number, text, list or dictionary"
-    )
+def metrics_markdown(table: Mapping[str, Metric]) -> str:
+    """A table as Markdown, for the docs."""
+    rows = [
+        f"| `{m.name}` | {m.unit} | {m.kind} | {', '.join(m.labels)} | `{m.tag}` | {m.meaning} |"
+        for m in table.values()
+    ]
+    header = ["| name | unit | kind | labels | TensorBoard tag | meaning |", "|---|---|---|---|---|---|"]
+    return "\n".join([*header, *rows, ""])

@@ -1,4 +1,4 @@
-"""Where records go: a JSONL file, which is the run's memory, and TensorBoard, which is a view of it.
+"""Files that records go to: JSONL, which is the run's memory, and TensorBoard's, which are a view of it.
 
 `metrics.jsonl` has one JSON object per line, written unbuffered, so a killed process loses at most the
 line it was writing. Opening the file again repairs that: the cut line goes. A run resumed from its checkpoint
@@ -15,20 +15,19 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 from glmforge.files import open_regular
+from glmforge.observe.metric_table import LABEL, TEXT, MetricTable, label_text
 from glmforge.observe.metrics import METRICS, Record
 from glmforge.runtime.lease import ensure_writable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-_CURVES = ("source", "needle_task", "needle_length", "needle_depth")
-"""What tells the curves of one metric apart."""
 
 _MAX_LINE = 1 << 26
 """Bytes; a longer line is none of a record."""
@@ -64,13 +63,19 @@ class JsonlFile:
             raise _unwritable(self.path, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Append one record and hand it to the operating system: it survives the end of this process."""
+        """Append one record and hand it to the operating system: it survives the end of this process.
+
+        What cannot be written whole is taken back, so that the file can be continued once there is space again.
+        """
         ensure_writable(self.path)
         unwritten = encode_line(record)
+        size = os.fstat(self._file.fileno()).st_size
         try:
             while unwritten:
                 unwritten = unwritten[self._file.write(unwritten) :]  # short when a disk is filling up
         except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
             raise _unwritable(self.path, error) from error
 
     def close(self) -> None:
@@ -84,25 +89,28 @@ class JsonlFile:
 
 
 class TensorBoardFile:
-    """Writes each number of a record as a TensorBoard scalar under the tag its metric has in `METRICS`.
+    """Writes each number of a record as a TensorBoard scalar under the tag its metric has in the table.
 
-    Evaluation records add their source to the tag, those of needles task, length and depth. Each record is flushed, so
-    that a kill leaves no gap.
+    Labels become parts of the tag: first those of the record (an evaluation's source; task, length and depth of
+    needles), then the metric's own. Each record is flushed.
 
     Args:
         directory: TensorBoard's log directory of this run.
         resume_step: the step the run resumes after; TensorBoard hides what was logged past it.
+        table: has a row for each name in the records.
 
     Raises:
         MissingPackageError: the package `tensorboard` is not installed.
         RunFileError: the directory cannot be written.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], *, resume_step: int | None = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, resume_step: int | None = None, table: MetricTable = METRICS
+    ) -> None:
         purge_step = None if resume_step is None else resume_step + 1
-        self.directory = Path(directory)
+        self.directory, self._table = Path(directory), table
         try:
-            self._writer = _summary_writer_class()(os.fspath(directory), purge_step=purge_step)
+            self._writer = summary_writer_class()(os.fspath(directory), purge_step=purge_step)
         except OSError as error:
             raise _unwritable(self.directory, error) from error
 
@@ -113,13 +121,16 @@ class TensorBoardFile:
         from 0, but only of the few records that have the table `expert_load` too: hundreds of scalars in every record
         would make TensorBoard's files many times as large.
         """
-        curve = "".join(f"/{record[key]}" for key in _CURVES if key in record)
+        rows = [self._table[name] for name in record if name != "step"]
+        of_record = [label_text(record[row.name]) for row in rows if row.kind is LABEL]
         with_lists = "source" in record or "expert_load" in record
         try:
-            for name, value in record.items():
-                tag = METRICS[name].tag + curve
-                for key, number in _numbers(value, with_lists) if name not in ("step", *_CURVES) else ():
-                    self._writer.add_scalar(tag + key, number, record["step"])
+            for row in rows:
+                value = record[row.name]
+                if row.kind in (TEXT, LABEL) or (isinstance(value, list) and (not with_lists or len(row.labels) > 1)):
+                    continue
+                for labels, number in row.points(value):
+                    self._writer.add_scalar("/".join((row.tag, *of_record, *labels)), number, record["step"])
             self._writer.flush()
         except OSError as error:
             raise _unwritable(self.directory, error) from error
@@ -132,16 +143,6 @@ class TensorBoardFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _numbers(value: object, with_lists: bool) -> Iterator[tuple[str, float]]:
-    """The numbers in a record's value, each with what it adds to the tag."""
-    if isinstance(value, (int, float)):
-        yield "", value
-    elif isinstance(value, dict):
-        yield from ((f"/{key}", number) for key, number in value.items())
-    elif isinstance(value, list) and with_lists:
-        yield from ((f"/{row:02d}", number) for row, number in enumerate(value) if isinstance(number, (int, float)))
 
 
 def encode_line(record: Mapping[str, object]) -> bytes:
@@ -221,10 +222,11 @@ def _decode(value: Any) -> Any:
 
 
 def _unwritable(path: Path, error: OSError) -> RunFileError:
-    return RunFileError(f"{path}: cannot be written ({error.strerror}); free space or permissions, then resume the run")
+    return RunFileError(f"{path}: cannot be written ({error.strerror}); free space or fix its permissions")
 
 
-def _summary_writer_class() -> "type[SummaryWriter]":
+def summary_writer_class() -> "type[SummaryWriter]":
+    """Raises `MissingPackageError` where the package `tensorboard` is not installed."""
     with needed_for("observe.tensorboard: true"):
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter

@@ -1,17 +1,24 @@
 """Where a run's records go: its files, TensorBoard, and the line a person watches.
 
 Another place (a database, a push gateway) is a class with the methods of `glmforge.observe.bus.Sink`, and a line in
-`run_sinks`.
+`run_sinks`, which wraps it in `Background` if it may be slow.
 """
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+from glmforge.runtime.lease import LeaseLostError
 from glmforge.config.schema import RunConfig
+from glmforge.observe.background import Background
 from glmforge.observe.bus import Kind, Sink
+from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.metrics import Record
 from glmforge.observe.progress import TrainingProgress
-from glmforge.observe.record_files import JsonlFile, TensorBoardFile
-from glmforge.observe.run import RunDirectory
+from glmforge.observe.record_files import JsonlFile, TensorBoardFile, summary_writer_class
+from glmforge.observe.run import RunDirectory, event_record
+
+logger = logging.getLogger(__name__)
 
 
 def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
@@ -24,10 +31,19 @@ def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
     needles = observe.needles is not None
     sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates, samples=observe.samples is not None, needles=needles)]
     if observe.tensorboard:
-        sinks.append(TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles))
+        sinks.append(Background(TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles)))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
+
+
+@dataclass
+class _Lost:
+    """Records that a file has missed, since which step and why."""
+
+    number: int
+    step: int
+    reason: str
 
 
 class RunFiles:
@@ -35,7 +51,13 @@ class RunFiles:
 
     Metrics, evaluations, samples and needles tell one story: those of steps that are trained again go. Events and
     anomalies tell what happened, and stay.
+
+    Records are written by the thread that trains, one system call each: a process that is killed loses none. A file
+    that cannot be written (a full disk) misses records, and the run goes on: a warning and, where that can be written,
+    an event say so at the first one, and again, with their number, when the file is written again.
     """
+
+    name = "the run's files"
 
     def __init__(
         self, directory: RunDirectory, *, evaluates: bool, samples: bool = False, needles: bool = False
@@ -49,29 +71,62 @@ class RunFiles:
             self._paths[Kind.NEEDLES] = directory.needles
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
         self._open: dict[Kind, JsonlFile] = {}
+        self._lost: dict[Path, _Lost] = {}
 
-    def open(self, step: int, tokens: int) -> None:
+    def open(self, step: int, tokens: int, table: MetricTable) -> None:
         self.close()
         for kind, path in self._paths.items():
             self._open[kind] = JsonlFile(path, resume_step=step)
 
     def write(self, kind: Kind, record: Record) -> None:
-        if kind in self._lasting:
-            with JsonlFile(self._lasting[kind]) as file:
-                file.write(record)
-        elif kind in self._paths:
-            self._open[kind].write(record)
+        path = self._lasting.get(kind) or self._paths.get(kind)
+        if path is None:
+            return
+        try:
+            self._append(kind, record)
+        except LeaseLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the disk, or a record that JSON cannot hold: neither ends a run
+            self._lose(path, record, error)
+        else:
+            if path in self._lost:
+                self._tell_lost(path, record)
 
     def close(self) -> None:
         for file in self._open.values():
             file.close()
 
+    def _append(self, kind: Kind, record: Record) -> None:
+        if kind in self._lasting:
+            with JsonlFile(self._lasting[kind]) as file:
+                file.write(record)
+        else:
+            self._open[kind].write(record)
+
+    def _lose(self, path: Path, record: Record, error: Exception) -> None:
+        if path in self._lost:
+            self._lost[path].number += 1
+            return
+        lost = self._lost[path] = _Lost(1, record.get("step", 0), " ".join(str(error).split()))
+        logger.warning("%s; training goes on, and records are missing there until then", lost.reason)
+        if path != self._lasting[Kind.EVENT]:
+            self.write(Kind.EVENT, event_record("records missing", step=lost.step, detail=lost.reason))
+
+    def _tell_lost(self, path: Path, record: Record) -> None:
+        lost = self._lost.pop(path)
+        detail = f"{path.name} misses {lost.number} records, from step {lost.step} on: {lost.reason}"
+        logger.warning("%s is written again; %s", path, detail)
+        self.write(Kind.EVENT, event_record("records written again", step=record.get("step", 0), detail=detail))
+
 
 class TensorBoard:
     """Metrics, evaluations and needles, each in a directory of their own: two writers that resume would hide each
-    other's records."""
+    other's records. Raises `MissingPackageError` where TensorBoard is not installed."""
+
+    name = "TensorBoard"
 
     def __init__(self, directory: Path, *, evaluates: bool, needles: bool = False) -> None:
+        summary_writer_class()
         self._directories = {Kind.METRICS: directory}
         if evaluates:
             self._directories[Kind.EVALUATION] = directory / "evaluation"
@@ -79,10 +134,10 @@ class TensorBoard:
             self._directories[Kind.NEEDLES] = directory / "needles"
         self._open: dict[Kind, TensorBoardFile] = {}
 
-    def open(self, step: int, tokens: int) -> None:
+    def open(self, step: int, tokens: int, table: MetricTable) -> None:
         self.close()
         for kind, directory in self._directories.items():
-            self._open[kind] = TensorBoardFile(directory, resume_step=step)
+            self._open[kind] = TensorBoardFile(directory, resume_step=step, table=table)
 
     def write(self, kind: Kind, record: Record) -> None:
         if kind in self._directories:
@@ -96,11 +151,13 @@ class TensorBoard:
 class ProgressLine:
     """The progress bar; see `glmforge.observe.progress`."""
 
+    name = "the progress line"
+
     def __init__(self, total: tuple[int, int] | None) -> None:
         self._total = total
         self._progress: TrainingProgress | None = None
 
-    def open(self, step: int, tokens: int) -> None:
+    def open(self, step: int, tokens: int, table: MetricTable) -> None:
         self.close()
         self._progress = TrainingProgress(*(self._total or (None, None)), start_tokens=tokens)
         self._progress.__enter__()

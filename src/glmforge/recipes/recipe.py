@@ -6,7 +6,7 @@ ranks together, with the configuration as it was given; it raises `GlmforgeError
 anything is built.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from glmforge.adapt.lora import adapters_of
@@ -14,6 +14,7 @@ from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.observe.metric_table import Metric
 from glmforge.parallel.world import World
 from glmforge.training.source import BatchSource
 from glmforge.training.trainer import Hook
@@ -26,11 +27,13 @@ class Recipe(Protocol):
         config: the run, with what only the data could say: lengths of phases, ids of end tokens.
         tokenizer: of the data.
         fingerprint: of the data, as JSON's types: it is kept in checkpoints, and compared when a run goes on.
+        metric_rows: of what its source tells in records, besides the metrics of every run.
     """
 
     config: RunConfig
     tokenizer: Tokenizer
     fingerprint: Mapping[str, Any]
+    metric_rows: Sequence[Metric] = ()
 
     def backend(self, config: RunConfig, world: World) -> Backend:
         """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""

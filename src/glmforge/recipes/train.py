@@ -114,7 +114,7 @@ def _build_trainer(
     backend, source = recipe.backend(config, world), recipe.source(config, world)
     checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
-    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else ())
+    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else (), recipe.metric_rows)
     return Trainer(config, backend, source, hooks, bus), checkpoints
 
 

@@ -135,7 +135,7 @@ class BatchSource(Protocol):
         return {"phase": phase, "sample": sample}
 
     def metrics(self) -> dict[str, Any]:
-        """What the run's records tell of the source, by the names of `glmforge.observe.metrics`."""
+        """What the run's records tell of the source, by name. Rows of names of its own are the recipe's."""
         return {}
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.plan import BatchRange
 from glmforge.model.dropout import Noise
 from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metric_table import Metric
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import event_record
 from glmforge.parallel.reducer import Reducer
@@ -37,11 +38,13 @@ class Hook:
         priority: when it is called, compared with other hooks.
         after: names of hooks, of its own or an earlier priority, that have to be called before it.
         state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
+        metric_rows: of the metrics that it records, besides those of every run.
     """
 
     name = "hook"
     priority = Priority.USER
     after: Sequence[str] = ()
+    metric_rows: Sequence[Metric] = ()
 
     @property
     def state_key(self) -> str:
@@ -154,6 +157,8 @@ class Trainer:
         self.source: BatchSource = NoSource(self) if source is None else source
         self.hooks = in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
+        for hook in self.hooks:
+            self.bus.table.declare(hook.metric_rows)
         self.state = TrainState()
         self.reducer = Reducer(self.world)
         self.batch: Batch | None = None
@@ -244,7 +249,7 @@ class Trainer:
         self._ballot.cast(name)
 
     def record(self, **metrics: object) -> None:
-        """Put values, numbers or tensors, into the next record, under names of `glmforge.observe.metrics.METRICS`."""
+        """Put values, numbers or tensors, into the next record, under names that are in the run's table of metrics."""
         self.bus.record(metrics, step=self.state.step)
 
     def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
@@ -270,6 +275,7 @@ class Trainer:
         if phase is self._phase:
             return
         self._phase = phase
+        self.bus.table.declare(phase.objective.metric_rows)
         self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
         self.model.set_capacity_factor(phase.capacity_factor)
         self.model.set_balance(phase.balance)

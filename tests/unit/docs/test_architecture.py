@@ -13,7 +13,6 @@ import torch
 from glmforge.config.optimizers import OPTIMIZERS
 from glmforge.config.schedules import SCHEDULES
 from glmforge.config.stage import STAGES
-from glmforge.observe.metrics import METRICS
 from glmforge_corpus.pipeline.registry import BLOCKS
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +30,7 @@ def examples() -> Iterator[tuple[str, str]]:
 
 
 (_, SETUP), *EXAMPLES = examples()
-REGISTRIES: tuple[dict[str, Any], ...] = (OPTIMIZERS, SCHEDULES, STAGES, METRICS, BLOCKS)
+REGISTRIES: tuple[dict[str, Any], ...] = (OPTIMIZERS, SCHEDULES, STAGES, BLOCKS)
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from glmforge.checkpoint.values import check_values
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.regularization import EwcConfig
 from glmforge.errors import CheckpointError
+from glmforge.observe.metric_table import Metric
 from glmforge.optim.elastic import FISHER, START, ElasticPenalty
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
@@ -26,6 +27,14 @@ class ElasticHook(Hook):
 
     name = "ewc"
     priority = Priority.COLLECT
+    metric_rows = (
+        Metric(
+            "loss_ewc",
+            "nats/token",
+            "loss",
+            "elastic weight consolidation, as it is added to the loss: strength / 2 times sum of F (w - w*)^2",
+        ),
+    )
 
     def __init__(self, config: EwcConfig) -> None:
         self.config = config

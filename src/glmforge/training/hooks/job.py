@@ -8,6 +8,7 @@ the run's records does it.
 The first record of metrics tells besides what the job had cost until then, as its supervisor had added it up.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,13 @@ from glmforge.errors import GlmforgeError
 from glmforge.files import read_json
 from glmforge.observe.job import JobOfRun
 from glmforge.observe.metrics import METRICS, Record
-from glmforge.observe.record_files import JsonlFile
+from glmforge.observe.record_files import JsonlFile, RunFileError
 from glmforge.observe.run import RunDirectory
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
+
+logger = logging.getLogger(__name__)
 
 GOODPUT = "goodput.json"
 """What the supervisor writes into the job's directory before it starts an attempt."""
@@ -42,6 +45,7 @@ class JobHook(Hook):
         self._run, self._job = run, job
         self._told = False
         self._file: JsonlFile | None = None
+        self._is_missing = False
         self._started = time.monotonic()
         self._began: float | None = None
         self._ended: float | None = None
@@ -56,7 +60,7 @@ class JobHook(Hook):
         self._ended = None
         if trainer.world.is_main:
             self._file = JsonlFile(RunDirectory(self._run).time)
-            self._file.write(self._job.line(event="loaded", step=trainer.state.step))
+            self._append(event="loaded", step=trainer.state.step)
 
     def on_step_start(self, trainer: Trainer) -> None:
         self._began = time.monotonic()
@@ -98,8 +102,18 @@ class JobHook(Hook):
     def _write(self, now: float) -> None:
         if self._file is not None and self._steps:
             parts = {name: round(seconds, 6) for name, seconds in self._seconds.items() if seconds}
-            self._file.write(self._job.line(step=self._step, steps=self._steps, **parts))
+            self._append(step=self._step, steps=self._steps, **parts)
         self._reset(now)
+
+    def _append(self, **facts: object) -> None:
+        """A line that cannot be written (a full disk) is missing, and the run goes on."""
+        assert self._file is not None, "only the rank that writes calls this"
+        try:
+            self._file.write(self._job.line(**facts))
+        except RunFileError as error:
+            if not self._is_missing:
+                logger.warning("%s; training goes on, and lines are missing there until then", error)
+            self._is_missing = True
 
     def _reset(self, now: float) -> None:
         self._since, self._steps = now, 0
@@ -112,7 +126,7 @@ class JobHook(Hook):
         try:
             told: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
             metrics = told.get("metrics", {})
-            known = {name: metrics[name] for name in metrics if METRICS[name].group == "job"}
+            known = METRICS.record({name: metrics[name] for name in metrics if METRICS[name].group == "job"})
         except (GlmforgeError, KeyError, TypeError, AttributeError, ValueError):
             return {}
         return known

@@ -30,6 +30,8 @@ class MetricsHook(Hook):
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         self._unwritten = result
+        if result.finite:
+            trainer.record(**trainer.phase.objective.metric_values(result.metrics))
         if has_record(trainer):
             self._write(trainer, result)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from glmforge.observe.job import JobOfRun, job_of_this_process
-from glmforge.observe.record_files import read_jsonl
+from glmforge.observe.record_files import JsonlFile, RunFileError, read_jsonl
 from glmforge.training.hooks import job as hook_module
 from glmforge.training.hooks.job import JobHook
 from glmforge.training.step import StepResult
@@ -113,6 +113,7 @@ def test_steps_before_a_roll_back_are_written(tmp_path: Path, clock: Clock) -> N
         ({"metrics": {"goodput": 0.5, "queue_seconds": 3.0}}, {"goodput": 0.5, "queue_seconds": 3.0}),
         ({"metrics": {"loss": 0.5}}, {}),
         ({"metrics": {"wibble": 0.5}}, {}),
+        ({"metrics": {"goodput": "half"}}, {}),
         ({"metrics": ["goodput"]}, {}),
         ([], {}),
         (None, {}),
@@ -142,3 +143,19 @@ def test_the_job_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of_this_process()
     assert job is not None
     assert job.facts == {"job": "air", "attempt": 3, "job_directory": "/jobs/air"}
+
+
+def test_a_full_disk_costs_lines_and_not_the_run(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: JsonlFile, record: object) -> None:
+        raise RunFileError("time.jsonl: cannot be written (No space left on device)")
+
+    trainer = made(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(JsonlFile, "write", fail)
+        for _ in range(2):
+            take_step(trainer, clock, training=100)
+    take_step(trainer, clock, training=100)
+    assert [line.get("step") for line in lines(tmp_path)] == [10, 13]
+    assert len(caplog.messages) == 1

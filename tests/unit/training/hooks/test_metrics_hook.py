@@ -11,6 +11,8 @@ import torch
 
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.plan import BatchRange
+from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.observe.metric_table import SUM, Metric
 from glmforge.observe.record_files import read_jsonl
 from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.training.hooks import MetricsHook, RoutersHook, SourcesHook, SpeedHook, speed
@@ -266,3 +268,15 @@ def test_a_record_of_the_largest_model_is_small(tmp_path: Path) -> None:
     table = len(json.dumps(json.loads(lines[0])["expert_load"]))
     # Six lists of 90 numbers of at most 8 characters, and a few dozen scalars.
     assert len(lines[0]) - table < 6000
+
+
+def test_what_an_objective_tells_is_of_steps_that_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Metric("asked", "tokens", "run", "labels", SUM)
+    monkeypatch.setattr(NextTokenObjective, "metric_rows", (row,))
+    monkeypatch.setattr(NextTokenObjective, "metric_values", lambda self, sums: {"asked": sums["source_tokens"].sum()})
+    trainer = recording_trainer(tmp_path, run_config(observe={"log_every": 3}))
+    trainer.start()
+    for finite in (True, False, True):
+        step(trainer, finite=finite, metrics=sources(torch.tensor([2.0]), torch.tensor([1.0])))
+    trainer.close()
+    assert [record["asked"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [4]

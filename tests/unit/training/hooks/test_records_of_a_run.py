@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from glmforge.observe.metrics import METRICS, Metric
+from glmforge.observe.metric_table import Metric
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.training.step import StepResult
@@ -28,16 +27,14 @@ class TokensHook(Hook):
     """Records what share of the run's tokens is behind, a metric of its own."""
 
     name = "tokens"
+    metric_rows = (Metric("share_of_tokens", "fraction", "run", "tokens of the run that are behind"),)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
         trainer.record(share_of_tokens=trainer.state.tokens / trainer.config.num_tokens)
 
 
-def test_records_have_the_names_they_always_had_and_a_hook_adds_another(
-    tiny_data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = Metric("share_of_tokens", "fraction", "run", "tokens of the run that are behind")
-    monkeypatch.setitem(METRICS, row.name, row)
+def test_records_have_the_names_they_always_had_and_a_hook_adds_another(tiny_data: TinyData, tmp_path: Path) -> None:
+    (row,) = TokensHook.metric_rows
     config = tiny_data.run_config(
         tmp_path,
         phases=[{"name": "main", "steps": 4, "seq_len": 32, "batch_size": 2}],
