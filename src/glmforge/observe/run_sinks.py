@@ -14,10 +14,10 @@ from glmforge.observe.record_files import JsonlFile, TensorBoardFile
 from glmforge.observe.run import RunDirectory
 
 
-def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
+def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[Sink]:
     """The sinks that `config` asks for, not open yet; for the rank that writes.
 
-    `total` are the steps and tokens of the whole run, None if they are not known.
+    `total` are the steps and tokens of the whole run, None if they are not known; tokens alone may be None.
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
@@ -96,13 +96,13 @@ class TensorBoard:
 class ProgressLine:
     """The progress bar; see `glmforge.observe.progress`."""
 
-    def __init__(self, total: tuple[int, int] | None) -> None:
+    def __init__(self, total: tuple[int, int | None] | None) -> None:
         self._total = total
         self._progress: TrainingProgress | None = None
 
     def open(self, step: int, tokens: int) -> None:
         self.close()
-        self._progress = TrainingProgress(*(self._total or (None, None)), start_tokens=tokens)
+        self._progress = TrainingProgress(*(self._total or (None, None)), start_steps=step, start_tokens=tokens)
         self._progress.__enter__()
 
     def write(self, kind: Kind, record: Record) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from glmforge.config.data import SourceConfig
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
@@ -67,12 +69,18 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The whole run. `missing` are the sources whose shards do not exist; if there is one, draws are as asked."""
+    """The whole run. `learning_rate` is a function of its tokens. `missing` are the sources whose shards do not exist;
+    if there is one, draws are as asked."""
 
     config: RunConfig
     phases: list[PlannedPhase]
-    learning_rate: Callable[[int], float]
+    learning_rate: Callable[[float], float]
     missing: list[str]
+
+    @property
+    def lr_by_steps(self) -> bool:
+        """Whether the learning rate follows steps."""
+        return self.config.optim.schedule_unit == "steps"
 
     @property
     def tokens(self) -> int:
@@ -107,7 +115,7 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
     """
     missing = [source.name for source in config.data.sources if not _exists(source)]
     draws = _reckoned(config) if look_at_data and not missing else _asked(config)
-    learning_rate = learning_rate_schedule(config)
+    learning_rate = _learning_rate(config)
     phases, start = [], 0
     for phase in config.phases:
         stop = start + phase.num_samples * phase.seq_len
@@ -117,6 +125,19 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
         phases.append(PlannedPhase(phase, start, stop, *rates, theta, draws[phase.name]))
         start = stop
     return Schedule(config, phases, learning_rate, missing if look_at_data else [])
+
+
+def _learning_rate(config: RunConfig) -> Callable[[float], float]:
+    """The learning rate after so many tokens of the run, also where it follows steps."""
+    rate = learning_rate_schedule(config)
+    if config.optim.schedule_unit == "tokens":
+        return rate
+    steps, tokens = [0], [0]
+    for phase in config.phases:
+        for span in phase.batch_spans:
+            steps.append(steps[-1] + span.num_steps)
+            tokens.append(tokens[-1] + span.num_steps * span.batch_size * phase.seq_len)
+    return lambda at: rate(float(np.interp(at, tokens, steps)))
 
 
 def _exists(source: SourceConfig) -> bool:
@@ -148,6 +169,8 @@ def _reckoned(config: RunConfig) -> Draws:
             draws[draw.phase][draw.source] = Draw(draw.tokens / tokens[draw.phase], draw.tokens, draw.epochs)
     return draws
 
+
+TOKENS_OF_STEPS = "The learning rate counts steps; tokens are those of full batches."
 
 NUM_SIZES = 6
 """So many columns of `phase_columns` tell a phase's size and learning rate, the others its settings."""
