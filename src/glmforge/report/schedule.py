@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-
 from glmforge.config.data import SourceConfig
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
@@ -132,12 +130,16 @@ def _learning_rate(config: RunConfig) -> Callable[[float], float]:
     rate = learning_rate_schedule(config)
     if config.optim.schedule_unit == "tokens":
         return rate
-    steps, tokens = [0], [0]
-    for phase in config.phases:
-        for span in phase.batch_spans:
-            steps.append(steps[-1] + span.num_steps)
-            tokens.append(tokens[-1] + span.num_steps * span.batch_size * phase.seq_len)
-    return lambda at: rate(float(np.interp(at, tokens, steps)))
+    spans = [(span.num_steps, span.batch_size * phase.seq_len) for phase in config.phases for span in phase.batch_spans]
+
+    def at_tokens(tokens: float) -> float:
+        steps = 0.0
+        for num_steps, batch_tokens in spans:
+            taken = min(float(num_steps), tokens / batch_tokens)
+            steps, tokens = steps + taken, tokens - taken * batch_tokens
+        return rate(steps)
+
+    return at_tokens
 
 
 def _exists(source: SourceConfig) -> bool:
