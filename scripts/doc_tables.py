@@ -11,9 +11,9 @@ from glmforge.checkpoint.compatible import rules_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
+from glmforge.recipes.all_metrics import all_metrics
 from glmforge_ops.environment.lint import known_bad_markdown
 from glmforge_ops.environment.table import variables_markdown
-from glmforge.recipes.all_metrics import all_metrics
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -126,7 +126,7 @@ def run_case(
     backend = NativeBackend.build(config, world, table=table, extend=extend or adapters_of(config))
     model, optimizer = backend.model, backend.optimizer
     begin_quantised(model, config.seed)
-    _begin_adapters(model)
+    fill_adapters(model)
     model.set_capacity_factor(phase.capacity_factor)
     model.set_balance(phase.balance)
     objective = _objective(config)
@@ -170,7 +170,7 @@ def begin_quantised(model: ParallelModel, seed: int) -> None:
 
 
 @torch.no_grad()
-def _begin_adapters(model: ParallelModel) -> None:
+def fill_adapters(model: ParallelModel) -> None:
     """Give adapters values as after many steps: factors of zeros would hide what is wrong with others' gradients."""
     for name, tensor in model.named_parameters():
         if ".lora_" in name and model.table[name].initial == "zeros":

@@ -13,6 +13,10 @@ adapter (`glmforge.kernels.adapted_experts`).
 The head answers from hidden states and weight without logits (`model.head`), so its adapter gives it more columns of
 both: [h, scaling h A^T] and [W, B]. That copies the weight in the compute dtype for each micro-batch.
 
+`ModelInputs(adapters=False)` leaves all adapters out of a forward pass: the base model answers, to the last bit, with
+the same weights (the reference of DPO and GRPO). Layers get it with their tokens, so one that is computed again in the
+backward pass gets the same.
+
 DoRA (Liu et al., 2024, arXiv 2402.09353): y = m / |W + scaling B A| * (W x + scaling B A x), the norm being of each row
 and, as in the paper's section 4.3, without a gradient. |W + scaling B A|^2 is put together from |W|^2, (W A^T) * B and
 (B (A A^T)) * B, so that the sum of W and B A is not formed either. Dropout acts on what the adapter reads, not, as in
@@ -44,6 +48,12 @@ from glmforge.parallel.build import Extend
 
 MAGNITUDE = "lora_magnitude_vector"
 
+Place = DecoderLayer | GlmMoe
+"""The layer that an adapter is in, or, of embedding and head, the section: its `adapters_on` says whether it counts."""
+
+Operands = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""As `LMHead.operands`."""
+
 
 def adapters_of(config: RunConfig) -> Extend | None:
     """What puts the adapters of a run into each section of its model (`build_model(extend=...)`); None without any."""
@@ -52,42 +62,45 @@ def adapters_of(config: RunConfig) -> Extend | None:
 
 def put_adapters(section: GlmMoe, lora: LoraConfig) -> None:
     """Add the adapters of the section's maps, uninitialised, in place."""
+    section.has_base = not lora.modules_to_save
     modules = dict(section.named_modules())
     for one in adapted_maps(section.config, lora):
         if one.owner in modules:
-            layer = modules.get(f"model.layers.{one.row.layer}")
+            place = modules.get(f"model.layers.{one.row.layer}", section)
+            assert isinstance(place, Place)
             dropout = None
             if lora.dropout:
-                assert isinstance(layer, DecoderLayer), "only maps of layers drop"
-                dropout = Dropout(layer, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
-            _adapt(modules[one.owner], one, lora, dropout)
+                assert isinstance(place, DecoderLayer), "only maps of layers drop"
+                dropout = Dropout(place, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
+            _adapt(modules[one.owner], one, lora, place, dropout)
 
 
-def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig, dropout: "Dropout | None") -> None:
+def _adapt(owner: nn.Module, one: LinearMap, lora: LoraConfig, place: Place, dropout: "Dropout | None") -> None:
     for part, row in adapter_parts(one, lora):
         holder = owner.get_submodule(part) if part in dict(owner.named_children()) else nn.Module()
         owner.add_module(part, holder)
         holder.register_parameter(one.key, nn.Parameter(torch.empty(row.shape)))
     if isinstance(owner, Linear):
-        owner.matmul = (Dora if lora.dora else LowRank)(owner, one.key, lora.scaling, owner.matmul, dropout=dropout)
+        kind = Dora if lora.dora else LowRank
+        owner.matmul = kind(owner, one.key, lora.scaling, owner.matmul, place, dropout=dropout)
     elif isinstance(owner, Router):
-        owner.matmul = LowRank(owner, one.key, lora.scaling, owner.matmul)
+        owner.matmul = LowRank(owner, one.key, lora.scaling, owner.matmul, place)
     elif isinstance(owner, Experts):
-        _adapt_experts(owner, one, lora)
+        _adapt_experts(owner, one, lora, place)
     elif isinstance(owner, Embedding):
-        owner.lookup = EmbeddingRows(owner, lora.scaling, owner.lookup)
+        owner.lookup = EmbeddingRows(owner, lora.scaling, owner.lookup, place)
     else:
         assert isinstance(owner, LMHead), f"{one.name}: has no place for an adapter"
-        owner.operands = HeadColumns(owner, lora.scaling)
+        owner.operands = HeadColumns(owner, lora.scaling, owner.operands, place)
 
 
-def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig) -> None:
+def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig, place: Place) -> None:
     attribute = "down_matmul" if one.key == "down_proj" else "gate_up_matmul"
     if not isinstance(getattr(experts, attribute), ExpertAdapters):
-        setattr(experts, attribute, ExpertAdapters(experts, lora.scaling, getattr(experts, attribute)))
+        setattr(experts, attribute, ExpertAdapters(experts, lora.scaling, getattr(experts, attribute), place))
     is_whole = one.name == one.row.name
-    place = 0 if is_whole else [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
-    getattr(experts, attribute).maps.append((one.key, place * one.num_outputs))
+    number = 0 if is_whole else [part.removesuffix(".weight") for part in one.row.expert_parts].index(one.key)
+    getattr(experts, attribute).maps.append((one.key, number * one.num_outputs))
 
 
 class Dropout:
@@ -108,18 +121,28 @@ class LowRank:
 
     Args:
         owner: the module with the factors `lora_A.<key>` [r, J] and `lora_B.<key>` [O, r].
+        place: says whether the adapter counts.
         dropout: of what the adapter reads; None drops nothing.
     """
 
     def __init__(
-        self, owner: nn.Module, key: str, scaling: float, base: Matmul, *, dropout: "Dropout | None" = None
+        self,
+        owner: nn.Module,
+        key: str,
+        scaling: float,
+        base: Matmul,
+        place: Place,
+        *,
+        dropout: "Dropout | None" = None,
     ) -> None:
-        self.owner, self.key, self.scaling, self.base, self.dropout = owner, key, scaling, base, dropout
+        self.owner, self.key, self.scaling, self.base = owner, key, scaling, base
+        self.place, self.dropout = place, dropout
 
     def __call__(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
     ) -> Tensor:
-        return self.adapted(self.base(x, weight, bias=bias), x)
+        y = self.base(x, weight, bias=bias)
+        return self.adapted(y, x) if self.place.adapters_on else y
 
     def adapted(self, y: Tensor, x: Tensor) -> Tensor:
         """`y` with what the adapter adds: by the product itself, not by a further pass over the outputs."""
@@ -141,8 +164,8 @@ class ExpertAdapters:
     the outputs is padded.
     """
 
-    def __init__(self, owner: Experts, scaling: float, base: Matmul) -> None:
-        self.owner, self.scaling, self.base = owner, scaling, base
+    def __init__(self, owner: Experts, scaling: float, base: Matmul, place: Place) -> None:
+        self.owner, self.scaling, self.base, self.place = owner, scaling, base, place
         self.is_plain = base == owner.matmul  # asked here: torch.compile's trace says no
         self.maps: list[tuple[str, int]] = []
 
@@ -150,6 +173,8 @@ class ExpertAdapters:
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
     ) -> Tensor:
         assert counts_E is not None, "every row belongs to an expert"
+        if not self.place.adapters_on:
+            return self.base(x, weight, bias=bias, counts_E=counts_E)
         implementation = self.owner.kernels.experts
         factors = self.factors(weight.shape[1])
         if self.is_plain:
@@ -184,6 +209,8 @@ class Dora(LowRank):
     def __call__(
         self, x: Tensor, weight: Tensor, *, bias: Tensor | None = None, counts_E: Tensor | None = None
     ) -> Tensor:
+        if not self.place.adapters_on:
+            return self.base(x, weight, bias=bias)
         y = self.adapted(self.base(x, weight), x)
         scale_O = self.factor("lora_magnitude_vector").float() / self.norms(weight)
         y = y * scale_O.to(y.dtype)
@@ -204,10 +231,14 @@ class Dora(LowRank):
 class EmbeddingRows:
     """A lookup that adds `scaling B A[:, token]`: A [r, V], zero at first, and B [D, r]."""
 
-    def __init__(self, owner: Embedding, scaling: float, base: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.owner, self.scaling, self.base = owner, scaling, base
+    def __init__(
+        self, owner: Embedding, scaling: float, base: Callable[[Tensor, Tensor], Tensor], place: Place
+    ) -> None:
+        self.owner, self.scaling, self.base, self.place = owner, scaling, base, place
 
     def __call__(self, rows_T: Tensor, weight_VD: Tensor) -> Tensor:
+        if not self.place.adapters_on:
+            return self.base(rows_T, weight_VD)
         a_rV, b_Dr = (local(getattr(self.owner, part).weight) for part in ("lora_embedding_A", "lora_embedding_B"))
         low_Tr = F.embedding(rows_T, a_rV.T) * self.scaling
         return self.base(rows_T, weight_VD) + low_Tr @ b_Dr.T
@@ -216,10 +247,12 @@ class EmbeddingRows:
 class HeadColumns:
     """Hidden states [T, D + r] and weight [V, D + r] whose product is `h W^T + scaling h A^T B^T`."""
 
-    def __init__(self, owner: LMHead, scaling: float) -> None:
-        self.owner, self.scaling = owner, scaling
+    def __init__(self, owner: LMHead, scaling: float, base: Operands, place: Place) -> None:
+        self.owner, self.scaling, self.base, self.place = owner, scaling, base, place
 
     def __call__(self, h_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.place.adapters_on:
+            return self.base(h_TD, weight_VD)
         a_rD, b_Vr = (local(getattr(self.owner, part).weight) for part in ("lora_A", "lora_B"))
         low_Tr = matmul(h_TD, a_rD) * self.scaling
         columns = torch.cat((weight_VD.to(h_TD.dtype), b_Vr.to(h_TD.dtype)), dim=1)

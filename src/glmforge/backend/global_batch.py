@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from glmforge.backend.objective import Objective
-from glmforge.data.stream.batch import Batch
+from glmforge.data.stream.batch import ROUTED_EXPERTS, Batch
 from glmforge.kernels.transfer import on_device
 from glmforge.model.dropout import Noise
 from glmforge.model.transformer import Activations, GlmMoe
@@ -93,15 +93,29 @@ def run_section(
     batch: Batch,
     share: TokenShare,
     noise: Noise | None = None,
+    *,
+    adapters: bool = True,
+    with_routing: bool = False,
 ) -> Any:
-    """Forward of one section over the rank's tokens of a micro-batch."""
+    """Forward of one section over the rank's tokens of a micro-batch; without `adapters` it is the base model's.
+
+    A batch that brings `ROUTED_EXPERTS` is routed by them.
+    """
     tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, batch.documents())
     return part(
-        share.inputs(batch.ids_BS, batch.documents(), objective.num_mtp, tokens),
+        share.inputs(
+            batch.ids_BS,
+            batch.documents(),
+            objective.num_mtp,
+            tokens,
+            experts_BSLK=batch.per_token.get(ROUTED_EXPERTS),
+            adapters=adapters,
+        ),
         received,
         head=objective.head(batch, share),
         with_mtp=objective.num_mtp > 0,
         with_aux_loss=objective.with_aux_loss,
+        with_routing=with_routing,
     )
 
 

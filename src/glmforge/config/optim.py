@@ -40,6 +40,10 @@ class LearningConfig(Strict):
     schedule: ScheduleName = Field(
         default="cosine", description="from lr to min_lr over the tokens of all phases; wsd: constant, then linear"
     )
+    schedule_unit: Literal["tokens", "steps"] = Field(
+        default="tokens",
+        description="what the schedule counts; steps where batches have no fixed number of tokens, such as rollouts",
+    )
     decay_share: float = Field(
         default=0.2, gt=0, le=1, description="last part of the run, in which schedule: wsd decays"
     )
@@ -65,6 +69,10 @@ class LearningConfig(Strict):
     def _check_schedule(self) -> Self:
         if self.warmup_steps is not None and self.warmup_tokens is not None:
             refuse("warmup_tokens", "give 'warmup_steps' or 'warmup_tokens', not both")
+        if self.schedule_unit == "steps" and self.warmup_tokens is not None:
+            refuse(
+                "warmup_tokens", "optim.schedule_unit is 'steps'; give warmup_steps, or set schedule_unit to 'tokens'"
+            )
         if self.min_lr > self.lr:
             refuse("min_lr", f"{self.min_lr:g} is more than lr = {self.lr:g}")
         return self

@@ -135,6 +135,11 @@ class PhaseConfig(Strict):
         """Sequences of the batch that begins with the phase's sample `sample`."""
         return next((span.batch_size for span in self.batch_spans if sample < span.stop), self.batch_size)
 
+    def steps_before(self, sample: int) -> int:
+        """Steps that take the phase's samples before `sample`, as planned; all of them if it has fewer."""
+        taken = ((max(0, sample - span.first_sample), span) for span in self.batch_spans)
+        return sum(min(span.num_steps, -(-samples // span.batch_size)) for samples, span in taken)
+
     def _planned_sizes(self) -> Iterator[tuple[int, int]]:
         """Batch sizes in turn and for how many steps each, the last for as long as there are steps."""
         ramp = self.batch_ramp

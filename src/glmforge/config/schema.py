@@ -8,6 +8,7 @@ Relative paths are relative to the working directory of the run, not to the file
 configuration may be stored with the run and still mean the same.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,6 +90,10 @@ class RunConfig(Strict):
                 taken = min(steps, span.num_steps)
                 tokens, steps = tokens + taken * span.batch_size * phase.seq_len, steps - taken
         return tokens
+
+    def steps_before(self, samples: Mapping[str, int]) -> int:
+        """Steps that take, of each phase by name, so many of its first samples, as planned."""
+        return sum(phase.steps_before(samples.get(phase.name, 0)) for phase in self.phases)
 
     def source_weights(self, phase: PhaseConfig) -> dict[str, float]:
         """Name -> weight of the sources that `phase` draws from, in the order of `data.sources`."""

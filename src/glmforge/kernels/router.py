@@ -41,6 +41,7 @@ def route(
     rule: RoutingRule,
     *,
     choice_TE: Tensor | None = None,
+    given_TK: Tensor | None = None,
     implementation: str = "plain",
 ) -> Routes:
     """Each token's experts and weights; weights and scores are differentiable in the logits, the choice is not.
@@ -49,20 +50,36 @@ def route(
         logits_TE: fp32.
         bias_E: fp32, added to the scores for the choice only.
         choice_TE: what experts are chosen by instead of score plus bias; groups then play no part.
+        given_TK: int64, each token's experts, which are taken in this order instead of chosen ones; a token whose first
+            one is negative chooses. Weights are those of the experts that are taken, by the scores of these logits.
     """
     scores_TE = logits_TE.sigmoid()
     if implementation == "triton":
         from glmforge.kernels.triton.router import route as fused
 
+        if given_TK is not None:
+            if choice_TE is None:
+                choice_TE = _limit_to_groups(scores_TE.detach() + bias_E, rule)
+            choice_TE = _choosing(given_TK, choice_TE)
         weights_TK, experts_TK, _ = fused(logits_TE, bias_E, choice_TE, *rule)
         return Routes(weights_TK, experts_TK, scores_TE)
     if choice_TE is None:
         choice_TE = _limit_to_groups(scores_TE.detach() + bias_E, rule)
     experts_TK = choice_TE.topk(rule.num_choices, dim=-1, sorted=False).indices
+    if given_TK is not None:
+        experts_TK = torch.where(given_TK[:, :1] < 0, experts_TK, given_TK)
     weights_TK = scores_TE.gather(1, experts_TK)
     if rule.normalise:
         weights_TK = weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)
     return Routes(weights_TK * rule.scale, experts_TK, scores_TE)
+
+
+def _choosing(given_TK: Tensor, choice_TE: Tensor) -> Tensor:
+    """What the experts of `given_TK` are chosen by, in this order; `choice_TE` for tokens that choose themselves."""
+    num_choices = given_TK.shape[1]
+    order_TK = torch.arange(num_choices, 0, -1, dtype=choice_TE.dtype, device=choice_TE.device).expand_as(given_TK)
+    forced_TE = torch.zeros_like(choice_TE).scatter_(1, given_TK.clamp(min=0), order_TK)
+    return torch.where(given_TK[:, :1] < 0, choice_TE, forced_TE)
 
 
 def _limit_to_groups(choice_TE: Tensor, rule: RoutingRule) -> Tensor:

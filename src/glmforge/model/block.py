@@ -29,30 +29,35 @@ from glmforge.model.rope import Rope
 
 class LayerTokens(NamedTuple):
     """What a layer is told of its tokens: `rows` are those of the tokens that the router sees; `dropout` and
-    `adapter_dropout` are None where nothing is dropped."""
+    `adapter_dropout` are None where nothing is dropped; `given_TK` are experts for the router to take instead of
+    choosing; `adapters` says whether the layer's adapters count."""
 
     rope: Rope
     attend: Attend
     rows: Rows | None = None
     dropout: LayerDropout | None = None
     adapter_dropout: AdapterDropout | None = None
+    given_TK: Tensor | None = None
+    adapters: bool = True
 
 
 class LayerOutput(NamedTuple):
     """`x_TD`, and of a MoE layer what its router did: tokens that chose each expert `counts_E`, those dropped
-    `dropped_E`, scores `scores_TE`; None for a dense layer."""
+    `dropped_E`, scores `scores_TE`, experts `experts_TK`; None for a dense layer."""
 
     x_TD: Tensor
     counts_E: Tensor | None = None
     dropped_E: Tensor | None = None
     scores_TE: Tensor | None = None
+    experts_TK: Tensor | None = None
 
 
 class DecoderLayer(nn.Module):
     """`x += attention(norm(x)); x += mlp(norm(x))`; dense MLP in the first `first_k_dense_replace` layers."""
 
     adapter_dropout: AdapterDropout | None = None
-    """Of the tokens at work. Set anew with every call, a recomputed one too: maps are handed nothing but numbers."""
+    adapters_on: bool = True
+    """Both are of the tokens at work, during a call, a recomputed one too: maps are handed nothing but numbers."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -67,14 +72,20 @@ class DecoderLayer(nn.Module):
 
     def forward(self, *halves_TD: Tensor, tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
         """`halves_TD` are the states of all tokens, or of two halves; `tokens` tells of each what it is."""
-        self.adapter_dropout = tokens[0].adapter_dropout
+        self.adapter_dropout, self.adapters_on = tokens[0].adapter_dropout, tokens[0].adapters
+        try:
+            return self._run(halves_TD, tokens)
+        finally:
+            self.adapter_dropout, self.adapters_on = None, True
+
+    def _run(self, halves_TD: Sequence[Tensor], tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
         if isinstance(self.mlp, SwiGLU):
             return tuple(self._dense(x_TD, of, self.mlp) for x_TD, of in zip(halves_TD, tokens, strict=True))
         residuals_TD, routed = [], []
         for x_TD, of in zip(halves_TD, tokens, strict=True):
             x_TD, normed_TD = self._attended(x_TD, of)
             residuals_TD.append(x_TD)
-            routed.append(self.mlp.send(normed_TD, of.rows))
+            routed.append(self.mlp.send(normed_TD, of.rows, of.given_TK))
         outputs = self.mlp.receive(*routed)
         return tuple(
             LayerOutput(_added(x_TD, y_TD, of), *router)
@@ -117,6 +128,9 @@ class MTPLayer(DecoderLayer):
     `z = eh_proj([enorm(embedding), hnorm(h)])` (embedding first), a full MoE decoder layer, `shared_head.norm`. The
     h of the first depth is taken after the trunk's final norm; a further depth takes the previous one's normed
     output. Published as layer `num_hidden_layers + depth - 1`.
+
+    It is called with two tensors of all tokens, or of each half: `h_TD`, what the shallower depth gave for each
+    position, and `next_TD`, which embeds the token it predicted.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -126,11 +140,9 @@ class MTPLayer(DecoderLayer):
         self.eh_proj = Linear(2 * config.hidden_size, config.hidden_size)
         self.shared_head = SharedHead(config)
 
-    def forward(self, *halves_TD: Tensor, tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
-        """Of all tokens, or of each half, two tensors: `h_TD`, what the shallower depth gave for each position, and
-        `next_TD`, which embeds the token it predicted."""
-        read_TD = (self.combine(h_TD, next_TD) for h_TD, next_TD in zip(halves_TD[::2], halves_TD[1::2], strict=True))
-        outputs = super().forward(*read_TD, tokens=tokens)
+    def _run(self, halves_TD: Sequence[Tensor], tokens: Sequence[LayerTokens]) -> tuple[LayerOutput, ...]:
+        read_TD = [self.combine(h_TD, next_TD) for h_TD, next_TD in zip(halves_TD[::2], halves_TD[1::2], strict=True)]
+        outputs = super()._run(read_TD, tokens)
         return tuple(output._replace(x_TD=self.shared_head(output.x_TD)) for output in outputs)
 
     def combine(self, h_TD: Tensor, next_TD: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from glmforge.config.model import ModelConfig
 from glmforge.kernels.attention import attention
 from glmforge.kernels.attention_dropout import attention_with_dropout
 from glmforge.kernels.documents import Documents
@@ -74,6 +75,36 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Routing:
+    """Experts that are given to the routers instead of chosen by them: the routing of another forward, replayed.
+
+    In RL the engine that made a rollout and the model that trains on it differ by rounding, which sends some tokens to
+    other experts; with the engine's choice both compute the same function. Counts of tokens, capacity and correction
+    biases go by the experts that are taken; the auxiliary loss goes by scores, and so by the router's own preference.
+
+    Attributes:
+        experts_TLK: integers, of the tokens that the routers see. L is the MoE layers of the trunk, or of the whole
+            model, MTP layers last: layers beyond L choose for themselves, as does a token whose first expert is -1.
+    """
+
+    experts_TLK: Tensor
+
+    def of_layer(self, number: int) -> Tensor | None:
+        """int64 [T, K] of a MoE layer by its number among all of the model; None if it chooses for itself."""
+        return self.experts_TLK[:, number].long() if number < self.experts_TLK.shape[1] else None
+
+    def check(self, config: ModelConfig, num_tokens: int) -> None:
+        """Raises ValueError if these are not experts of so many tokens in such a model; their values are not read."""
+        shape, num_trunk = list(self.experts_TLK.shape), config.num_moe_layers
+        numbers = dict.fromkeys((num_trunk, num_trunk + config.num_nextn_predict_layers))
+        fitting = [[num_tokens, number, config.num_experts_per_tok] for number in numbers]
+        if shape not in fitting or self.experts_TLK.is_floating_point():
+            dtype = str(self.experts_TLK.dtype).removeprefix("torch.")
+            expected = " or ".join(map(str, fitting))
+            raise ValueError(f"routing: experts are {dtype} {shape}; give integers {expected}")
+
+
+@dataclass(frozen=True, eq=False)
 class ModelInputs:
     """The tokens of a micro-batch that this rank runs.
 
@@ -87,6 +118,8 @@ class ModelInputs:
         map_noise: the same of the tokens as linear maps read them.
         halves: the first and the second half of the tokens, of which layers are told instead if they are to take them
             in turn (see `glmforge.model.block`); their tokens to come are left out.
+        routing: the experts that tokens take; None lets the routers choose.
+        adapters: whether adapters count (see `glmforge.adapt.lora`). Without them the base model answers.
     """
 
     ids_T: Tensor
@@ -97,6 +130,8 @@ class ModelInputs:
     noise: TokenNoise | None = None
     map_noise: TokenNoise | None = None
     halves: tuple["ModelInputs", ...] = ()
+    routing: Routing | None = None
+    adapters: bool = True
 
     @classmethod
     def whole(

@@ -103,12 +103,13 @@ class SentTokens(NamedTuple):
 
 class MoEOutput(NamedTuple):
     """`y_TD`, the tokens that chose each expert `counts_E`, the ones among them that were dropped for want of capacity
-    `dropped_E` (both int64), and the router's scores `scores_TE`."""
+    `dropped_E` (both int64), the router's scores `scores_TE`, and the experts that it took `experts_TK`."""
 
     y_TD: Tensor
     counts_E: Tensor
     dropped_E: Tensor
     scores_TE: Tensor
+    experts_TK: Tensor
 
 
 class RoutedTokens(NamedTuple):
@@ -133,10 +134,11 @@ class MoE(nn.Module):
         (output,) = self.receive(self.send(x_TD, rows))
         return output
 
-    def send(self, x_TD: Tensor, rows: Rows | None = None) -> RoutedTokens:
-        """Route the tokens and start them on their way; `rows` are those that they belong to."""
+    def send(self, x_TD: Tensor, rows: Rows | None = None, given_TK: Tensor | None = None) -> RoutedTokens:
+        """Route the tokens and start them on their way; `rows` are those that they belong to, `given_TK` as in
+        `Router.forward`."""
         x_TD = self.region.enter(x_TD)
-        routes = self.gate(x_TD, rows)
+        routes = self.gate(x_TD, rows, given_TK)
         return RoutedTokens(x_TD, routes, self.experts.send(x_TD, routes))
 
     def receive(self, *halves: RoutedTokens) -> tuple[MoEOutput, ...]:
@@ -152,4 +154,5 @@ class MoE(nn.Module):
         num_experts = self.experts.num_experts
         kept_E = expert_counts(half.sent.kept_TK, num_experts)
         counts_E = expert_counts(half.routes.experts_TK, num_experts)
-        return MoEOutput(self.region.leave(routed_TD + shared_TD), counts_E, counts_E - kept_E, half.routes.scores_TE)
+        y_TD = self.region.leave(routed_TD + shared_TD)
+        return MoEOutput(y_TD, counts_E, counts_E - kept_E, half.routes.scores_TE, half.routes.experts_TK)

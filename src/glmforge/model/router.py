@@ -54,8 +54,9 @@ class Router(ChoosesKernels, nn.Module):
         c = self.config
         return RoutingRule(c.num_experts_per_tok, c.n_group, c.topk_group, c.norm_topk_prob, c.routed_scaling_factor)
 
-    def forward(self, x_TD: Tensor, rows: Rows | None = None) -> Routes:
-        """`rows` says where the tokens belong; without it (in generation) the choice is the usual one."""
+    def forward(self, x_TD: Tensor, rows: Rows | None = None, given_TK: Tensor | None = None) -> Routes:
+        """`rows` says where the tokens belong; without it (in generation) the choice is the usual one. `given_TK` are
+        experts to take instead of choosing (see `inputs.Routing`): their weights are this router's, with gradients."""
         logits_TE = self.matmul(x_TD.float(), self.weight.float())
         choice_TE = None
         if self.balance == "sinkhorn" and self.training and rows is not None:
@@ -65,6 +66,7 @@ class Router(ChoosesKernels, nn.Module):
             self.e_score_correction_bias,
             self.rule,
             choice_TE=choice_TE,
+            given_TK=given_TK,
             implementation=self.kernels.router,
         )
 

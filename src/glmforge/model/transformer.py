@@ -32,7 +32,7 @@ from glmforge.model.block import DecoderLayer, LayerOutput, LayerTokens, MTPLaye
 from glmforge.model.dropout import TokenNoise
 from glmforge.model.head import Heads, LinearHead, LMHead
 from glmforge.model.init import initialize
-from glmforge.model.inputs import ModelInputs, Rows
+from glmforge.model.inputs import ModelInputs, Routing, Rows
 from glmforge.model.layers import Embedding, RMSNorm
 from glmforge.model.moe import MoE
 from glmforge.model.rope import Rope
@@ -66,11 +66,13 @@ class Activations(NamedTuple):
 @dataclass(frozen=True)
 class RouterStats:
     """What a section's routers did, layer by layer: `counts_LE` tokens that chose each expert, `dropped_LE` those
-    dropped (both int64), and the sequence-level auxiliary loss summed over layers and rows (fp32 scalar)."""
+    dropped (both int64), the sequence-level auxiliary loss summed over layers and rows (fp32 scalar), and, if asked
+    for, the experts that the routers' tokens took (`experts_TLK`, int64; L is the section's layers)."""
 
     counts_LE: Tensor
     dropped_LE: Tensor
     aux_loss: Tensor
+    experts_TLK: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,14 @@ class Trunk(nn.Module):
 
 
 class GlmMoe(nn.Module):
-    """The language model. `compute_dtype` is that of the activations; weights are cast to it where they are used."""
+    """The language model. `compute_dtype` is that of the activations; weights are cast to it where they are used.
+
+    `has_base` is whether the weights beside adapters are those of the model before training, so that the same module is
+    also that model (`ModelInputs.adapters`). `adapters_on` is whether adapters of embedding and head count just now.
+    """
+
+    has_base = False
+    adapters_on = True
 
     def __init__(self, config: ModelConfig, section: Section | None = None) -> None:
         """Build (a section of) the model with uninitialised weights; see also `GlmMoe.create`."""
@@ -189,16 +198,41 @@ class GlmMoe(nn.Module):
         head: Head[T] = logits_head,  # type: ignore[assignment]
         with_mtp: bool = True,
         with_aux_loss: bool = False,
+        with_routing: bool = False,
     ) -> ForwardOutput[T]:
         """Run this section's layers over packed documents.
 
         `inputs` may be plain ids [B, S], each row one document. `activations` come from the section before.
+        `with_routing` asks for the experts that tokens took (`RouterStats.experts_TLK`).
+
+        Raises:
+            ValueError: the inputs' routing is not of this model, or they ask for a base model that is not there.
         """
         if isinstance(inputs, Tensor):
             inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
+        if not inputs.adapters and not self.has_base:
+            raise ValueError(
+                "adapters=False asks for the base model, whose weights are not there: the run has no section lora, or "
+                "trains parameters whole (lora.modules_to_save); hold the reference as a model of its own"
+            )
+        self.adapters_on = inputs.adapters
+        try:
+            return self._run(inputs, activations, head, with_mtp, with_aux_loss, with_routing)
+        finally:
+            self.adapters_on = True
+
+    def _run(
+        self,
+        inputs: ModelInputs,
+        activations: Activations | None,
+        head: Head[T],
+        with_mtp: bool,
+        with_aux_loss: bool,
+        with_routing: bool,
+    ) -> ForwardOutput[T]:
         if activations is None:
             activations = self._embed_all(inputs, with_mtp)
-        stats = _StatsCollector(self.config, inputs.rows, with_aux_loss)
+        stats = _StatsCollector(self.config, inputs.rows, with_aux_loss, with_routing)
         halves = [self._told(half) for half in inputs.halves or (inputs,)]
         states_TD = _cut(activations.x_TD, len(halves))
         for layer in self.trunk_layers:
@@ -220,7 +254,9 @@ class GlmMoe(nn.Module):
 
     def _told(self, half: ModelInputs) -> "_Told":
         noise, map_noise = (half.noise, half.map_noise) if self.training else (None, None)
-        return _Told(self.rope(half.positions_T), half.attend, half.rows, noise, map_noise)
+        if half.routing is not None:
+            half.routing.check(self.config, len(half.rows.row_T))
+        return _Told(self.rope(half.positions_T), half.attend, half.rows, noise, map_noise, half.routing, half.adapters)
 
     def _run_layer(
         self,
@@ -230,7 +266,7 @@ class GlmMoe(nn.Module):
         stats: "_StatsCollector",
     ) -> list[Tensor]:
         """The states of each half after `layer`, which reads one or two tensors of each."""
-        tokens = [half.of_layer(layer) for half in halves]
+        tokens = [half.of_layer(layer, self.config.first_k_dense_replace) for half in halves]
         outputs = layer(*itertools.chain.from_iterable(states_TD), tokens=tokens)
         stats.add(outputs, [half.rows for half in halves])
         return [output.x_TD for output in outputs]
@@ -285,11 +321,16 @@ class _Told(NamedTuple):
     rows: Rows
     noise: TokenNoise | None
     map_noise: TokenNoise | None
+    routing: Routing | None
+    adapters: bool
 
-    def of_layer(self, layer: DecoderLayer) -> LayerTokens:
+    def of_layer(self, layer: DecoderLayer, num_dense: int) -> LayerTokens:
         dropout = None if self.noise is None else self.noise.of_layer(layer.self_attn.layer)
         adapters = None if self.map_noise is None else self.map_noise.of_adapters(layer.self_attn.layer)
-        return LayerTokens(self.rope, self.attend, self.rows, dropout, adapters)
+        given_TK = None
+        if self.routing is not None and isinstance(layer.mlp, MoE):
+            given_TK = self.routing.of_layer(layer.self_attn.layer - num_dense)
+        return LayerTokens(self.rope, self.attend, self.rows, dropout, adapters, given_TK, self.adapters)
 
 
 def _cut(x_TD: Tensor, num_parts: int) -> Sequence[Tensor]:
@@ -303,8 +344,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 class _StatsCollector:
     """Gathers what the routers report (and what the auxiliary loss needs, if asked for) over the layers."""
 
-    def __init__(self, config: ModelConfig, rows: Rows, with_aux_loss: bool) -> None:
-        self.config, self.rows, self.with_aux_loss = config, rows, with_aux_loss
+    def __init__(self, config: ModelConfig, rows: Rows, with_aux_loss: bool, with_routing: bool) -> None:
+        self.config, self.rows, self.with_aux_loss, self.with_routing = config, rows, with_aux_loss, with_routing
+        self.experts: list[Tensor] = []
         self.counts: list[Tensor] = []
         self.dropped: list[Tensor] = []
         self.balance: list[RowBalance] = []
@@ -312,6 +354,8 @@ class _StatsCollector:
     def add(self, outputs: Sequence[LayerOutput], rows: Sequence[Rows]) -> None:
         """Of one layer, what it gave of all tokens or of each half; `rows` are each one's."""
         balance: list[RowBalance] = []
+        if self.with_routing and outputs[0].experts_TK is not None:
+            self.experts.append(_joined([output.experts_TK for output in outputs if output.experts_TK is not None]))
         for index, (output, of_output) in enumerate(zip(outputs, rows, strict=True)):
             if output.counts_E is None or output.dropped_E is None or output.scores_TE is None:
                 return
@@ -335,4 +379,5 @@ class _StatsCollector:
             torch.stack(self.counts) if self.counts else none,
             torch.stack(self.dropped) if self.dropped else none,
             aux_loss,
+            torch.stack(self.experts, dim=1) if self.experts else None,
         )

@@ -18,10 +18,10 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Protocol
 
-from glmforge.runtime.lease import LeaseLostError
 from glmforge.observe.metric_table import Metric, MetricKind, MetricTable
 from glmforge.observe.metrics import METRICS, Record
 from glmforge.observe.run import event_record
+from glmforge.runtime.lease import LeaseLostError
 
 logger = logging.getLogger(__name__)
 

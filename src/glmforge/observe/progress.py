@@ -6,8 +6,9 @@ training costs a few thousand lines. On ranks other than 0 it is nothing.
 
 The bar is drawn from `update` and has no thread of its own: a refresh thread would contend for the
 interpreter with the training step. It goes by tokens: steps grow longer as the batch grows, and a run that leaves out
-batches has fewer of them than planned, but it always ends with its last token. The time left comes from the clock over
-the last updates, not from `step_seconds`, so evaluation and checkpoints count in it.
+batches has fewer of them than planned, but it always ends with its last token. Where nobody knows the tokens beforehand
+it goes by steps. The time left comes from the clock over the last updates, not from `step_seconds`, so evaluation and
+checkpoints count in it.
 """
 
 import sys
@@ -29,9 +30,9 @@ class TrainingProgress:
     """Shows training records as they come; a context manager.
 
     Args:
-        total_steps: optimizer steps of the whole run, as planned; None if nobody knows, and then neither
-        total_tokens: tokens of the whole run.
-        start_tokens: those behind a resumed run.
+        total_steps: optimizer steps of the whole run, as planned; None if nobody knows.
+        total_tokens: tokens of the whole run; None if nobody knows.
+        start_steps, start_tokens: those behind a resumed run.
         enabled: False on every rank but 0 and when the user wants silence; then all methods do nothing.
         console: where to write; stderr by default. A bar if it is a terminal, plain lines if not.
         plain_every: least seconds between two plain lines; the first and the last step are always shown.
@@ -43,13 +44,18 @@ class TrainingProgress:
         total_steps: int | None,
         total_tokens: int | None,
         *,
+        start_steps: int = 0,
         start_tokens: int = 0,
         enabled: bool = True,
         console: Console | None = None,
         plain_every: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total_steps, self._total_tokens = total_steps, total_tokens
+        by_steps = total_tokens is None and total_steps is not None
+        self._unit, self._total, start = (
+            ("step", total_steps, start_steps) if by_steps else ("tokens", total_tokens, start_tokens)
+        )
+        self._total_steps = total_steps
         self._enabled = enabled
         self._console = console or Console(stderr=True)
         self._clock = clock
@@ -59,7 +65,7 @@ class TrainingProgress:
         self._show_every = plain_every if self._bar is None else _REFRESH_SECONDS
         if self._bar is not None:
             self._task = self._bar.add_task(
-                "", total=total_tokens, completed=start_tokens, phase="", steps="", numbers="starting"
+                "", total=self._total, completed=start, phase="", steps="", numbers="starting"
             )
 
     def __enter__(self) -> Self:
@@ -75,18 +81,18 @@ class TrainingProgress:
         """Show a training record: its `step` and `tokens`, and of the few numbers a line has room for what it has."""
         if not self._enabled:
             return
-        now, tokens = self._clock(), record["tokens"]
-        ended = self._total_tokens is not None and tokens >= self._total_tokens
-        self._pace.append((now, tokens))
+        now, done = self._clock(), record[self._unit]
+        ended = self._total is not None and done >= self._total
+        self._pace.append((now, done))
         if now - self._last_shown < self._show_every and not ended:
             return
         self._last_shown = now
-        numbers = " · ".join([*_numbers(record), *self._time_left(tokens)])
+        numbers = " · ".join([*_numbers(record), *self._time_left(done)])
         phase = record.get("phase", "")
         total = record["step"] if ended else self._total_steps
         steps = f"{record['step']}" if total is None else f"{record['step']}/{total}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=tokens, phase=phase, steps=steps, numbers=numbers, refresh=True)
+            self._bar.update(self._task, completed=done, phase=phase, steps=steps, numbers=numbers, refresh=True)
         else:
             self._print(" · ".join(filter(None, [f"step {steps}", phase, numbers])))
 
@@ -98,11 +104,11 @@ class TrainingProgress:
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _time_left(self, tokens: int) -> list[str]:
+    def _time_left(self, done: int) -> list[str]:
         (then, first), (now, last) = self._pace[0], self._pace[-1]
-        if last == first or self._total_tokens is None or tokens >= self._total_tokens:
+        if last == first or self._total is None or done >= self._total:
             return []
-        return [f"{format_duration((now - then) / (last - first) * (self._total_tokens - tokens))} left"]
+        return [f"{format_duration((now - then) / (last - first) * (self._total - done))} left"]
 
 
 def _numbers(record: Mapping[str, Any]) -> list[str]:

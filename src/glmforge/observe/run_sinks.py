@@ -8,7 +8,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmforge.runtime.lease import LeaseLostError
 from glmforge.config.schema import RunConfig
 from glmforge.observe.background import Background
 from glmforge.observe.bus import Kind, Sink
@@ -17,14 +16,15 @@ from glmforge.observe.metrics import Record
 from glmforge.observe.progress import TrainingProgress
 from glmforge.observe.record_files import JsonlFile, TensorBoardFile, summary_writer_class
 from glmforge.observe.run import RunDirectory, event_record
+from glmforge.runtime.lease import LeaseLostError
 
 logger = logging.getLogger(__name__)
 
 
-def run_sinks(config: RunConfig, total: tuple[int, int] | None) -> list[Sink]:
+def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[Sink]:
     """The sinks that `config` asks for, not open yet; for the rank that writes.
 
-    `total` are the steps and tokens of the whole run, None if they are not known.
+    `total` are the steps and tokens of the whole run, None if they are not known; tokens alone may be None.
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
@@ -153,13 +153,13 @@ class ProgressLine:
 
     name = "the progress line"
 
-    def __init__(self, total: tuple[int, int] | None) -> None:
+    def __init__(self, total: tuple[int, int | None] | None) -> None:
         self._total = total
         self._progress: TrainingProgress | None = None
 
     def open(self, step: int, tokens: int, table: MetricTable) -> None:
         self.close()
-        self._progress = TrainingProgress(*(self._total or (None, None)), start_tokens=tokens)
+        self._progress = TrainingProgress(*(self._total or (None, None)), start_steps=step, start_tokens=tokens)
         self._progress.__enter__()
 
     def write(self, kind: Kind, record: Record) -> None:

@@ -6,6 +6,7 @@ border of a cut is ever seen by them.
 """
 
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from glmforge.config.parallel import ParallelConfig
 from glmforge.kernels.documents import Documents
 from glmforge.model.attention import Attend
 from glmforge.model.dropout import TokenNoise
-from glmforge.model.inputs import DocumentAttention, ModelInputs, Rows, next_ids
+from glmforge.model.inputs import DocumentAttention, ModelInputs, Routing, Rows, next_ids
 from glmforge.parallel import collectives
 from glmforge.parallel.context import GatheredKeyValues, Ulysses, zigzag_index
 from glmforge.parallel.world import World
@@ -39,21 +40,30 @@ class TokenShare:
             self.index_t = self._both_halves_on_each_rank()
         self.rows = Rows(self._row_of_routed_tokens(), num_rows, seq_len, self._groups_sharing_rows())
 
-    def take(self, x_T: Tensor) -> Tensor:
-        """The rank's part, along the last dim, of something that has a value for each of the B * S tokens."""
-        return x_T if self.index_t is None else x_T[..., self.index_t]
+    def take(self, x_T: Tensor, dim: Literal[0, -1] = -1) -> Tensor:
+        """The rank's part, along `dim`, of something that has a value for each of the B * S tokens."""
+        if self.index_t is None:
+            return x_T
+        return x_T[self.index_t] if dim == 0 else x_T[..., self.index_t]
 
-    def own(self, x_T: Tensor) -> Tensor:
+    def own(self, x_T: Tensor, dim: Literal[0, -1] = -1) -> Tensor:
         """As `take`, but the part is this rank's alone: also tp ranks, which share tokens, have different ones."""
-        return self._own_chunk(self.take(x_T))
+        return self._own_chunk(self.take(x_T, dim), dim)
 
     def put(self, x_o: Tensor) -> Tensor:
-        """The inverse of `own`, all ranks' parts together; collective, no gradient flows through it."""
+        """The inverse of `own(..., dim=0)`, all ranks' parts together; collective, no gradient flows through it."""
         if not self.rows.groups:
             return x_o
-        x_T = x_o.new_zeros(self.num_rows * self.seq_len)
+        x_T = x_o.new_zeros(self.num_rows * self.seq_len, *x_o.shape[1:])
         x_T[self.own(torch.arange(len(x_T), device=x_T.device))] = x_o
         return self.world.sum(x_T, "cp", "tp")
+
+    def routed_experts(self, experts_TLK: Tensor) -> Tensor:
+        """[B, S, L, K], as a batch brings it (`ROUTED_EXPERTS`): the experts that all ranks' tokens took in a section's
+        layers, from what its forward says of this rank's (`RouterStats.experts_TLK`). Collective."""
+        parts = [experts_TLK] if self.half is None else experts_TLK.chunk(2)
+        whole = torch.cat([(self.half or self).put(part) for part in parts])
+        return whole.unflatten(0, (self.num_rows, self.seq_len))
 
     def document_sums(self, x_o: Tensor, documents: Documents) -> Tensor:
         """[num_documents]: the sum over each document's tokens, on all ranks that share the rows, of what they have for
@@ -74,9 +84,17 @@ class TokenShare:
         return x * float(speaks)
 
     def inputs(
-        self, ids_BS: Tensor, documents: Documents, num_mtp_layers: int, noise: TokenNoise | None = None
+        self,
+        ids_BS: Tensor,
+        documents: Documents,
+        num_mtp_layers: int,
+        noise: TokenNoise | None = None,
+        *,
+        experts_BSLK: Tensor | None = None,
+        adapters: bool = True,
     ) -> ModelInputs:
-        """What the model reads of one micro-batch; `noise` is that of its B * S tokens."""
+        """What the model reads of one micro-batch; `noise` is that of its B * S tokens, `experts_BSLK` what they are
+        sent to instead of what the routers choose."""
         ids_T = ids_BS.flatten()
         return ModelInputs(
             self.take(ids_T),
@@ -86,15 +104,29 @@ class TokenShare:
             self._attend(documents, noise),
             None if noise is None else noise.select(self._residual_stream),
             None if noise is None else noise.select(self.take),
-            self._halves(ids_BS, documents, noise),
+            self._halves(ids_BS, documents, noise, experts_BSLK, adapters),
+            None if experts_BSLK is None else Routing(self.own(experts_BSLK.flatten(0, 1), dim=0)),
+            adapters,
         )
 
-    def _halves(self, ids_BS: Tensor, documents: Documents, noise: TokenNoise | None) -> tuple[ModelInputs, ...]:
+    def _halves(
+        self,
+        ids_BS: Tensor,
+        documents: Documents,
+        noise: TokenNoise | None,
+        experts_BSLK: Tensor | None,
+        adapters: bool,
+    ) -> tuple[ModelInputs, ...]:
         if self.half is None:
             return ()
         noises = [None] * 2 if noise is None else [noise.select(partial(_half, n)) for n in range(2)]
-        halves = zip(ids_BS.chunk(2), documents.halves(), noises, strict=True)
-        return tuple(self.half.inputs(ids, of_half, 0, noise_of_half) for ids, of_half, noise_of_half in halves)
+        experts = [None] * 2 if experts_BSLK is None else experts_BSLK.chunk(2)
+        return tuple(
+            self.half.inputs(ids, of_half, 0, noise_of_half, experts_BSLK=chosen, adapters=adapters)
+            for ids, of_half, noise_of_half, chosen in zip(
+                ids_BS.chunk(2), documents.halves(), noises, experts, strict=True
+            )
+        )
 
     def _both_halves_on_each_rank(self) -> Tensor | None:
         """The order in which each of the tp ranks, which have one chunk each, has a part of both halves."""
@@ -108,8 +140,8 @@ class TokenShare:
         """Outside attention and MLP tp ranks have the same tokens, or under sequence parallelism each its own."""
         return self._own_chunk(self.take(x_T)) if self.parallel.sequence_parallel else self.take(x_T)
 
-    def _own_chunk(self, x_t: Tensor) -> Tensor:
-        return x_t.chunk(self.world.axis_size("tp"), dim=-1)[self.world.axis_rank("tp")]
+    def _own_chunk(self, x_t: Tensor, dim: int = -1) -> Tensor:
+        return x_t.chunk(self.world.axis_size("tp"), dim=dim)[self.world.axis_rank("tp")]
 
     def _attend(self, documents: Documents, noise: TokenNoise | None) -> Attend:
         if self.world.axis_size("cp") == 1:

@@ -69,7 +69,7 @@ class CurriculumSource(BatchSource):
         return StepInput(
             batch,
             self._phases[index],
-            lr=self._learning_rate(self._position.tokens),
+            lr=self._learning_rate(self._progress()),
             first_sample=samples.first,
             position=self._position,
             is_last=self._phase_index() is None,
@@ -123,6 +123,11 @@ class CurriculumSource(BatchSource):
             pin_memory=data.pin_memory and world.device.type == "cuda",
         )
         self._ranges, self._batches = self._planned(phase, self._consumed(phase)), iter(loader)
+
+    def _progress(self) -> int:
+        """What the learning rate follows: tokens, or the planned steps that are behind, both with what is left out."""
+        by_steps = self._config.optim.schedule_unit == "steps"
+        return self._config.steps_before(self._position.samples) if by_steps else self._position.tokens
 
     def _phase_index(self) -> int | None:
         """Of the phase that the next batch belongs to; None when all are done."""

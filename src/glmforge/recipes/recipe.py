@@ -39,8 +39,9 @@ class Recipe(Protocol):
         """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""
         return NativeBackend.build(config, world, extend=adapters_of(config))
 
-    def source(self, config: RunConfig, world: World) -> BatchSource:
-        """This rank's batches, with the objectives that train on them."""
+    def source(self, config: RunConfig, backend: Backend) -> BatchSource:
+        """This rank's batches, with the objectives that train on them. A source may keep `backend`: rollouts are made
+        by the model that is trained."""
         ...
 
     def hooks(self) -> Iterable[Hook]:

@@ -7,6 +7,7 @@ with loss weights by the time that they are read.
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from glmforge.backend.base import Backend
 from glmforge.backend.objective import ObjectiveFactory
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
@@ -30,13 +31,13 @@ class TokenShardRecipe(Recipe):
         self.fingerprint = self.data.curriculum.fingerprint()
         self._objective = objective
 
-    def source(self, config: RunConfig, world: World) -> CurriculumSource:
+    def source(self, config: RunConfig, backend: Backend) -> CurriculumSource:
         make: ObjectiveFactory = partial(
             self._objective,
             num_mtp_layers=config.model.num_nextn_predict_layers,
             num_sources=len(config.data.sources),
         )
-        return CurriculumSource(config, self.data.curriculum, world, make)
+        return CurriculumSource(config, self.data.curriculum, backend.model.world, make)
 
     def hooks(self) -> Iterable[Hook]:
         return evaluations(self.config, self.data)

@@ -111,7 +111,8 @@ def _build_trainer(
     config: RunConfig, world: World, recipe: Recipe, extra_hooks: Sequence[Hook]
 ) -> tuple[Trainer, CheckpointHook]:
     """A trainer at step 0 with its hooks; the checkpoint hook is also given by itself, to resume with."""
-    backend, source = recipe.backend(config, world), recipe.source(config, world)
+    backend = recipe.backend(config, world)
+    source = recipe.source(config, backend)
     checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else (), recipe.metric_rows)
@@ -205,7 +206,8 @@ def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: 
     config = config.model_copy(update={"phases": [short], "optim": optim})
     world = World.single()
     recipe = open_recipe(config, world)
-    Trainer(recipe.config, recipe.backend(recipe.config, world), recipe.source(recipe.config, world), [stopwatch]).fit()
+    backend = recipe.backend(recipe.config, world)
+    Trainer(recipe.config, backend, recipe.source(recipe.config, backend), [stopwatch]).fit()
     return statistics.median(stopwatch.seconds[1:])
 
 

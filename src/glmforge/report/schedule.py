@@ -67,12 +67,18 @@ class PlannedPhase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The whole run. `missing` are the sources whose shards do not exist; if there is one, draws are as asked."""
+    """The whole run. `learning_rate` is a function of its tokens. `missing` are the sources whose shards do not exist;
+    if there is one, draws are as asked."""
 
     config: RunConfig
     phases: list[PlannedPhase]
-    learning_rate: Callable[[int], float]
+    learning_rate: Callable[[float], float]
     missing: list[str]
+
+    @property
+    def lr_by_steps(self) -> bool:
+        """Whether the learning rate follows steps."""
+        return self.config.optim.schedule_unit == "steps"
 
     @property
     def tokens(self) -> int:
@@ -107,7 +113,7 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
     """
     missing = [source.name for source in config.data.sources if not _exists(source)]
     draws = _reckoned(config) if look_at_data and not missing else _asked(config)
-    learning_rate = learning_rate_schedule(config)
+    learning_rate = _learning_rate(config)
     phases, start = [], 0
     for phase in config.phases:
         stop = start + phase.num_samples * phase.seq_len
@@ -117,6 +123,23 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
         phases.append(PlannedPhase(phase, start, stop, *rates, theta, draws[phase.name]))
         start = stop
     return Schedule(config, phases, learning_rate, missing if look_at_data else [])
+
+
+def _learning_rate(config: RunConfig) -> Callable[[float], float]:
+    """The learning rate after so many tokens of the run, also where it follows steps."""
+    rate = learning_rate_schedule(config)
+    if config.optim.schedule_unit == "tokens":
+        return rate
+    spans = [(span.num_steps, span.batch_size * phase.seq_len) for phase in config.phases for span in phase.batch_spans]
+
+    def at_tokens(tokens: float) -> float:
+        steps = 0.0
+        for num_steps, batch_tokens in spans:
+            taken = min(float(num_steps), tokens / batch_tokens)
+            steps, tokens = steps + taken, tokens - taken * batch_tokens
+        return rate(steps)
+
+    return at_tokens
 
 
 def _exists(source: SourceConfig) -> bool:
@@ -148,6 +171,8 @@ def _reckoned(config: RunConfig) -> Draws:
             draws[draw.phase][draw.source] = Draw(draw.tokens / tokens[draw.phase], draw.tokens, draw.epochs)
     return draws
 
+
+TOKENS_OF_STEPS = "The learning rate counts steps; tokens are those of full batches."
 
 NUM_SIZES = 6
 """So many columns of `phase_columns` tell a phase's size and learning rate, the others its settings."""

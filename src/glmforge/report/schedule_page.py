@@ -11,6 +11,7 @@ from glmforge.observe.units import format_count
 from glmforge.report.page import Summary, Table, Tile, make_table, page_template
 from glmforge.report.schedule import (
     NUM_SIZES,
+    TOKENS_OF_STEPS,
     Schedule,
     phase_columns,
     phase_rows,
@@ -53,7 +54,7 @@ def _summarize(schedule: Schedule) -> Summary:
         name=config.name,
         lead=f"GLM mixture of experts, {model.num_hidden_layers} layers of width {model.hidden_size}, "
         f"{model.num_experts_per_tok} of {model.n_routed_experts} experts active · {config.optim.matrix_optimizer}, "
-        f"{config.optim.schedule} learning rate",
+        f"{config.optim.schedule} learning rate{' over steps' if schedule.lr_by_steps else ''}",
         tiles=_tiles(schedule),
         tables=[
             *_phases(schedule),
@@ -72,7 +73,9 @@ def _tiles(schedule: Schedule) -> list[Tile]:
         Tile("Largest batch", format_count(max(batches)), "tokens"),
         Tile("Longest sequence", f"{max(lengths):,}", "tokens"),
         Tile("Learning rate", rate_words(config.optim.lr), f"down to {rate_words(schedule.phases[-1].last_lr)}"),
-        Tile("Warm-up", format_count(schedule.warmup_tokens), "tokens"),
+        Tile("Warm-up", f"{config.optim.warmup_steps or 0:,}", "steps")
+        if schedule.lr_by_steps
+        else Tile("Warm-up", format_count(schedule.warmup_tokens), "tokens"),
     ]
 
 
@@ -80,7 +83,12 @@ def _phases(schedule: Schedule) -> list[Table]:
     """Sizes and settings in a table each: in one they are wider than a page."""
     columns, rows = phase_columns(), list(phase_rows(schedule))
     return [
-        make_table("Phases", columns[:NUM_SIZES], [row[:NUM_SIZES] for row in rows]),
+        make_table(
+            "Phases",
+            columns[:NUM_SIZES],
+            [row[:NUM_SIZES] for row in rows],
+            note=TOKENS_OF_STEPS if schedule.lr_by_steps else "",
+        ),
         make_table(
             "Settings of the phases", [columns[0], *columns[NUM_SIZES:]], [[r[0], *r[NUM_SIZES:]] for r in rows]
         ),

@@ -88,10 +88,10 @@ class StepInput:
 
 
 class Total(NamedTuple):
-    """The length of a whole run as planned."""
+    """The length of a whole run as planned; `tokens` is None where batches have no fixed number of them."""
 
     steps: int
-    tokens: int
+    tokens: int | None = None
 
 
 class BatchSource(Protocol):

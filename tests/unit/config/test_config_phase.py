@@ -65,6 +65,9 @@ def test_tokens_after_steps_run_over_spans_and_phases() -> None:
     config = run_config(phases=two)
     assert [config.tokens_after(steps) for steps in range(8)] == [0, 64, 128, 256, 384, 640, 896, 896]
     assert config.num_tokens == 896
+    # By samples: two steps of 4, two of 8; then two of 8. A step that is begun counts.
+    assert [config.steps_before({"a": sample}) for sample in (0, 1, 4, 8, 9, 16, 24, 30)] == [0, 1, 1, 2, 3, 3, 4, 4]
+    assert config.steps_before({"a": 24, "b": 8, "gone": 3}) == 5
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,10 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
         (["observe.evaluate=full", "observe.evaluate_samples=200"], "observe.evaluate_samples: is of a subset"),
         (["observe.samples={max_new_tokens: 5}"], "observe.samples.prompts: there are none to write to: give some"),
         (["optim.warmup_tokens=5"], "optim.warmup_tokens: give 'warmup_steps' or 'warmup_tokens', not both"),
+        (
+            ["optim.warmup_steps=null", "optim.warmup_tokens=5", "optim.schedule_unit=steps"],
+            "optim.warmup_tokens: optim.schedule_unit is 'steps'; give warmup_steps",
+        ),
         (["optim.lr=1e-5"], "optim.min_lr: 0.0002 is more than lr = 1e-05"),
         (["optim.betas=[0.9, 1.0]"], r"optim.betas: \[0.9, 1.0\]: both must lie in \[0, 1\)"),
         (["optim.schedule=step"], "optim.schedule: should be 'cosine', 'linear', 'constant' or 'wsd', not 'step'"),

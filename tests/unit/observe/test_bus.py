@@ -5,10 +5,10 @@ import logging
 import pytest
 import torch
 
-from glmforge.runtime.lease import LeaseLostError
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metric_table import SUM, Metric, MetricTable
 from glmforge.observe.metrics import Record
+from glmforge.runtime.lease import LeaseLostError
 
 
 class Taken:

@@ -89,6 +89,16 @@ def test_the_time_left_follows_the_tokens_where_batches_grow() -> None:
     assert output.getvalue().splitlines()[-1] == "step 2/100 · 1m 38s left"
 
 
+def test_where_tokens_are_not_known_beforehand_it_goes_by_steps() -> None:
+    output, clock = io.StringIO(), Clock()
+    console = Console(file=output, width=160)
+    progress = TrainingProgress(4, None, start_steps=1, console=console, plain_every=0, clock=clock)
+    for step, tokens in ((2, 900), (3, 905), (4, 2000)):
+        progress.update({"step": step, "tokens": tokens})
+        clock.now += 1
+    assert output.getvalue().splitlines() == ["step 2/4", "step 3/4 · 1.0s left", "step 4/4"]
+
+
 def test_a_run_that_left_out_batches_ends_with_fewer_steps_than_planned() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=160)

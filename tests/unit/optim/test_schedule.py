@@ -117,3 +117,14 @@ def test_a_warmup_longer_than_the_run_is_refused(optim, message):
     with pytest.raises(ConfigError, match=message):
         learning_rate_schedule(config(**optim))
     learning_rate_schedule(config(**{key: value - 1 for key, value in optim.items()}))
+
+
+def test_a_schedule_of_steps_is_the_same_curve_over_steps_whatever_the_batches():
+    by_steps = {"schedule_unit": "steps", "warmup_steps": 7}
+    rate = learning_rate_schedule(config(phases=PHASES, **by_steps))
+    one_size = learning_rate_schedule(config(70, warmup_steps=7))
+    assert [rate(0), rate(7), rate(70), rate(71)] == [0, 2.5e-4, 2.5e-5, 2.5e-5]
+    for step in range(1, 71):
+        assert rate(step) == pytest.approx(one_size(step * TOKENS_PER_STEP), rel=1e-13)
+    with pytest.raises(ConfigError, match=r"optim.warmup_steps: 71 is more than the 70 steps of the run"):
+        learning_rate_schedule(config(phases=PHASES, schedule_unit="steps", warmup_steps=71))

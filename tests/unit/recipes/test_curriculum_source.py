@@ -66,6 +66,23 @@ def test_it_goes_on_from_its_state(config: RunConfig, num_taken: int) -> None:
         assert (ours.position, ours.lr, ours.first_sample) == (theirs.position, theirs.lr, theirs.first_sample)
 
 
+def test_a_schedule_of_steps_counts_those_that_are_behind(config: RunConfig) -> None:
+    optim = config.optim.model_copy(update={"schedule_unit": "steps", "warmup_steps": 1})
+    config = config.model_copy(update={"optim": optim})
+    rates = [1.0, 1.0 - 0.5 / 4, 1.0 - 1.0 / 4, 1.0 - 1.5 / 4, 0.5]
+    source = make(config)
+    assert [one.lr for one in rest(source)] == rates
+    for num_taken in range(5):
+        first, second = make(config), make(config)
+        for _ in range(num_taken):
+            first.next()
+        second.load_state_dict(first.state_dict(), first.position)
+        assert [one.lr for one in rest(second)] == rates[num_taken:]
+    left = make(config)
+    left.leave_out({"short": [(2, 8)]})
+    assert [one.lr for one in rest(left)] == [rates[2], *rates[3:]]  # as if they had been trained on
+
+
 def test_what_is_left_out_counts_as_if_it_had_been_trained_on(config: RunConfig) -> None:
     source = make(config)
     source.next()

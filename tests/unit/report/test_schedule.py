@@ -60,6 +60,18 @@ def test_phases_lie_end_to_end_with_their_batches_and_rates() -> None:
     assert (first.rope_theta, second.rope_theta) == (1e4, 1e6)
 
 
+def test_a_learning_rate_of_steps_is_shown_at_the_tokens_where_its_steps_end(tmp_path: Path) -> None:
+    config = load_config(RUN, ["optim.schedule_unit=steps", "optim.schedule=linear", "optim.warmup_steps=5"])
+    schedule = plan_schedule(config)
+    first, second = schedule.phases
+    assert first.first_lr == pytest.approx(1e-3 / 5)
+    assert (schedule.warmup_tokens, schedule.learning_rate(512 + 256)) == (768, 1e-3)
+    assert first.last_lr == pytest.approx(1e-3 - 9e-4 * 5 / 10)
+    assert second.last_lr == 1e-4
+    page = write_schedule(config, tmp_path / "schedule.html").read_text()
+    assert "The learning rate counts steps; tokens are those of full batches." in page
+
+
 def test_rates_of_a_phase_are_those_of_its_first_and_last_step() -> None:
     schedule = plan_schedule(load_config(RUN))
     second = schedule.phases[1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def print_phases(config: "RunConfig", console: Console) -> None:
     """Their sizes and settings."""
     from glmforge.observe.units import format_count
-    from glmforge.report.schedule import NUM_SIZES, phase_columns, phase_rows, plan_schedule
+    from glmforge.report.schedule import NUM_SIZES, TOKENS_OF_STEPS, phase_columns, phase_rows, plan_schedule
 
     planned = plan_schedule(config, look_at_data=False)
     columns, rows = phase_columns(), list(phase_rows(planned))
@@ -28,6 +28,8 @@ def print_phases(config: "RunConfig", console: Console) -> None:
         sizes.add_row(*row[:NUM_SIZES])
         settings.add_row(row[0], *row[NUM_SIZES:])
     print_table(f"{format_count(planned.tokens)} tokens in {config.num_steps:,} steps", sizes, console)
+    if planned.lr_by_steps:
+        console.print(TOKENS_OF_STEPS, highlight=False, soft_wrap=True)
     print_table("Settings of the phases", settings, console)
 
 

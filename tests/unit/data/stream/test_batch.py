@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from glmforge.data.stream.batch import IGNORED_LABEL
+from glmforge.data.stream.batch import IGNORED_LABEL, ROUTED_EXPERTS, PackedDocument, pack
 from glmforge.data.stream.windows import num_windows, read_window, to_batch
 from glmforge.errors import DataError
 
@@ -96,16 +96,51 @@ def test_batch_moves_to_a_device(batch):
 
 
 def test_named_tensors_go_along(batch):
-    weights, margins = torch.rand(3, 4), torch.rand(3)
-    batch = replace(batch, per_token={"weights": weights}, per_row={"margin": margins})
+    per_token = {"weights": torch.rand(3, 4), "experts": torch.randint(8, (3, 4, 2, 2), dtype=torch.int16)}
+    per_row = {"margin": torch.rand(3), "ratings": torch.rand(3, 5)}
+    batch = replace(batch, per_token=per_token, per_row=per_row)
     parts = batch.micro_batches(1)
-    assert torch.equal(torch.cat([part.per_token["weights"] for part in parts]), weights)
-    assert torch.equal(torch.cat([part.per_row["margin"] for part in parts]), margins)
+    for name, tensor in per_token.items():
+        assert torch.equal(torch.cat([part.per_token[name] for part in parts]), tensor)
+    for name, tensor in per_row.items():
+        assert torch.equal(torch.cat([part.per_row[name] for part in parts]), tensor)
     moved = batch.to("meta")
-    assert moved.per_token["weights"].device.type == moved.per_row["margin"].device.type == "meta"
+    assert {tensor.device.type for tensor in (*moved.per_token.values(), *moved.per_row.values())} == {"meta"}
 
 
-@pytest.mark.parametrize("changes", [{"per_token": {"x": torch.zeros(3)}}, {"per_row": {"x": torch.zeros(3, 4)}}])
-def test_named_tensors_have_the_shape_of_the_batch(batch, changes):
-    with pytest.raises(ValueError, match=r"\['x'\] is \[3"):
+@pytest.mark.parametrize("changes", [{"per_token": {"x": torch.zeros(3)}}, {"per_row": {"x": torch.zeros(4, 3)}}])
+def test_named_tensors_are_of_the_batch(batch, changes):
+    with pytest.raises(ValueError, match=r"\['x'\] is \["):
         replace(batch, **changes)
+
+
+def document(*ids: int, **per_token: torch.Tensor) -> PackedDocument:
+    ids_N = torch.tensor(ids)
+    return PackedDocument(ids_N, torch.cat((ids_N[1:], torch.tensor([IGNORED_LABEL]))), per_token)
+
+
+def test_documents_are_packed_with_their_tensors_and_filled_without_labels():
+    first, second, third = (torch.full((n, 2, 3), n, dtype=torch.int16) for n in (3, 2, 5))
+    rows = [
+        [
+            document(1, 2, 3, score=torch.rand(3), routed_experts=first),
+            document(4, 5, score=torch.ones(2), routed_experts=second),
+        ],
+        [document(1, 2, 3, 4, 5, score=torch.rand(5), routed_experts=third)],
+    ]
+    batch = pack(rows, 6, sample_indices=[3, 4], source_B=[0, 1], per_row={"reward": torch.rand(2)}, fill_id=9)
+    assert batch.document_lengths == ((3, 2, 1), (5, 1))
+    assert batch.ids_BS.tolist() == [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9]]
+    x = IGNORED_LABEL
+    assert batch.labels_BS.tolist() == [[2, 3, x, 5, x, x], [2, 3, 4, 5, x, x]]
+    assert batch.per_token["score"][0, 3:].tolist() == [1, 1, 0]
+    experts = batch.per_token[ROUTED_EXPERTS]
+    assert (experts.dtype, experts.shape) == (torch.int16, (2, 6, 2, 3))
+    assert experts[..., 1, 2].tolist() == [[3, 3, 3, 2, 2, -1], [5, 5, 5, 5, 5, -1]]
+
+
+def test_documents_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="sample 7: its documents have 4 tokens; a row has 3"):
+        pack([[document(1, 2), document(3, 4)]], 3, sample_indices=[7], source_B=[0])
+    with pytest.raises(DataError, match=r"sample 7: has \[\], other documents \['score'\]"):
+        pack([[document(1, score=torch.ones(1)), document(2)]], 3, sample_indices=[7], source_B=[0])

@@ -110,6 +110,24 @@ def test_given_choice_replaces_score_and_bias() -> None:
         torch.testing.assert_close(a, e)
 
 
+@pytest.mark.parametrize("name", ["355b", "groups"])
+def test_given_experts_are_taken_in_their_order_with_the_weights_of_these_logits(name: str) -> None:
+    num_experts, rule = RULES[name]
+    logits_TE, bias_E = inputs(9, num_experts)
+    free = route(logits_TE, bias_E, rule, implementation="triton")
+    given_TK = free.experts_TK.clone()
+    given_TK[4] = -1  # chooses for itself
+    replayed = route(logits_TE, bias_E, rule, given_TK=given_TK, implementation="triton")
+    assert torch.equal(replayed.experts_TK, free.experts_TK)
+    assert torch.equal(replayed.weights_TK, free.weights_TK)
+    other_TK = (free.experts_TK + 1) % num_experts
+    other = [route(logits_TE, bias_E, rule, given_TK=other_TK, implementation=name) for name in ("triton", "plain")]
+    assert torch.equal(other[0].experts_TK, other_TK)
+    assert_near(other[0].weights_TK.detach(), other[1].weights_TK.detach(), 16, torch.float32)
+    gradients = [torch.autograd.grad(routes.weights_TK.square().sum(), logits_TE)[0] for routes in other]
+    assert_near(*gradients, 64, torch.float32)
+
+
 def test_strided_logits_and_gradients() -> None:
     wide_TE, bias_E = inputs(4, 24)
     rule = RoutingRule(3, 1, 1, True, 1.0)
