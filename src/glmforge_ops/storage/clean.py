@@ -1,4 +1,4 @@
-"""Remove from many nodes what ended jobs of ours left there. What that is, and how it is known: `node.leftovers`."""
+"""Remove from many nodes what ended jobs of ours left there. What that is, and how it is known: `leftovers`."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,10 @@ from glmforge.errors import HostError
 from glmforge.files import shown
 from glmforge.runtime.leave_trace import ABOVE
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
-from glmforge_ops.hosts.remote_program import read_answer
-from glmforge_ops.storage.connection import CLEAN
+from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer
 
+_ROOM = "glmforge_ops.storage"
+CLEAN = RemoteProgram((WIRE, "glmforge.runtime.traces", f"{_ROOM}.leftovers", f"{_ROOM}.clean_program"), oldest="3.9")
 OLDER_THAN_S = 3600.0
 _LIMIT_S = 600.0
 _SLURM_LIMIT_S = 30
@@ -128,7 +129,7 @@ def _read(answer: Answer) -> Cleaned:
         kept = _records(found["kept"], {"path": str, "why": str})
         processes = _records(found["processes"], {"pid": int, "what": str, "run": str, "why": str})
     except (HostError, KeyError):
-        return Cleaned(answer.host, "gave an answer that is none; look at python3 there")
+        return Cleaned(answer.host, "invalid response; check python3 there")
     return Cleaned(answer.host, "", removed, kept, processes)
 
 

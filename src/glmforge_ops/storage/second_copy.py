@@ -1,24 +1,26 @@
 """Second copies of a run's checkpoints: on another file system, or on a machine that ssh reaches.
 
     DESTINATION/<run>/checkpoints/step-00000120/     as in the run itself
-    DESTINATION/<run>/config.yaml, tokenizer/ ...    so that the copy is a run that can be resumed and talked to
+    DESTINATION/<run>/config.yaml, tokenizer/ ...    so that the copy is a run that can be resumed
 
-The newest whole checkpoint is copied, read back there and compared with its manifest before it gets its name; what is
-interrupted goes on where it was. Then older copies are removed, never the one that has just been read back. The way is
-that of staging (`glmforge_ops.storage`): the other machine needs Python and nothing of ours.
-
-A copy reads a checkpoint that the run may delete at any moment, when a later one is whole: then that one is copied.
+rsync copies the newest whole checkpoint beside its final name and continues after an interruption; `sha256sum` there
+compares every file with the manifest before the directory gets its name. Then older copies are removed. The run may
+delete the checkpoint meanwhile, when a later one is whole: then that one is copied. The destination needs rsync,
+sha256sum and flock.
 """
 
+import contextlib
 import hashlib
 import logging
 import re
+import shlex
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.store import latest_checkpoint
@@ -26,20 +28,14 @@ from glmforge.errors import CheckpointError, HostError
 from glmforge.files import shown
 from glmforge.observe.run import RunDirectory
 from glmforge.runtime.hostfile import LOCAL, parse_hosts
-from glmforge.runtime.ssh import Ssh
-from glmforge_ops.storage.connection import COPIES, Connection, NodeLost, NodeRefused
-from glmforge_ops.storage.sources import SourceFile
+from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
 
 logger = logging.getLogger(__name__)
 
-UNIT_BYTES = 64 << 20
-_CHUNK = 1 << 20
-_LOCK = ".copy.lock"
 _HOST_AND_DIRECTORY = re.compile(r"(?P<host>[^/:]+):(?P<directory>/.*)", re.DOTALL)
+_STEP = re.compile(r"step-\d{8,}/")
 _ATTEMPTS = 3
-
-Report = Callable[[int, int], None]
-"""Called with the bytes sent and those to send."""
+_LOCKED = 75
 
 
 @dataclass(frozen=True)
@@ -55,18 +51,13 @@ class Destination:
 
 @dataclass(frozen=True)
 class Copied:
-    """A checkpoint that is whole at the destination now. `sent_bytes` are those that went there."""
+    """A checkpoint that is whole at the destination now, and the copies that were removed for it."""
 
     name: str
     num_files: int
     num_bytes: int
-    sent_bytes: int
     seconds: float
     removed: tuple[str, ...]
-
-
-class _Gone(Exception):
-    """The run has deleted the checkpoint while it was copied."""
 
 
 def parse_destination(text: str) -> Destination:
@@ -82,21 +73,13 @@ def parse_destination(text: str) -> Destination:
 
 
 def copy_newest(
-    run: Path,
-    destination: Destination,
-    ssh: Ssh,
-    *,
-    keep: int = 2,
-    python: str = "python3",
-    unit_bytes: int = UNIT_BYTES,
-    unless: str | None = None,
-    report: Report = lambda done, total: None,
+    run: Path, destination: Destination, ssh: Ssh, *, keep: int = 2, unless: str | None = None
 ) -> Copied | None:
     """Copy the newest whole checkpoint of a run; None if it is called `unless`.
 
     Raises:
         CheckpointError: the run has no whole checkpoint, or its newest one is damaged.
-        HostError: the destination cannot be reached or written, or has no room.
+        HostError: the destination cannot be reached or written, or another copy to it is under way.
     """
     root = RunDirectory(run)
     if not root.checkpoints.is_dir():
@@ -104,129 +87,127 @@ def copy_newest(
     for _ in range(_ATTEMPTS):
         newest = latest_checkpoint(root.checkpoints)
         if newest is None:
-            raise CheckpointError(f"{root.checkpoints}: no checkpoint there yet; wait for the run's first")
+            raise CheckpointError(f"{root.checkpoints}: no checkpoint yet; wait for the run's first")
         if newest.name == unless:
             return None
         try:
-            return _Copying(run, newest, destination, unit_bytes, report).run(ssh, python, keep)
-        except _Gone:
+            return _copy(root, newest, _Remote(destination, run.absolute().name, ssh), keep)
+        except (HostError, CheckpointError, OSError):
+            if newest.exists():
+                raise
             logger.info("%s was deleted by the run while it was copied; taking the next", newest)
     raise CheckpointError(
         f"{root.checkpoints}: checkpoints are deleted faster than they are copied; raise checkpoint.keep_last"
     )
 
 
-class _Copying:
-    def __init__(self, run: Path, checkpoint: Path, destination: Destination, unit_bytes: int, report: Report) -> None:
-        self._run, self._checkpoint, self._destination = run.absolute(), checkpoint, destination
-        self._unit_bytes, self._report = unit_bytes, report
-        self._sent = 0
-
-    def run(self, ssh: Ssh, python: str, keep: int) -> Copied:
-        began, name = time.monotonic(), self._checkpoint.name.removesuffix(".replaced")
-        files = self._files()
-        try:
-            with ExitStack() as stack:
-                node = Connection(self._destination.host, ssh, python, COPIES)
-                stack.callback(node.close)
-                node.start({"root": str(self._destination.directory / self._run.name), "lock": _LOCK})
-                node.answer()
-                self._transfer(node, None, list(_files_of_run(self._run)))
-                if node.ask({"do": "verify", "name": name})["problem"] is not None or not self._is_same(node, files):
-                    self._transfer(node, name, files)
-                    node.ask({"do": "name", "name": name})
-                removed = node.ask({"do": "rotate", "keep": keep, "safe": name})["removed"]
-        except (NodeLost, NodeRefused) as error:
-            raise HostError(f"{self._destination}: {error}") from None
-        num_bytes = sum(file.size for file in files)
-        seconds = time.monotonic() - began
-        return Copied(name, len(files), num_bytes, self._sent, seconds, tuple(map(str, removed)))
-
-    def _files(self) -> list[SourceFile]:
-        """What the checkpoint consists of, the manifest last."""
-        try:
-            listed = read_manifest(self._checkpoint).files
-            files = [_describe(self._checkpoint / name, sha256=record.sha256) for name, record in listed.items()]
-            manifest = self._checkpoint / MANIFEST_FILE
-            digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
-            return [*files, _describe(manifest, sha256=digest)]
-        except FileNotFoundError as error:
-            raise _Gone from error
-
-    def _is_same(self, node: Connection, files: Sequence[SourceFile]) -> bool:
-        """Whether the whole checkpoint of that name at the destination is this one, and not of an earlier course."""
-        manifest = files[-1]
-        answer = node.ask({"do": "digest", "name": f"{self._checkpoint.name.removesuffix('.replaced')}"})
-        return answer.get("sha256") == manifest.sha256
-
-    def _transfer(self, node: Connection, name: str | None, files: Sequence[SourceFile]) -> None:
-        """Send what is lacking, unit by unit, and have every file read back."""
-        orders = [file.as_order() for file in files]
-        found = node.ask({"do": "open", "name": name, "files": orders, "unit_bytes": self._unit_bytes})["files"]
-        counts = [-(-file.size // self._unit_bytes) for file in files]
-        if not isinstance(found, list) or [len(one["units"]) for one in found] != counts:
-            raise NodeLost("gave an answer that is none")
-        total = sum(file.size for file in files)
-        for at, (file, one) in enumerate(zip(files, found, strict=True)):
-            if one["named"]:
-                continue
-            units = one["units"]
-            for _ in range(2):
-                for unit in [unit for unit, digest in enumerate(units) if digest is None]:
-                    units[unit] = self._send(node, file, at, unit)
-                    self._report(min(self._sent, total), total)
-                damaged = node.ask({"do": "publish", "file": at, "units": units}).get("damaged", [])
-                if not damaged:
+def _copy(root: RunDirectory, checkpoint: Path, there: "_Remote", keep: int) -> Copied:
+    began, name = time.monotonic(), checkpoint.name.removesuffix(".replaced")
+    manifest = read_manifest(checkpoint).files
+    sums = {file: record.sha256 for file, record in manifest.items()}
+    sums[MANIFEST_FILE] = hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()
+    listed = "".join(f"{digest}  ./{file}\n" for file, digest in sums.items())
+    with there.locked():
+        there.send([path for path in (root.config, root.adapters, root.info, root.tokenizer) if path.exists()], ".")
+        if there.script(f"cd checkpoints/{name} && sha256sum --check --status --strict -", listed, may_fail=True):
+            there.script(f"mkdir -p checkpoints/.copying-{name}")
+            arrived, said = f"checkpoints/.copying-{name}/{checkpoint.name}", ""
+            for options in ((), ("--checksum",)):  # damage of an earlier attempt shows in neither length nor time
+                there.send([checkpoint], f"checkpoints/.copying-{name}", options)
+                said = there.script(f"cd {arrived} && sha256sum --check --quiet --strict -", listed, may_fail=True)
+                if not said:
                     break
-                for unit in damaged:
-                    units[unit] = None
-            else:
-                raise NodeLost(f"{file.name}: what was written is not what is on its disk, twice; look at the disk")
-
-    def _send(self, node: Connection, file: SourceFile, at: int, unit: int) -> str:
-        length = min(self._unit_bytes, file.size - unit * self._unit_bytes)
-        digest, sent = hashlib.sha256(), 0
-        node.tell({"do": "put", "file": at, "unit": unit})
-        for piece in _read(file.original, unit * self._unit_bytes, length):
-            digest.update(piece)
-            node.send(piece)
-            sent += len(piece)
-        if sent != length:
-            raise _Gone
-        self._sent += length
-        if "damaged" in node.ask({"sha256": digest.hexdigest()}):
-            raise NodeLost(f"{file.name}: arrives damaged; look at its link and memory")
-        return digest.hexdigest()
+            if said:
+                raise HostError(f"{there}: the copy differs from the manifest ({said}): check the disks of both")
+            # What has the name already is broken, or of an earlier course of the run: it stays under another name.
+            there.script(
+                f"if [ -e checkpoints/{name} ]; then mv checkpoints/{name} checkpoints/.broken-{name}-$(date +%s); fi; "
+                f"mv {arrived} checkpoints/{name}; rm -rf checkpoints/.copying-*; sync -f checkpoints"
+            )
+        listing = there.script(f"cd checkpoints && ls -d step-*/{MANIFEST_FILE}").split("\n")
+        copies = sorted({each.partition("/")[0] for each in listing if _STEP.match(each)})
+        removed = [each for each in copies[:-keep] if each != name]
+        if removed:
+            there.script(f"cd checkpoints && rm -rf -- {' '.join(removed)}")
+    num_bytes = sum(record.size for record in manifest.values())
+    return Copied(name, len(sums), num_bytes, time.monotonic() - began, tuple(removed))
 
 
-def _files_of_run(run: Path) -> Iterator[SourceFile]:
-    """The small files that make a directory of checkpoints a run."""
-    root = RunDirectory(run)
-    for path in (root.config, root.adapters, root.info):
-        if path.is_file():
-            yield _describe(path)
-    if root.tokenizer.is_dir():
-        for path in sorted(root.tokenizer.iterdir()):
-            if path.is_file():
-                yield _describe(path, directory="tokenizer")
+class _Remote:
+    """The run's directory at the destination."""
 
+    def __init__(self, destination: Destination, run: str, ssh: Ssh) -> None:
+        self._host, self._ssh = destination.host, ssh
+        self._directory = destination.directory / run
+        self._is_here = destination.host in LOCAL
 
-def _describe(path: Path, directory: str = "", sha256: str | None = None) -> SourceFile:
-    status = path.stat()
-    return SourceFile(path, directory, path.name, status.st_size, status.st_mtime_ns, sha256)
+    def __str__(self) -> str:
+        return str(self._directory) if self._is_here else f"{self._host}:{self._directory}"
 
+    def _command(self, script: str) -> list[str]:
+        return ["sh", "-c", script] if self._is_here else self._ssh.to_shell(self._host, script)
 
-def _read(path: Path, offset: int, length: int) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as source:
-            source.seek(offset)
-            while length and (piece := source.read(min(_CHUNK, length))):
-                length -= len(piece)
-                yield piece
-    except FileNotFoundError as error:
-        raise _Gone from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    def script(self, script: str, stdin: str = "", may_fail: bool = False) -> str:
+        """What a script in the directory prints; with `may_fail`, its last line of errors, nothing if it succeeds.
+
+        Raises `HostError`.
+        """
+        command = self._command(f"set -e; cd {shlex.quote(str(self._directory))}; {script}")
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode == 0:
+            return "" if may_fail else done.stdout
+        if may_fail and (self._is_here or done.returncode != UNREACHABLE):
+            return last_line(done.stdout + done.stderr) or f"status {done.returncode}"
+        self._fail(done.stdout + done.stderr, done.returncode)
+
+    def send(self, paths: list[Path], directory: str, options: Sequence[str] = ()) -> None:
+        """Copy files and directories into `directory` below the run's. Raises `HostError`."""
+        if not paths:
+            return
+        target = f"{self._directory}/{directory}/"
+        reach = [] if self._is_here else ["--rsh", self._ssh.call()]
+        command = ["rsync", "--recursive", "--times", "--inplace", "--protect-args", "--timeout=300", *reach]
+        try:
+            done = subprocess.run(
+                [*command, *options, "--", *map(str, paths), target if self._is_here else f"{self._host}:{target}"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except FileNotFoundError:
+            raise HostError("there is no rsync on this machine; install it") from None
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if line.startswith("rsync")]
+            self._fail(lines[0] if lines and done.returncode != UNREACHABLE else done.stderr, done.returncode)
+
+    def _fail(self, said: str, status: int) -> NoReturn:
+        if status == UNREACHABLE and not self._is_here:
+            reason, fix = explain_unreachable(said)
+            raise HostError(f"{self}: {reason}; {fix}")
+        raise HostError(f"{self}: {last_line(said) or f'status {status}'}")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the run's copies within the block. Raises `HostError` if another process holds it."""
+        place = shlex.quote(str(self._directory))
+        hold = f"exec flock -n -E {_LOCKED} .copy.lock sh -c 'echo locked; cat'"
+        script = f"mkdir -p {place}/checkpoints && cd {place} && {hold}"
+        with tempfile.TemporaryFile() as errors:
+            holder: Any = subprocess.Popen(
+                self._command(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
+            try:
+                if not any(line == b"locked\n" for line in iter(holder.stdout.readline, b"")):
+                    status = holder.wait()
+                    if status == _LOCKED:
+                        raise HostError(f"{self}: another copy is under way there; wait until it is done")
+                    errors.seek(0)
+                    self._fail(errors.read().decode(errors="replace"), status)
+                yield
+            finally:
+                holder.stdin.close()
+                holder.wait()
 
 
 def follow(

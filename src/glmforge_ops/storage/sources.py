@@ -24,22 +24,12 @@ _IN_PROGRESS = ".partial"
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to copy: `directory` and `name` say where it lies below the target.
-
-    `sha256` is what the whole file must have, if that is known.
-    """
+    """A file to copy: `directory` and `name` say where it goes below the target."""
 
     original: Path
     directory: str
     name: str
     size: int
-    mtime_ns: int
-    sha256: str | None = None
-
-    def as_order(self) -> dict[str, object]:
-        """For the node's program."""
-        fields = {"directory": self.directory, "name": self.name, "size": self.size, "mtime_ns": self.mtime_ns}
-        return fields | ({"sha256": self.sha256} if self.sha256 is not None else {})
 
 
 def list_sources(sources: Sequence[Path], *, follow_links: bool = False) -> list[SourceFile]:
@@ -101,14 +91,14 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def _describe(path: Path, source: Path, keeps_together: bool, follow_links: bool) -> SourceFile:
-    if not path.name.isprintable() or not _is_unicode(path.name):
-        raise HostError(f"{shown(path)}: a name that does not fit in one line of text; rename the file")
+    if not path.name.isprintable() or "\\" in path.name or not _is_unicode(path.name):
+        raise HostError(f"{shown(path)}: invalid file name: control characters, backslashes or not Unicode; rename it")
     if path.name.endswith(_IN_PROGRESS):
         raise HostError(f"{shown(path)}: is not finished; wait until it is, or remove it")
     try:
         status = path.stat()
     except OSError as error:
-        raise HostError(f"{shown(path)}: cannot be read ({error.strerror}); mend or remove it") from None
+        raise HostError(f"{shown(path)}: cannot be read ({error.strerror}); fix or remove it") from None
     if not stat.S_ISREG(status.st_mode):
         raise HostError(f"{shown(path)}: is not a regular file; only files are staged: move it away, or name files")
     if path.is_symlink() and not follow_links and not _leads_inside(path, source):
@@ -119,7 +109,7 @@ def _describe(path: Path, source: Path, keeps_together: bool, follow_links: bool
         directory = Path(place_name(source), path.parent.relative_to(source))
     else:
         directory = Path(place_name(path.parent))
-    return SourceFile(path, str(directory), path.name, status.st_size, status.st_mtime_ns)
+    return SourceFile(path, str(directory), path.name, status.st_size)
 
 
 def _leads_inside(path: Path, source: Path) -> bool:

@@ -1,312 +1,181 @@
-"""Copy files from shared storage to the own disks of many nodes: the source is read once, nodes serve each other.
+"""Copy shards and weights to the nodes' own disks with rsync, and verify them there.
 
-This machine reads the source, unit by unit, and sends each to one node; from there it spreads (`swarm`). A node fetches
-from another one over ssh, with the keys that the nodes have; nothing is forwarded. A node that reaches no other gets
-its units from this machine, which passes them on from a node that has them, so that the source is not read again.
+A node that sees the source under the same path (shared storage) copies by itself; to others this machine sends. The
+SHA-256 of every file is computed once, here, and compared on each node with what its disk holds. A node that fails is
+named and costs the others nothing; run again, only what is missing or different is copied.
 
-Nodes are independent: one that cannot be reached, has no room, or is lost half-way is named at the end, and the others
-get everything. Run again, it sends only what is lacking: what has arrived is told by its checksum.
+Within a Slurm allocation, without a list of hosts, `sbcast` distributes the files to the allocation's nodes.
 """
 
-import contextlib
 import hashlib
-import threading
+import os
+import shlex
+import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import LOCAL
-from glmforge.runtime.place import CACHE_LOCK
-from glmforge.runtime.ssh import Ssh, last_line
-from glmforge.runtime.waiting import join
-from glmforge_ops.storage.connection import TRANSFER, Connection, NodeLost, allow_connections
+from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.storage.sources import SourceFile
-from glmforge_ops.storage.staged import Report, Staged, StagedNode
-from glmforge_ops.storage.supply import SourceError, Supply
-from glmforge_ops.storage.swarm import Swarm, Task, Unit, Way
 
-UNIT_BYTES = 64 << 20
-"""What is sent, checked and, after an interruption, not sent again at one time."""
-
-_PING_S = 30.0
-_DAMAGED_AT_MOST = 5  # arrivals of damaged bytes at one node
-
-
-@dataclass(frozen=True)
-class Check:
-    """Somebody got damaged bytes from the node: is the unit there what it should be?"""
-
-    unit: Unit
-
-
-@dataclass(frozen=True)
-class Publish:
-    """All units of the file are there."""
-
-    file: int
-
-
-@dataclass(frozen=True)
-class Ping:
-    """Nothing to do: is the node still there?"""
-
-
-Step = Task | Check | Publish | Ping
+LIMIT_S = 24 * 3600.0
+_SHORT_S = 60.0
+_NUM_THREADS = 4
+_CHUNK = 4 << 20
+_RSYNC = ("rsync", "--times", "--copy-links", "--from0", "--files-from=-", "--partial-dir=.partial", "--timeout=300")
+_VERIFY = "sha256sum --check --quiet --strict - >&2"
 
 
 @dataclass
-class Staging:
-    """One command's work.
+class Staged:
+    """What was done. `problems`: host -> one line, for the nodes that do not have everything."""
 
-    Attributes:
-        ssh, python: how a node is reached, and its Python.
-        peer_ssh: how nodes reach each other; None: not at all.
-        verify: read what nodes have already, rather than compare length and time of change.
+    num_files: int
+    total_bytes: int
+    hosts: list[str]
+    problems: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def stage(
+    files: Sequence[SourceFile],
+    target: Path,
+    hosts: Sequence[str],
+    fanout: Fanout,
+    *,
+    verify: bool = True,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Staged:
+    """Copy `files` below `target` on all `hosts`.
+
+    Args:
+        verify: compare checksums of what is on the nodes' disks; otherwise length and time are believed, as rsync does.
+        report: called with the steps done and all steps; a step is a directory, or the comparison, on all nodes.
+
+    Raises:
+        HostError: a source cannot be read.
     """
+    began = time.monotonic()
+    staged = Staged(len(files), sum(file.size for file in files), list(hosts))
+    checksums = _checksums(files, target).encode() if verify else b""
+    places: dict[tuple[str, str], list[str]] = {}
+    for file in files:
+        places.setdefault((str(file.original.parent), f"{target / file.directory}/"), []).append(file.name)
+    num_steps = len(places) + 1 + verify
 
-    files: Sequence[SourceFile]
-    root: Path
-    ssh: Ssh
-    python: str = "python3"
-    peer_ssh: Ssh | None = None
-    verify: bool = True
-    at_once: int = 64
-    unit_bytes: int = UNIT_BYTES
-    report: Report = field(default=lambda staged: None)
+    def run(on: Sequence[str], script: str, stdin: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, Answer]:
+        """Answers of the hosts that carried it out; the others get their problem."""
+        answers = fanout.run(on, script, limit_s, stdin)
+        staged.problems |= {each.host: _problem(each) for each in answers.values() if not each.is_done}
+        return {host: answer for host, answer in answers.items() if answer.is_done}
 
-    def run(self, hosts: Sequence[str]) -> Staged:
-        """Copy to all `hosts`, which are named in the result whatever becomes of them."""
-        began = time.monotonic()
-        allow_connections(len(hosts))
-        self._staged = Staged(len(self.files), sum(f.size for f in self.files), {h: StagedNode(h) for h in hosts})
-        self._supply = Supply(self.files, self.unit_bytes, self.root, self.ssh, self.python, self._count_read)
-        units = [(at, unit) for at in range(len(self.files)) for unit in range(self._supply.num_units(at))]
-        private = [host for host in hosts if host in LOCAL or self.peer_ssh is None]
-        self._swarm = Swarm(units, private)
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._connections: dict[str, Connection] = {}
-        self._starting = threading.Semaphore(self.at_once)
-        self._claims: dict[str, dict[Unit, str]] = {}
-        self._named: dict[str, set[int]] = {}
-        self._to_check: dict[str, list[Unit]] = {host: [] for host in hosts}
-        self._to_come = len(hosts)
-        self._lost: set[str] = set()
-        self._fatal: HostError | None = None
-        self._stopped = False
-        threads = [threading.Thread(target=self._serve_node, args=(host,), daemon=True) for host in hosts]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(1.0)
-                    # Not `with self._changed`, which is Python: an interrupt within its __enter__ leaves the lock held.
-                    with self._lock:
-                        self.report(self._staged)
-        finally:
-            self._stop()
-            for thread in threads:
-                join(thread)
-        if self._fatal is not None:
-            raise self._fatal
-        self._staged.seconds = time.monotonic() - began
-        return self._staged
+    make = shlex.join(["mkdir", "-p", "--", *sorted({there for _, there in places})])
+    see = f"test -r {shlex.quote(str(files[0].original))} && command -v rsync >/dev/null && echo yes || echo no"
+    reached = run(hosts, f"{make} && {{ {see}; }}", limit_s=_SHORT_S)
+    sees = {host: host in LOCAL or answer.stdout.split()[-1:] == [b"yes"] for host, answer in reached.items()}
+    report(1, num_steps)
+    todo = list(reached)
+    for options in ((), ("--checksum",)):  # where a copy has rotted, its length and time do not show it
+        for number, ((source, there), names) in enumerate(places.items(), 2):
+            listed = "\0".join(names).encode()
+            todo = [host for host in todo if host not in staged.problems]
+            command = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
+            run([host for host in todo if sees[host]], command, listed)
+            others = [host for host in todo if not sees[host]]
+            with ThreadPoolExecutor(max(1, min(fanout.at_once, len(others)))) as pool:
+                sent = pool.map(lambda host: _send(host, options, source, there, listed, fanout.ssh), others)  # noqa: B023
+                staged.problems |= {host: problem for host, problem in zip(others, sent, strict=True) if problem}
+            report(number, num_steps)
+        todo = [host for host in todo if host not in staged.problems]
+        if not verify:
+            break
+        right = run(todo, _VERIFY, checksums)
+        todo = [host for host in todo if host not in right]
+        report(num_steps, num_steps)
+        if not todo or options:
+            break
+        for host in todo:
+            del staged.problems[host]
+    for host in todo if verify else ():
+        staged.problems[host] = f"a copy differs from its source ({staged.problems[host]}); check the disk there"
+    staged.seconds = time.monotonic() - began
+    return staged
 
-    def _stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            for connection in self._connections.values():
-                connection.kill()
-            self._changed.notify_all()
 
-    def _serve_node(self, host: str) -> None:
-        node = self._staged.nodes[host]
-        try:
-            with contextlib.ExitStack() as stack:
-                connection = self._begin(host, stack)
-                self._fill(node, connection)
-                origins = {f.directory: str(f.original.parent) for f in self.files}
-                connection.ask({"do": "finish", "origins": origins})
-            node.problem = ""
-            if node.relayed:
-                node.note = f"got files through this machine; {node.note or 'nodes are not to reach each other'}"
-        except SourceError as error:
-            self._fatal = error
-            self._stop()
-        except HostError as error:
-            node.problem = str(error)
-        finally:
-            self._supply.leave(host)
-            with self._changed:
-                if node.problem:
-                    self._lost.add(host)
-                    self._named.pop(host, None)
-                    self._swarm.lose(host)
-                if host not in self._claims:
-                    self._claims[host] = {}
-                    self._came()
-                self._connections.pop(host, None)
-                self._changed.notify_all()
+def stage_in_allocation(files: Sequence[SourceFile], target: Path, *, verify: bool = True) -> Staged:
+    """Copy `files` below `target` on all nodes of this Slurm allocation. Raises `HostError`."""
+    began = time.monotonic()
+    staged = Staged(len(files), sum(file.size for file in files), [f"job {os.environ['SLURM_JOB_ID']}"])
+    on_each = ["srun", f"--nodes={os.environ['SLURM_JOB_NUM_NODES']}", "--ntasks-per-node=1", "--overlap"]
+    directories = sorted({str(target / file.directory) for file in files})
+    _run_here([*on_each, "mkdir", "-p", "--", *directories])
+    for file in files:
+        _run_here(["sbcast", "--force", "--preserve", str(file.original), str(target / file.directory / file.name)])
+    if verify:  # srun gives its standard input to every task
+        _run_here([*on_each, "sh", "-c", _VERIFY], _checksums(files, target))
+    staged.seconds = time.monotonic() - began
+    return staged
 
-    # The beginning ------------------------------------------------------------------------------------------------
 
-    def _begin(self, host: str, stack: contextlib.ExitStack) -> Connection:
-        """The connection, when all nodes have said what they have."""
-        order = {
-            "mode": "keep",
-            "root": str(self.root),
-            "lock": CACHE_LOCK,
-            "verify": self.verify,
-            "unit_bytes": self.unit_bytes,
-            "files": [file.as_order() for file in self.files],
-        }
-        with self._starting:
-            connection = Connection(host, self.ssh, self.python, TRANSFER)
-            stack.callback(connection.close)
-            with self._changed:
-                self._connections[host] = connection
-            connection.start(order)
-            found = self._checked(connection.answer())
-        with self._changed:
-            self._claims[host] = {
-                (at, unit): digest
-                for at, one in enumerate(found)
-                for unit, digest in enumerate(one["units"])
-                if digest is not None
-            }
-            self._named[host] = {at for at, one in enumerate(found) if one["named"]}
-            self._staged.nodes[host].had_bytes = sum(self._supply.length(unit) for unit in self._claims[host])
-            self._came()
-        while not self._all_came():
-            connection.ask({"do": "ping"})
-        return connection
+def _problem(answer: Answer) -> str:
+    reason = _first_of_rsync(answer.stderr) if answer.outcome is Outcome.FAILED else ""
+    return f"{reason or answer.reason}; {answer.mend}".rstrip("; ")
 
-    def _all_came(self) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._to_come or self._stopped, _PING_S)
 
-    def _came(self) -> None:
-        """Another node has said what it has, or will not; when all have, the work begins."""
-        self._to_come -= 1
-        if self._to_come == 0:
-            self._swarm.join({name: have for name, have in self._claims.items() if name in self._named})
-            self._changed.notify_all()
+def _first_of_rsync(stderr: str) -> str:
+    """The first complaint of rsync, which names the file; the others follow from it."""
+    return next((last_line(line) for line in stderr.splitlines() if line.startswith("rsync: ")), "")
 
-    def _checked(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        """What a node says that it has, if it can be that."""
-        found = answer.get("files")
-        counts = [self._supply.num_units(at) for at in range(len(self.files))]
-        if not isinstance(found, list) or [len(one["units"]) for one in found] != counts:
-            raise NodeLost("gave an answer that is none")
-        return found
 
-    # The work -----------------------------------------------------------------------------------------------------
+def _send(host: str, options: Sequence[str], source: str, there: str, listed: bytes, ssh: Ssh) -> str:
+    """rsync from here over ssh; returns what went wrong, in one line, or nothing."""
+    command = [*_RSYNC, *options, "--protect-args", "--rsh", ssh.call(), "--", f"{source}/", f"{host}:{there}"]
+    try:
+        done = subprocess.run(command, input=listed, capture_output=True, check=False, timeout=LIMIT_S)
+    except FileNotFoundError:
+        return "there is no rsync on this machine; install it"
+    except subprocess.TimeoutExpired:
+        return f"not done within {LIMIT_S:g} s"
+    said = done.stderr.decode(errors="replace")
+    if done.returncode == UNREACHABLE:
+        reason, fix = explain_unreachable(said)
+        return f"{reason}; {fix}"
+    if done.returncode == 0:
+        return ""
+    # A receiver that ends early may not get its message through.
+    return _first_of_rsync(said) or last_line(said) or f"rsync ended with {done.returncode}; check the free space there"
 
-    def _fill(self, node: StagedNode, connection: Connection) -> None:
-        """Get what the node lacks, give every file its name, and serve others until all have everything."""
-        num_damaged = 0
-        while (step := self._next_step(node)) is not None:
-            answer = self._carry_out(step, connection)
-            with self._changed:
-                if "damaged" in answer:
-                    num_damaged += 1
-                    self._take_damage(step, node, answer["damaged"])
-                elif isinstance(step, Publish):
-                    self._named[node.host].add(step.file)
-                elif isinstance(step, Task) and "peer_failed" in answer:
-                    self._swarm.failed(node.host)
-                    node.note = node.note or f"did not reach {step.giver}: {last_line(str(answer['peer_failed']))}"
-                elif isinstance(step, Task):
-                    self._swarm.done(node.host, answer["digest"])
-                    self._count(step, node)
-                self._changed.notify_all()
-            if num_damaged > _DAMAGED_AT_MOST:
-                raise NodeLost("damaged bytes arrive again and again; look at its disk, memory and link")
 
-    def _next_step(self, node: StagedNode) -> Step | None:
-        """What to do for the node now; waits until there is something. None: all nodes have everything."""
-        with self._changed:
-            while not self._stopped:
-                if self._to_check[node.host]:
-                    return Check(self._to_check[node.host].pop())
-                lacking, named = self._swarm.lacking_files(node.host), self._named[node.host]
-                ready = next((at for at in range(len(self.files)) if at not in named and at not in lacking), None)
-                if ready is not None:
-                    return Publish(ready)
-                if lacking and (task := self._swarm.next_task(node.host)) is not None:
-                    return task
-                if self._all_named():
-                    return None
-                if not self._changed.wait(_PING_S):
-                    return Ping()
-        raise NodeLost("was interrupted")
+def _checksums(files: Sequence[SourceFile], target: Path) -> str:
+    """A list for sha256sum on the nodes."""
 
-    def _all_named(self) -> bool:
-        live = [host for host in self._staged.nodes if host not in self._lost]
-        return all(len(self._named.get(host, ())) == len(self.files) for host in live)
-
-    def _carry_out(self, step: Step, connection: Connection) -> dict[str, Any]:
-        if isinstance(step, Task):
-            return self._fetch(step, connection) if step.way is Way.PEER else self._send(step, connection)
-        if isinstance(step, Check):
-            at, unit = step.unit
-            return connection.ask({"do": "check", "file": at, "unit": unit, "sha256": self._swarm.digests[step.unit]})
-        if isinstance(step, Publish):
-            units = [self._swarm.digests[step.file, unit] for unit in range(self._supply.num_units(step.file))]
-            return connection.ask({"do": "publish", "file": step.file, "units": units})
-        return connection.ask({"do": "ping"})
-
-    def _fetch(self, task: Task, connection: Connection) -> dict[str, Any]:
-        """The node gets the unit from another one."""
-        assert self.peer_ssh is not None, "else every node is private"
-        at, unit = task.unit
-        peer = {"name": task.giver, "command": TRANSFER.command(task.giver, self.peer_ssh, self.python)}
-        digest = self._swarm.digests[task.unit]
-        order = {"do": "get", "file": at, "unit": unit, "sha256": digest, "peer": peer}
-        return connection.ask(order) | {"digest": digest}
-
-    def _send(self, task: Task, connection: Connection) -> dict[str, Any]:
-        """The node gets the unit from this machine, which reads it at the source or fetches it from another node."""
-        at, unit = task.unit
-        known = self._swarm.digests.get(task.unit)
+    def line(file: SourceFile) -> str:
         digest = hashlib.sha256()
         try:
-            pieces = self._supply.pieces(task, connection.host)
-        except HostError as error:
-            return {"peer_failed": str(error)}
-        connection.tell({"do": "put", "file": at, "unit": unit})
-        for piece in pieces:
-            digest.update(piece)
-            connection.send(piece)
-        found = digest.hexdigest()
-        if task.way is Way.SOURCE and known not in (None, found):
-            raise SourceError(f"{self.files[at].original}: changed since it was staged first; see that it is whole")
-        return connection.ask({"sha256": known or found}) | {"digest": known or found}
+            with file.original.open("rb") as source:
+                while piece := source.read(_CHUNK):
+                    digest.update(piece)
+        except OSError as error:
+            raise HostError(f"{file.original}: cannot be read ({error.strerror}); make it readable") from None
+        return f"{digest.hexdigest()}  {target / file.directory / file.name}\n"
 
-    def _take_damage(self, step: Step, node: StagedNode, units: list[int]) -> None:
-        """Bytes are not what they should be: those that arrived, or those that a node has."""
-        if isinstance(step, Task):
-            self._swarm.failed(node.host)
-            if step.giver in self._to_check:
-                self._to_check[step.giver].append(step.unit)
-        elif isinstance(step, Check | Publish):
-            file = step.file if isinstance(step, Publish) else step.unit[0]
-            self._named[node.host].discard(file)
-            self._swarm.has_damaged(node.host, [(file, unit) for unit in units])
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return "".join(pool.map(line, files))
 
-    def _count_read(self, num_bytes: int) -> None:
-        with self._changed:
-            self._staged.source_bytes += num_bytes
 
-    def _count(self, task: Task, node: StagedNode) -> None:
-        length = self._supply.length(task.unit)
-        node.came_bytes += length
-        if task.way is Way.PEER:
-            self._staged.peer_bytes += length
-        elif task.way is Way.RELAY:
-            self._staged.relayed_bytes += length
-            node.relayed = True
+def _run_here(command: Sequence[str], stdin: str = "") -> None:
+    with tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(command, input=stdin.encode(), stderr=errors, check=False)
+        except OSError as error:
+            raise HostError(f"'{command[0]}' cannot be started: {error.strerror}") from None
+        errors.seek(0)
+        if done.returncode:
+            said = last_line(errors.read().decode(errors="replace"))
+            raise HostError(f"'{command[0]}' failed: {said or f'status {done.returncode}'}")

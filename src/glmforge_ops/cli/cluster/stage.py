@@ -1,19 +1,15 @@
 """`glmforge cluster stage`."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from glmforge.cli.interruptible import interruptible
 from glmforge_ops.cli.cluster.machines import HostfileOption, HostsOption, PartitionOption, SshOption, read_cluster
-
-if TYPE_CHECKING:
-    from glmforge_ops.storage.staged import Staged
-
-_FIRST_LINE = 10**10  # bytes, before which no line of progress is written
 
 
 def stage(
@@ -28,78 +24,61 @@ def stage(
     hostfile: HostfileOption = None,
     partition: PartitionOption = None,
     ssh: SshOption = None,
-    peer_ssh: Annotated[
-        str | None, typer.Option(help="How nodes call each other; 'none': not at all. None: as this machine does.")
-    ] = None,
     follow_links: Annotated[
         bool, typer.Option("--follow-links", help="Also links that lead out of their source.")
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Compare length and time of what is there, rather than read it.")
+        bool, typer.Option("--trust", help="Compare length and time of copies instead of checksums.")
     ] = False,
-    unit_mib: Annotated[
-        int,
-        typer.Option(min=1, max=1024, help="MiB that are sent, checked and, after an interruption, kept at one time."),
-    ] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="What was done, as JSON.")] = False,
 ) -> None:
-    """Copy shards and weights to the own disks of all nodes: shared storage is read once, nodes serve each other.
+    """Copy shards and weights to the own disks of all nodes, and verify them there.
 
-    Runs find the copies with 'data.cache_dir' and 'init_cache_dir' set to the directory. Run again, it sends what is
-    lacking or damaged only. Exit status 1 if a node has not got everything; it is named, the others have.
+    Nodes that see the source (shared storage) copy it with rsync themselves; to others it is sent from here. Within a
+    Slurm allocation, without a list of nodes, sbcast distributes it. Runs find the copies with 'data.cache_dir' and
+    'init_cache_dir' set to the directory. Run again, it copies only what is missing or damaged. Exit status 1 if a node
+    does not have everything; it is named, the others have.
 
     Example:
 
         glmforge cluster stage /shared/tokens/web /shared/GLM-4.5-Air --to /local/cache --hostfile hosts.txt
     """
     from glmforge.errors import HostError
-    from glmforge.observe.units import format_bytes
+    from glmforge.observe.units import counted, format_bytes, format_duration
     from glmforge.observe.work_progress import work_progress
-    from glmforge.runtime.ssh import Ssh
-    from glmforge_ops.hosts.machines import machines_of, ssh_of
+    from glmforge_ops.hosts.machines import fanout_of, machines_of
     from glmforge_ops.storage.sources import list_sources
-    from glmforge_ops.storage.stage import Staging
+    from glmforge_ops.storage.stage import stage as stage_on
+    from glmforge_ops.storage.stage import stage_in_allocation
 
     cluster = read_cluster(config, hosts, hostfile, partition, ssh)
     target = to or cluster.local_path
     if target is None or not target.is_absolute():
         raise HostError(f"--to {target or ''}: give the absolute path of a directory on each node's own disk")
-    reach = ssh_of(cluster)
     files = list_sources(sources, follow_links=follow_links)
-    with interruptible("what has arrived is kept, run it again"), work_progress("staging", _FIRST_LINE) as show:
-        done = Staging(
-            files,
-            target,
-            ssh=reach,
-            peer_ssh=None if peer_ssh == "none" else Ssh.of_command(peer_ssh) if peer_ssh is not None else reach,
-            verify=not trust,
-            at_once=cluster.ssh.at_once,
-            unit_bytes=unit_mib << 20,
-            report=lambda now: show(
-                sum(node.came_bytes for node in now.nodes.values()),
-                f"{format_bytes(sum(node.came_bytes for node in now.nodes.values()))} on {len(now.nodes)} nodes, "
-                f"{format_bytes(now.source_bytes)} read from the source",
-            ),
-        ).run([machine.name for machine in machines_of(cluster)])
+    is_allocation = "SLURM_JOB_ID" in os.environ and not any((config, hosts, hostfile, partition))
+    with interruptible("complete files are kept, run it again"), work_progress("staging", 3) as show:
+        if is_allocation:
+            done = stage_in_allocation(files, target, verify=not trust)
+        else:
+            machines = [machine.name for machine in machines_of(cluster)]
+            done = stage_on(
+                files,
+                target,
+                machines,
+                fanout_of(cluster),
+                verify=not trust,
+                report=lambda number, total: show(number, f"step {number} of {total}, on {len(machines)} nodes"),
+            )
     if as_json:
         typer.echo(json.dumps(asdict(done), indent=1))
     else:
-        _tell(done, target)
-    raise typer.Exit(1 if done.failed else 0)
-
-
-def _tell(done: "Staged", target: Path) -> None:
-    from glmforge.observe.units import counted, format_bytes, format_duration
-
-    for node in done.nodes.values():
-        if node.problem:
-            typer.echo(f"glmforge: {node.host}: {node.problem}", err=True)
-        elif node.note:
-            typer.echo(f"{node.host}: {node.note}")
-    whole = len(done.nodes) - len(done.failed)
-    relayed = f", {format_bytes(done.relayed_bytes)} through this machine" if done.relayed_bytes else ""
-    typer.echo(
-        f"{counted(done.num_files, 'file')}, {format_bytes(done.total_bytes)}, whole on {whole} of "
-        f"{counted(len(done.nodes), 'node')} below {target}; {format_bytes(done.source_bytes)} read from the source, "
-        f"{format_bytes(done.peer_bytes)} from node to node{relayed}, in {format_duration(done.seconds)}"
-    )
+        for host, problem in done.problems.items():
+            typer.echo(f"glmforge: {host}: {problem}", err=True)
+        whole = len(done.hosts) - len(done.problems)
+        nodes = "the allocation's nodes" if is_allocation else f"{whole} of {counted(len(done.hosts), 'node')}"
+        typer.echo(
+            f"{counted(done.num_files, 'file')}, {format_bytes(done.total_bytes)}, complete on {nodes} below {target}, "
+            f"in {format_duration(done.seconds)}"
+        )
+    raise typer.Exit(1 if done.problems else 0)

@@ -1,6 +1,8 @@
 """Second copies of a run's checkpoints: over real ssh and on this machine, interrupted, damaged, rotated, resumed."""
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,20 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from glmforge.checkpoint import StoredTensors, latest_checkpoint, load_checkpoint, verify_checkpoint
+from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoint
 from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint
 from glmforge.config.load import load_config
 from glmforge.errors import CheckpointError, HostError
 from glmforge.recipes.train import train
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.storage.connection import Connection
 from glmforge_ops.storage.second_copy import Copied, Destination, copy_newest, follow, parse_destination
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
 from helpers.tiny_data import TinyData
 
 NAME = "a run's"
-UNIT = 1 << 12
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def copy(run: Path, place: Path, **options: object) -> Copied | None:
-    return copy_newest(run, Destination("localhost", place), Ssh(), unit_bytes=UNIT, **options)  # type: ignore[arg-type]
+    return copy_newest(run, Destination("localhost", place), Ssh(), **options)  # type: ignore[arg-type]
 
 
 def assert_whole(run: Path, step: int) -> None:
@@ -70,15 +70,14 @@ def names(run: Path) -> list[str]:
 def test_over_ssh(run: Path, backup: tuple[Ssh, Path, Path]) -> None:
     ssh, seen, disk = backup
     destination = parse_destination(f"backup:{seen}/the archive")
-    done = copy_newest(run, destination, ssh, unit_bytes=UNIT)
+    done = copy_newest(run, destination, ssh)
     assert done is not None
-    assert done.sent_bytes > done.num_bytes  # and the run's own files
     there = disk / "the archive" / NAME
     assert_whole(there, 10)
     assert (there / "tokenizer/vocab.json").read_text() == "{}"
-    again = copy_newest(run, destination, ssh, unit_bytes=UNIT)
-    assert again is not None
-    assert again.sent_bytes == 0
+    before = [path.stat().st_ino for path in sorted((there / "checkpoints").rglob("*"))]
+    assert copy_newest(run, destination, ssh) is not None
+    assert [path.stat().st_ino for path in sorted((there / "checkpoints").rglob("*"))] == before
 
 
 def test_rotation_keeps_the_newest(run: Path, place: Path) -> None:
@@ -102,7 +101,7 @@ def test_the_copy_that_was_read_back_stays_though_newer_ones_are_there(run: Path
 
 def test_a_broken_copy_neither_counts_nor_is_removed(run: Path, place: Path) -> None:
     copy(run, place)
-    (place / NAME / "checkpoints/step-00000010/meta.json").unlink()
+    (place / NAME / "checkpoints/step-00000010/manifest.json").unlink()
     for step in (20, 30):
         save_steps(run / "checkpoints", step)
         copy(run, place, keep=1)
@@ -115,7 +114,9 @@ def test_a_damaged_copy_is_made_anew(run: Path, place: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
     copy(run, place)
     assert_whole(place / NAME, 10)
-    assert names(place / NAME) == ["step-00000010"]
+    broken, whole = names(place / NAME)
+    assert broken.startswith(".broken-step-00000010-")
+    assert whole == "step-00000010"
 
 
 def test_another_checkpoint_of_the_same_step_takes_its_place(run: Path, place: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_damaged_original_is_not_copied(run: Path, place: Path) -> None:
     file = max((run / "checkpoints/step-00000010").iterdir(), key=lambda path: path.stat().st_size)
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(HostError, match="the original is damaged"):
+    with pytest.raises(HostError, match="the copy differs from the manifest"):
         copy(run, place)
     assert not any(name.startswith("step") for name in names(place / NAME))
     file.write_bytes(content)
@@ -139,51 +140,51 @@ def test_a_damaged_original_is_not_copied(run: Path, place: Path) -> None:
     assert_whole(place / NAME, 10)
 
 
-@pytest.mark.parametrize("at", range(1, 23, 7))
-def test_interrupted_anywhere_it_leaves_nothing_under_the_name_and_goes_on(
-    run: Path, place: Path, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_steps(run / "checkpoints", 20)
-    original, orders = Connection.tell, 0
+@pytest.fixture
+def rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose `then`, a script, runs once after rsync has copied the checkpoint, and may fail it."""
+    real, programs = shutil.which("rsync"), tmp_path / "programs"
+    programs.mkdir()
+    script = programs / "rsync"
+    script.write_text(
+        f'#!/bin/sh\n{real} "$@" || exit\ncase "$*" in *.copying-*) ;; *) exit 0 ;; esac\n'
+        f"[ -e {programs}/then ] || exit 0\nmv {programs}/then {programs}/now && sh {programs}/now\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return programs
 
-    def tell(self: Connection, order: dict[str, object]) -> None:
-        nonlocal orders
-        orders += 1
-        if orders == at:
-            self.kill()
-        original(self, order)
 
-    monkeypatch.setattr(Connection, "tell", tell)
+def test_interrupted_it_leaves_nothing_under_the_name_and_continues(run: Path, place: Path, rsync: Path) -> None:
+    arrived = f"'{place}'/\"{NAME}\"/checkpoints/.copying-*/*"
+    (rsync / "then").write_text(f"cd {arrived} && for f in *.*; do : >$f; done; exit 20\n")
     with pytest.raises(HostError):
         copy(run, place)
-    found = latest_checkpoint(place / NAME / "checkpoints") if (place / NAME).exists() else None
-    assert found is None or verify_checkpoint(found) == []
+    assert names(place / NAME) == [".copying-step-00000010"]
     copy(run, place)
-    assert_whole(place / NAME, 20)
-    assert names(place / NAME) == ["step-00000020"]
+    assert_whole(place / NAME, 10)
+    assert names(place / NAME) == ["step-00000010"]
 
 
-def test_what_the_run_deletes_meanwhile_gives_way_to_the_next(
-    run: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = Connection.tell
-    moved: list[Path] = []
-
-    def tell(self: Connection, order: dict[str, object]) -> None:
-        if order.get("do") == "put" and (run / "checkpoints/step-00000010").exists():
-            moved.extend(save_steps(run / "checkpoints", 20))
-            delete_checkpoint(checkpoint_path(run / "checkpoints", 10))
-        original(self, order)
-
-    (run / "config.yaml").unlink()
-    shutil.rmtree(run / "tokenizer")
-    monkeypatch.setattr(Connection, "tell", tell)
+def test_what_the_run_deletes_meanwhile_gives_way_to_the_next(run: Path, place: Path, rsync: Path) -> None:
+    later = run.with_name("later")
+    save_steps(later / "checkpoints", 20)
+    checkpoints = f'"{run}/checkpoints"'
+    (rsync / "then").write_text(f"mv {later}/checkpoints/* {checkpoints}/; rm -r {checkpoints}/*10; exit 23\n")
     done = copy(run, place)
-    assert moved
     assert done is not None
     assert done.name == "step-00000020"
     assert_whole(place / NAME, 20)
     assert names(place / NAME) == ["step-00000020"]
+
+
+def test_two_copies_at_once(run: Path, place: Path) -> None:
+    copy(run, place)
+    with (place / NAME / ".copy.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(HostError, match="another copy is under way"):
+            copy(run, place)
+    copy(run, place)
 
 
 def test_follow_copies_every_checkpoint_once_and_outlives_failures(run: Path, place: Path) -> None:
@@ -246,5 +247,5 @@ def test_without_checkpoints(tmp_path: Path, place: Path) -> None:
 
 def test_a_place_that_cannot_be_written(run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(json.dumps({}))
-    with pytest.raises(HostError, match="cannot be written"):
+    with pytest.raises(HostError, match="Not a directory"):
         copy(run, tmp_path / "file")

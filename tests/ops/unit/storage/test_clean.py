@@ -19,8 +19,8 @@ from glmforge.runtime import leave_trace as notes
 from glmforge.runtime.leave_trace import leave_trace, scratch_prefix
 from glmforge.runtime.process import identify
 from glmforge_ops.hosts.fanout import Fanout
+from glmforge_ops.storage import clean_program as program
 from glmforge_ops.storage.clean import Cleaned, LocalRun, Order, clean
-from glmforge_ops.storage.node import clean as program
 
 HOST = socket.gethostname()
 OLD = time.time() - 7200

@@ -65,9 +65,9 @@ def listen(path: Path) -> None:
         ("socket", listen, "not a regular file"),
         ("link", link, "leads out of"),
         ("nowhere", lone_link, "cannot be read"),
-        ("a\nb", Path.touch, "does not fit in one line"),
-        ("\x1b[2J", Path.touch, "does not fit in one line"),
-        ("\udcff", Path.touch, "does not fit in one line"),
+        ("a\nb", Path.touch, "invalid file name"),
+        ("\x1b[2J", Path.touch, "invalid file name"),
+        ("\udcff", Path.touch, "invalid file name"),
         ("a.partial", Path.touch, "is not finished"),
     ],
 )

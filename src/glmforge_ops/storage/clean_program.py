@@ -18,7 +18,7 @@ from typing import Any
 
 from glmforge.runtime.traces import lives
 from glmforge_ops.hosts.on_node.wire import begin, say
-from glmforge_ops.storage.node.leftovers import Leftover, Search, lock_of_clean, opened_files, stale_processes
+from glmforge_ops.storage.leftovers import Leftover, Search, lock_of_clean, opened_files, stale_processes
 
 _GRACE_S = 10.0
 
