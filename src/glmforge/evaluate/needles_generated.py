@@ -16,6 +16,7 @@ from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.sharded import ShardedModel
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.model import ParallelModel
 
@@ -24,8 +25,10 @@ _SPARE_TOKENS = 32
 """That a reply may have beyond those of the right answers."""
 
 
-def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[int]) -> list[Record]:
-    """A record per task, length and depth. Collective."""
+def generate_needles(
+    model: ParallelModel, tests: NeedleTests, lengths: Sequence[int], alive: Alive = quiet
+) -> list[Record]:
+    """A record per task, length and depth; `alive` is called before each step of the engine. Collective."""
     started = time.perf_counter()
     cells, runner = cells_of(tests, lengths), ShardedModel(model)
     totals_C2 = torch.zeros(len(cells), 2, dtype=torch.float64)
@@ -35,7 +38,7 @@ def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence
         engine = Engine(runner, EngineConfig(num_pages * runner.page_bytes(_PAGE_SIZE), _PAGE_SIZE))
         for first in range(0, len(numbers), runner.num_shares):
             mine = [tests[index] for index in numbers[first : first + runner.num_shares][runner.share :][:1]]
-            replies = _replies(engine, mine, tests.tokenizer, model.config.max_position_embeddings)
+            replies = _replies(engine, mine, tests.tokenizer, model.config.max_position_embeddings, alive)
             for test, reply in zip(mine, replies, strict=True) if runner.speaks else ():
                 for answer in test.answers:
                     right = float(answer.text in reply)
@@ -45,7 +48,9 @@ def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence
     return [needle_record(cell, "generated", *sums) | cost for cell, sums in zip(cells, found, strict=True)]
 
 
-def _replies(engine: Engine, tests: Sequence[NeedleTest], tokenizer: Tokenizer, num_positions: int) -> list[str]:
+def _replies(
+    engine: Engine, tests: Sequence[NeedleTest], tokenizer: Tokenizer, num_positions: int, alive: Alive
+) -> list[str]:
     """What the model goes on with, at most one test on each rank. Collective."""
     params = [
         SamplingParams(
@@ -55,5 +60,5 @@ def _replies(engine: Engine, tests: Sequence[NeedleTest], tokenizer: Tokenizer, 
         )
         for test in tests
     ]
-    answers = engine.generate([test.ids[: test.num_prompt] for test in tests], params)
+    answers = engine.generate([test.ids[: test.num_prompt] for test in tests], params, alive=alive)
     return [tokenizer.decode(sample.tokens) for (sample,) in answers]

@@ -42,6 +42,7 @@ from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.units import counted
 
 logger = logging.getLogger(__name__)
@@ -237,10 +238,12 @@ class Engine:
         *,
         on_update: Callable[[Update], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each. `on_update` is called with whatever the steps give meanwhile.
 
-        `stopped` is asked before each step; once it is true, the answers end as they are.
+        `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
+        each step, of other ranks' answers too.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
         """
         if isinstance(prompts, str):
@@ -255,6 +258,7 @@ class Engine:
                 found |= {(numbers[-1], sample): Sample() for sample in range(one.num_samples)}
             num_open = len(found)
             while self.runner.anyone(num_open > 0 and not self.is_idle and not stopped()):
+                alive(f"generation, {counted(num_open, 'answer')} to finish")
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)

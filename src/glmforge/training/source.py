@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.model.router import Balance
+from glmforge.observe.alive import Alive, quiet
 
 Range = tuple[int, int]
 """Samples [start, stop) of a phase."""
@@ -98,7 +99,12 @@ class BatchSource(Protocol):
     """Gives global batches one after another, each rank its share. What has a body here need not be written.
 
     All ranks call all methods together and get equal answers but for the rows of `StepInput.batch`.
+
+    Attributes:
+        alive: to be called again and again by what is slow (rollouts); the trainer puts `Trainer.alive` there.
     """
+
+    alive: Alive = staticmethod(quiet)
 
     @property
     def position(self) -> Position:
