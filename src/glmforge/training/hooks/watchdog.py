@@ -7,10 +7,10 @@ with --native, where it is installed), the collectives that were begun and not e
 rank that lacks one the others have is the culprit), and a timer in C, which needs no GIL, for a process in which no
 thread can run any more.
 
-Slow work between two steps says `trainer.alive(what)`, which is a sign of life too. It holds for the ranks that wait for
-it in a collective as well: they read it from the run's directory (`glmforge.observe.alive`) before they give up. So that
-it is the watchdog who judges, and every rank of a hung run writes its file, torch's own time limit of collectives is
-lifted while it watches.
+Slow work between two steps says `trainer.alive(what)`, which is a sign of life too. It counts for ranks that wait for
+it in a collective as well: they read it from the run's directory (`glmforge.observe.alive`) before they give up. While
+the watchdog watches it is the judge, so that every rank of a hung run writes its file: torch's own time limit of
+collectives is lifted.
 """
 
 import faulthandler
@@ -181,7 +181,7 @@ class WatchdogHook(Hook):
             write_mark(path, mark)
         except OSError as error:
             if not self._cannot_write:
-                _say(f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); ranks that wait may end")
+                _say(f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); others may end")
             self._cannot_write = True
 
     def _end_process(self, silent_s: float, what: str) -> None:
