@@ -20,7 +20,6 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes
 from glmforge.observe.environment import git_revision, library_versions
-from glmforge.observe.units import format_bytes
 
 # JSON has no pairs.
 SampleRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(strict=False)]
@@ -29,8 +28,8 @@ META_FILE = "meta.json"
 FORMAT_VERSION = 1
 _MAX_BYTES = 16 << 20
 _INSTEAD = {
-    "mixtures": "the source of batches is to return large state from state_files(), not from state_dict()",
-    "hooks": "that hook is to keep less in its state_dict()",
+    "mixtures": "return large state of the batch source from its state_files(), not its state_dict()",
+    "hooks": "keep less in that hook's state_dict()",
 }
 
 
@@ -101,8 +100,8 @@ def meta_text(meta: CheckpointMeta) -> str:
     inner = fields[name] if isinstance(fields[name], dict) else {}
     where = f"{name}.{_largest(inner)}" if inner else name
     raise CheckpointError(
-        f"{META_FILE} would have {format_bytes(size)}, and at most {format_bytes(_MAX_BYTES)} can be read again; most "
-        f"of it is in its field '{where}': {_INSTEAD.get(name, 'make it smaller')}"
+        f"{META_FILE} would have {size:,} bytes, more than the {_MAX_BYTES:,} that can be read; most of it is in its "
+        f"field '{where}': {_INSTEAD.get(name, 'make it smaller')}"
     )
 
 

@@ -10,8 +10,8 @@ from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
 
 FindNeedles = Callable[[ParallelModel, str, Alive], Sequence[Record]]
-"""Given the model, the phase's name and `Trainer.alive`, to be called while it works; all ranks call it together and get
-the same records, one per task, length and depth; none in a phase that has no tests."""
+"""Given the model, the phase's name and `Trainer.alive`, to be called while it works. All ranks call it together and
+get the same records, one per task, length and depth; none in a phase that has no tests."""
 
 
 class NeedlesHook(Hook):
