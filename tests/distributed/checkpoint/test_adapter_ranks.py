@@ -96,8 +96,8 @@ def test_any_layout_reads_what_another_wrote(tmp_path, layout, ranks, other, oth
     assert run_ranks(load, other_ranks, tmp_path, other) == [(3, None)] * other_ranks
 
 
-def save_with_files(root: Path, shared: bool) -> tuple[str | None, list[dict[str, bytes]]]:
-    """Of every rank: one file. The error, and what rank r of 4 is given again."""
+def save_with_files(root: Path, shared: bool) -> tuple[tuple[tuple[int, ...], ...], list[dict[str, bytes]]]:
+    """Of every rank: one file. Whose parts are a checkpoint, and what rank r of 4 is given again."""
     local = {} if shared else {"local_dir": str(disk(root))}
     settings = CheckpointConfig.model_validate({"keep_last": 2} | local)
     tensors, rank = laid_out(whole_tensors(0), "hsdp"), dist.get_rank()
@@ -108,12 +108,14 @@ def save_with_files(root: Path, shared: bool) -> tuple[str | None, list[dict[str
     dist.barrier()
     loaded = load_latest(root / "checkpoints", blank(tensors), local_root=None if shared else disk(root) / "test")
     assert loaded is not None
-    return report.error, read_files(loaded[0], rank, 4)
+    assert report.error is None
+    return saver.plan.copies, read_files(loaded[0], rank, 4)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_files_of_all_ranks_belong_to_it_though_fewer_hold_the_adapters(tmp_path, shared):
-    assert run_ranks(save_with_files, 4, tmp_path, shared) == [(None, [{"buffer": bytes([r])}]) for r in range(4)]
+    every = ((0, 1, 2, 3),)  # of adapters alone each node would have a whole checkpoint
+    assert run_ranks(save_with_files, 4, tmp_path, shared) == [(every, [{"buffer": bytes([r])}]) for r in range(4)]
     assert verify_checkpoint(latest_checkpoint(tmp_path / "checkpoints")) == []
 
 
