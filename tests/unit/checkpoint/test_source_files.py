@@ -4,8 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from glmforge.checkpoint import load_latest, save_checkpoint, verify_checkpoint
+from glmforge.checkpoint.adapter.layout import Holding, plan
+from glmforge.checkpoint.fit import TensorSpec
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.save import save_local
 from glmforge.checkpoint.source_files import read_files, stored_files
 from glmforge.errors import CheckpointError
@@ -75,3 +79,9 @@ def test_a_damaged_file_is_a_damaged_checkpoint(
 def test_a_name_that_is_no_file_s(name: str) -> None:
     with pytest.raises(CheckpointError, match=r"state_files of the source: .*is not a valid name"):
         stored_files({name: b""}, 0, 1)
+
+
+def test_a_rank_that_holds_no_slice_of_the_adapters_writes_its_files() -> None:
+    specs, slices = {"model.a": TensorSpec((2,), torch.float32)}, {"model.a": Box((0,), (2,))}
+    made = plan([Holding(("disk",), specs, slices, True), Holding(("disk",), specs, {}, True)], 1, "session")
+    assert (made.copies, made.slices) == (((0, 1),), {0: slices, 1: {}})
