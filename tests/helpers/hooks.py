@@ -68,6 +68,10 @@ class FakeTrainer(SimpleNamespace):
     def vote(self, name: str) -> None:
         self.votes.add(name)
 
+    def alive(self, what: str) -> None:
+        for hook in self.hooks:
+            hook.on_alive(self, what)  # type: ignore[arg-type]
+
     def compute(self) -> None:
         """What the step does."""
 

@@ -79,6 +79,9 @@ class Hook:
     def on_rollback(self, trainer: "Trainer") -> None:
         """After the run has rolled back to an earlier step; the hook's state is that of then."""
 
+    def on_alive(self, trainer: "Trainer", what: str) -> None:
+        """Slow work says that it goes on; see `Trainer.alive`. Often, and from any thread."""
+
     def on_train_end(self, trainer: "Trainer") -> None:
         """After the last step, unless training failed. A source that could not tell its last batch has ended by now."""
 
@@ -155,6 +158,7 @@ class Trainer:
     ) -> None:
         self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
         self.source: BatchSource = NoSource(self) if source is None else source
+        self.source.alive = self.alive
         self.hooks = in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
         for hook in self.hooks:
@@ -247,6 +251,16 @@ class Trainer:
     def vote(self, name: str) -> None:
         """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
         self._ballot.cast(name)
+
+    def alive(self, what: str) -> None:
+        """Say that this rank is at work on something slow, in a few words: "evaluation, batch 30 of 500".
+
+        Neither this rank nor those that wait for it are then ended as hanging. Work between two steps that may take
+        minutes says so at every piece that it gets done, at least twice in `fault_tolerance.hang_timeout_s`; at more is
+        no harm. Never from a timer: what hangs must not say that it works.
+        """
+        for hook in self.hooks:
+            hook.on_alive(self, what)
 
     def record(self, **metrics: object) -> None:
         """Put values, numbers or tensors, into the next record, under names that are in the run's table of metrics."""

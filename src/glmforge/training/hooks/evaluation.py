@@ -8,6 +8,7 @@ difference is what has been forgotten.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from glmforge.observe.alive import Alive
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
@@ -15,8 +16,9 @@ from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
-Evaluate = Callable[[ParallelModel], Sequence[Record]]
-"""All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...)."""
+Evaluate = Callable[[ParallelModel, Alive], Sequence[Record]]
+"""All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...). While it works it
+calls the second argument, `Trainer.alive`."""
 
 
 class EvaluationHook(Hook):
@@ -63,7 +65,7 @@ class EvaluationHook(Hook):
 
     def _records(self, trainer: Trainer) -> Sequence[Record]:
         with trainer.model.evaluating():
-            return self.evaluate(trainer.model)
+            return self.evaluate(trainer.model, trainer.alive)
 
     def _compared(self, record: Mapping[str, Any]) -> Record:
         """What the starting weights scored on the record's source; nothing if that is not known."""

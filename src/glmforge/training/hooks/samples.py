@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from glmforge.observe.alive import Alive
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
 from glmforge.parallel.model import ParallelModel
@@ -17,8 +18,10 @@ class Writer(Protocol):
         """Raise `ConfigError` if it cannot be done."""
         ...
 
-    def write(self, model: ParallelModel) -> tuple[Sequence[Record], Sequence[Record]]:
-        """One record per text, and one per held-out source whose prompts were answered; the same on all ranks."""
+    def write(self, model: ParallelModel, alive: Alive) -> tuple[Sequence[Record], Sequence[Record]]:
+        """One record per text, and one per held-out source whose prompts were answered; the same on all ranks.
+
+        Calls `alive` while it works."""
         ...
 
 
@@ -37,7 +40,7 @@ class SamplesHook(Hook):
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         where = {"step": trainer.state.step, "tokens": trainer.state.tokens}
-        texts, sources = self.writer.write(trainer.model)
+        texts, sources = self.writer.write(trainer.model, trainer.alive)
         for kind, found in ((Kind.SAMPLE, texts), (Kind.EVALUATION, sources)):
             for record in found:
                 trainer.bus.write(kind, where | record)
