@@ -10,6 +10,7 @@ from pathlib import Path
 from glmforge.checkpoint.compatible import rules_markdown
 from glmforge.cluster.environment.lint.facts import facts_markdown
 from glmforge.cluster.environment.table import variables_markdown
+from glmforge.config.stage import stages_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
@@ -36,7 +37,7 @@ TABLES = {
     "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": [*plan_published.TABLES, *plan_accuracy_tables.TABLES, *long_sequences.TABLES],
-    "stages.md": plan_stages.TABLES,
+    "stages.md": [stages_markdown, *plan_stages.TABLES],
     "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
     "cluster-env.md": [variables_markdown, facts_markdown],

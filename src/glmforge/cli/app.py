@@ -55,7 +55,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
-app.command("train")(train.train)
+app.command("train", cls=train.NamesStages)(train.train)
 app.command("plan")(plan)
 app.command("launch", cls=TakesSeveral)(launch)
 app.command("chat")(chat.chat)
