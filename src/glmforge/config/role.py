@@ -25,7 +25,8 @@ class Role:
         name: what it is called among the models of its stage.
         is_trained: whether any of it is: what `lora` says if it has one, else everything.
         forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
-        has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
+        has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head, or
+            the heads of `model`.
         frozen_bytes: of an element of what is frozen.
         quantises: whether frozen matrices are held in NF4 (`glmforge.config.quantised`).
         model: its architecture; None: the run's.
@@ -76,9 +77,10 @@ class Role:
 
     def parameters(self, model: ModelConfig) -> ParameterTable:
         """What the role holds, adapters included. `model`: the run's, if it has none of its own."""
+        heads = {"score": 1} if self.model is None else self.model.heads or {"score": 1}
         model = self.model or model
         if not self.has_vocabulary:
-            model = model.model_copy(update={"heads": {"score": 1}})
+            model = model.model_copy(update={"heads": heads})
         table = parameter_table(model)
         if not self.has_vocabulary:
             table = ParameterTable(row for row in table.values() if row.family != "head" and not row.mtp)

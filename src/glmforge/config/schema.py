@@ -275,13 +275,14 @@ class RunConfig(Strict):
 
 def declare_stage(stage: StageDeclaration) -> None:
     """Make a stage known: a run may name it, and has its sections, which are None in runs of other stages."""
+    fields = RunConfig.__pydantic_fields__
     for name, kind in stage.sections.items():
         annotation: Any = kind | None
-        known = RunConfig.__pydantic_fields__.get(name)
-        if known is not None and known.annotation != annotation:
+        if name in fields and fields[name].annotation != annotation:
             raise ValueError(f"stage {stage.name}: section '{name}' of a run is already declared; take another name")
         default = Field(default=None, description=f"of stage {stage.name}; null elsewhere")
-        RunConfig.__pydantic_fields__[name] = FieldInfo.from_annotated_attribute(annotation, default)
+        after = {key: fields.pop(key) for key in tuple(fields)[tuple(fields).index("lora") :]}  # written after phases
+        fields.update({name: FieldInfo.from_annotated_attribute(annotation, default)} | after)
     STAGES[stage.name] = stage
     RunConfig.model_rebuild(force=True)
 

@@ -10,6 +10,7 @@ from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
 from glmforge.config.stage import StageDeclaration
 from glmforge.errors import ConfigError
+from glmforge.plan.counts.memory import training_state
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.fit import Capacity, fits
 from glmforge.plan.machine.machine import find_machine
@@ -20,7 +21,7 @@ from glmforge.plan.time.step_time import predict_step
 from helpers.models import run_config, tiny_config
 from helpers.stages import declared
 
-CRITIC = tiny_config(hidden_size=32, num_nextn_predict_layers=0)
+CRITIC = tiny_config(hidden_size=32, num_nextn_predict_layers=0, heads={"value": 3})
 REWARD = tiny_config(num_hidden_layers=6, num_nextn_predict_layers=0)
 CACHE = 123_457
 HELD = {Purpose.WEIGHTS, Purpose.OPTIMIZER, Purpose.CACHE}
@@ -70,8 +71,8 @@ def elements(model: ModelConfig, *, has_vocabulary: bool = True, with_mtp: bool 
     """Of parameters and of the routers' biases, which are fp32 in every role."""
     counts = count_parameters(model)
     count = counts.with_mtp if with_mtp else counts.without_mtp
-    head = 0 if has_vocabulary else model.vocab_size * model.hidden_size - model.hidden_size  # one row of scores
-    return count.parameters - head, count.buffers
+    more_rows = 0 if has_vocabulary else (not model.heads) - model.vocab_size  # a score, if it has no heads of its own
+    return count.parameters + more_rows * model.hidden_size, count.buffers
 
 
 def test_memory_is_the_sum_of_its_parts() -> None:
@@ -84,6 +85,7 @@ def test_memory_is_the_sum_of_its_parts() -> None:
     weights += sum(2 * parameters + 4 * biases for parameters, biases in (reference, reward))
     found, alone = place(config), place(run_config(optim={"matrix_optimizer": "adamw"}), PRETRAINING)
     assert found.at_peak[Purpose.WEIGHTS] == weights
+    assert training_state(config.model, config.optim, stage_of(config)).weights == weights
     moments = 8 * (actor[0] + critic[0])
     trained = [role for role in roles_of(config) if role.is_trained]
     moments += 4 * sum(len(role.parameters(config.model).trained()) for role in trained)  # the number of steps
@@ -97,13 +99,15 @@ def test_a_larger_critic_has_the_largest_turn() -> None:
     large = tiny_config(hidden_size=192, num_nextn_predict_layers=0)
     config = four(roles={"critic": large.model_dump()})
     alone = place(config.model_copy(update={"model": large}), find_stage("reward"))
-    assert moving(place(config)) == moving(alone)
+    found = place(config)
+    assert moving(found) == moving(alone)
+    assert found.at_peak[Purpose.CACHE] == CACHE  # of the actor's engine, in the critic's turn
 
 
 def test_a_frozen_model_has_the_working_memory_of_a_forward_pass_alone() -> None:
     large = tiny_config(hidden_size=4096, num_nextn_predict_layers=0)
     phase = {"name": "main", "steps": 4, "seq_len": 256, "batch_size": 8}
-    found = place(four(roles={"reward": large.model_dump()}, phases=[phase]))
+    found = place(four(roles={"reward": large.model_dump()}, phases=[phase], parallel={"recompute": "full"}))
     assert found.moment == "forward"
     backward = {Purpose.GRADIENTS, Purpose.ACTIVATIONS, Purpose.UNREDUCED}
     assert all(found.at_peak[purpose] == 0 for purpose in backward)
