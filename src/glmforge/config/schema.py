@@ -10,9 +10,10 @@ configuration may be stored with the run and still mean the same.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, NonNegativeInt, model_validator
+from pydantic.fields import FieldInfo
 
 from glmforge.config.adapters import WrongTargetError, table_with
 from glmforge.config.checkpoint import CheckpointConfig
@@ -29,17 +30,24 @@ from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.quantised import BLOCK, cut_block
 from glmforge.config.regularization import RegularizationConfig
-from glmforge.config.stage import SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
+from glmforge.config.stage import (
+    STAGES,
+    StageDeclaration,
+    StageName,
+    check_stage,
+    with_lora_defaults,
+    with_stage_defaults,
+)
+
+_Section = TypeVar("_Section", bound=Strict)
 
 
 class RunConfig(Strict):
-    """A whole training run."""
+    """A whole training run. `declare_stage` adds the sections that stages bring."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
-    stage: StageName = Field(
-        default="pretrain", description="what is trained: pretrain, midtrain (a domain, longer context) or sft"
-    )
+    stage: StageName = Field(default="pretrain", description="what is trained; 'glmforge train --help' lists them")
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
         default=None,
@@ -54,7 +62,6 @@ class RunConfig(Strict):
     model: ModelConfig
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)
-    sft: SftConfig | None = Field(default=None, description="of stage sft, which has it by default; None elsewhere")
     lora: LoraConfig | None = Field(
         default=None, description="adapters that are trained instead of init_from's weights"
     )
@@ -81,6 +88,11 @@ class RunConfig(Strict):
     def adapter_dropout(self) -> float:
         """Of what adapters read; 0 without adapters."""
         return 0.0 if self.lora is None else self.lora.dropout
+
+    def stage_settings(self, kind: type[_Section]) -> _Section:
+        """The section of this class that the run's stage brings."""
+        sections = (getattr(self, name) for name in STAGES[self.stage].sections)
+        return next(section for section in sections if isinstance(section, kind))
 
     def tokens_after(self, steps: int) -> int:
         """Tokens that the first `steps` steps of the run consume, as planned; all of them if it has fewer."""
@@ -264,3 +276,21 @@ class RunConfig(Strict):
                     f"'sinkhorn' does not support expert groups (model.n_group: {self.model.n_group}); choose 'bias'",
                 )
         return self
+
+
+def declare_stage(stage: StageDeclaration) -> None:
+    """Make a stage known: a run may name it, and has its sections, which are None in runs of other stages."""
+    fields = RunConfig.__pydantic_fields__
+    for name, kind in stage.sections.items():
+        annotation: Any = kind | None
+        if name in fields and fields[name].annotation != annotation:
+            raise ValueError(f"stage {stage.name}: section '{name}' of a run is already declared; take another name")
+        default = Field(default=None, description=f"of stage {stage.name}; null elsewhere")
+        after = {key: fields.pop(key) for key in tuple(fields)[tuple(fields).index("lora") :]}  # written after phases
+        fields.update({name: FieldInfo.from_annotated_attribute(annotation, default)} | after)
+    STAGES[stage.name] = stage
+    RunConfig.model_rebuild(force=True)
+
+
+for _stage in tuple(STAGES.values()):
+    declare_stage(_stage)

@@ -31,6 +31,7 @@ from glmforge.parallel.world import World
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.stages.stage import stage_of
 from glmforge.runtime.memory import usable_memory
 from glmforge.training.trainer import Trainer
 
@@ -99,7 +100,7 @@ class MemoryWatch:
         shortage = self._shortage(error)
         planned = select_phase(self._config, shortage.phase)
         layout = resolve_layout(planned, self._world.size)
-        place = estimate_memory(planned, layout).places[self._world.rank // layout.stage_ranks]
+        place = estimate_memory(planned, layout, stage_of(planned)).places[self._world.rank // layout.stage_ranks]
         changes = helpful_changes(planned, layout.world_size, offload=self._world.device.type == "cuda")
         told = f"{shortage.words}; planned are {gigabytes(place.peak)} for this rank; {words_of(changes)}"
         facts = {

@@ -24,9 +24,10 @@ from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameters import HEAD
+from glmforge.config.role import Role
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.stages.gradients import Gradients, Part, part_of
-from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 
 def train_flops_per_token(
@@ -55,6 +56,7 @@ def role_flops_per_token(
     config: ModelConfig, mean_attended: float, with_mtp: bool, role: Role, optim: OptimConfig | None = None
 ) -> float:
     """The same of one of a stage's models."""
+    config = role.model or config
     counts = count_parameters(config)
     has_mtp = with_mtp and role.has_vocabulary
     matrices = counts.trunk_matmul + counts.head.matrices * role.has_vocabulary

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
-from glmforge.plan.stages.stage import MODEL, Role
+from glmforge.config.role import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32, INT64, Share
 
 _HEAD_CHUNK = {BF16: 4096, FP32: 1024}

@@ -16,12 +16,13 @@ from typing import NamedTuple
 from glmforge.config.layout import Layout
 from glmforge.config.parameter_groups import is_frozen
 from glmforge.config.parameters import Parameter
+from glmforge.config.role import MODEL, Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.collectives import Group, LinkBytes, link_bytes
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, laid_out
 from glmforge.plan.work.operations import BF16, FP32, Share
 from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
@@ -69,7 +70,7 @@ def step_traffic(
     """The axes along which a rank of `pp_rank` communicates anything in a step of the first phase."""
     sizes: Counter[str] = Counter()
     for role in stage.roles:
-        for axis, size in _role_traffic(config, layout, pp_rank, role):
+        for axis, size in _role_traffic(*laid_out(role, config, layout), pp_rank, role):
             sizes[axis] += size
     exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [

@@ -7,7 +7,7 @@ from glmforge.config.layout import resolve_layout
 from glmforge.config.lora import LoraConfig
 from glmforge.plan.counts.memory import training_state
 from glmforge.plan.memory.estimate import estimate_memory
-from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 
 RUN = """
@@ -21,9 +21,9 @@ parallel: {micro_batch_size: 1, ep: 8, recompute: full}
 LORA = find_stage("lora", LoraConfig(rank=16))
 
 
-def held(stage: TrainingStage, *overrides: str) -> dict[Purpose, int]:
+def held(stage: TrainingStage, *overrides: str) -> Memory:
     config = load_config(RUN, overrides)
-    return dict(estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak)
+    return estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak
 
 
 @pytest.mark.parametrize(
