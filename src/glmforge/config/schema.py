@@ -9,7 +9,7 @@ configuration may be stored with the run and still mean the same.
 """
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -38,6 +38,9 @@ class RunConfig(Strict):
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
     stage: StageName = Field(
         default="pretrain", description="what is trained: pretrain, midtrain (a domain, longer context) or sft"
+    )
+    backend: Literal["native"] = Field(
+        default="native", description="what carries out the steps; native: PyTorch's FSDP2, DTensor and pipelining"
     )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(

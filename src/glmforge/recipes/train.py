@@ -135,7 +135,7 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             "or 'auto'"
         )
     if checkpoint is None and config.lora is not None:
-        begin_adapters(trainer.model, config.lora, checkpoints.base)
+        begin_adapters(trainer.backend, config.model, config.lora, checkpoints.base)
     elif checkpoint is None and config.init_from is not None:
         _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
@@ -151,12 +151,12 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
 
 def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None:
     """Those of `init_from`, but for adapters."""
-    config, model = trainer.config, trainer.model
+    config, backend = trainer.config, trainer.backend
     assert config.init_from is not None
     source = load_initial_weights(
         config.init_from,
-        {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])},
-        model.config,
+        {name: tensor for name, tensor in backend.weights().items() if not is_adapter(backend.table[name])},
+        config.model,
         checkpoints.tokenizer_fingerprint,
         cache_dir=config.init_cache_dir,
     )

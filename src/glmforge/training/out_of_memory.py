@@ -162,11 +162,9 @@ def moment_of(error: BaseException | None) -> str:
 
 def held_bytes(backend: Backend) -> tuple[int, int, int]:
     """Bytes of this rank's weights, gradients and optimizer state."""
-    state = backend.state_tensors()
-    weights = [tensor for name, tensor in state.items() if name.startswith("model.")]
-    optimizer = [tensor for name, tensor in state.items() if name.startswith("optim.")]
-    gradients = [parameter.grad for parameter in backend.model.parameters() if parameter.grad is not None]
-    return _bytes(weights), _bytes(gradients), _bytes(optimizer)
+    optimizer = [tensor for name, tensor in backend.state_tensors().items() if name.startswith("optim.")]
+    gradients = [chunk.grad for chunk in backend.local_chunks() if chunk.grad is not None]
+    return _bytes(backend.weights().values()), _bytes(gradients), _bytes(optimizer)
 
 
 def peak_bytes(device: torch.device) -> int:

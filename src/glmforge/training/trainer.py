@@ -150,7 +150,7 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         bus: MetricsBus | None = None,
     ) -> None:
-        self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
+        self.config, self.backend, self.world = config, backend, backend.world
         self.source: BatchSource = NoSource(self) if source is None else source
         self.hooks = in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
@@ -184,7 +184,7 @@ class Trainer:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Around the steps of a run: hooks are told that it starts and, unless it fails, that it ends."""
-        self.model.train()
+        self.backend.train()
         try:
             for hook in self.hooks:
                 hook.on_train_start(self)
@@ -270,9 +270,9 @@ class Trainer:
         if phase is self._phase:
             return
         self._phase = phase
-        self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
-        self.model.set_capacity_factor(phase.capacity_factor)
-        self.model.set_balance(phase.balance)
+        self.backend.begin_phase(
+            rope_theta=phase.rope_theta, capacity_factor=phase.capacity_factor, balance=phase.balance
+        )
 
     def _end_step(self, result: StepResult) -> None:
         for hook in self.hooks:

@@ -84,7 +84,7 @@ class CheckpointHook(Hook):
         tensors = trainer.backend.state_tensors()
         if self.config.lora is None:
             return tensors
-        table = trainer.model.table
+        table = trainer.backend.table
         return {
             name: tensor
             for name, tensor in tensors.items()
