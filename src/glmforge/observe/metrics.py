@@ -79,6 +79,12 @@ _ROWS = (
     ),
     Metric("z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"),
     Metric(
+        "extra_losses",
+        "1 {model/term}",
+        "loss",
+        "mean of each loss term of the models that are trained besides the run's own, such as a critic",
+    ),
+    Metric(
         "source_tokens",
         "tokens {source}",
         "sources",
@@ -98,6 +104,7 @@ _ROWS = (
     ),
     Metric("lr", "1", "optim", "learning rate used by the step"),
     Metric("grad_norm", "1", "optim", "L2 norm of the whole gradient before clipping"),
+    Metric("extra_grad_norms", "1 {model}", "optim", "the same of each model that is trained besides the run's own"),
     Metric(
         "layer_grad_norms",
         "1 [layers]",

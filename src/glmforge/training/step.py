@@ -3,8 +3,8 @@
 Shapes: L routers (MoE layers, MTP layers last), E experts.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class StepResult:
         samples, tokens: the samples of the global batch and their tokens; added by the trainer, like what follows.
         seconds: of wall time, from asking for the batch to the end of the update, hooks excluded.
         data_seconds: the part of it spent waiting for the batch.
+        extra: of each of the trainer's `extra_models`, the result of its own step.
     """
 
     losses: dict[str, float]
@@ -52,6 +53,7 @@ class StepResult:
     tokens: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
+    extra: Mapping[str, "StepResult"] = field(default_factory=dict)
 
     @property
     def main_loss(self) -> float:

@@ -34,7 +34,7 @@ class MetricsHook(Hook):
             self._write(trainer, result)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
-        state, phase = trainer.state, trainer.phase
+        state, phase, extra = trainer.state, trainer.phase, result.extra
         trainer.record(
             step=state.step,
             phase=phase.name,
@@ -51,6 +51,9 @@ class MetricsHook(Hook):
             lr=result.lr,
             grad_norm=result.grad_norm,
             router_bias_rate=phase.router_bias_rate,
+            extra_losses={f"{name}/{term}": loss for name, each in extra.items() for term, loss in each.losses.items()}
+            or None,
+            extra_grad_norms={name: each.grad_norm for name, each in extra.items()} or None,
         )
 
     def on_train_end(self, trainer: Trainer) -> None:
