@@ -51,7 +51,7 @@ class ValueObjective(Objective):
 
 
 class CriticRecipe(TokenShardRecipe):
-    """Next tokens, and a critic of the same size with weights of its own."""
+    """Next tokens, and a critic of the same size with weights of its own and no language-model head."""
 
     def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
         config = critic_config(config)
@@ -63,7 +63,7 @@ class CriticRecipe(TokenShardRecipe):
 
 
 def critic_config(config: RunConfig) -> RunConfig:
-    model = config.model.model_copy(update={"heads": {"value": 1}, "num_nextn_predict_layers": 0})
+    model = config.model.model_copy(update={"heads": {"value": 1}, "lm_head": False, "num_nextn_predict_layers": 0})
     return config.model_copy(update={"model": model, "seed": 7})
 
 

@@ -28,7 +28,7 @@ from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.quantised import BLOCK, cut_block
 from glmforge.config.regularization import RegularizationConfig
-from glmforge.config.stage import SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
+from glmforge.config.stage import STAGES, SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
 
 
 class RunConfig(Strict):
@@ -106,6 +106,14 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
         check_stage(self.stage, self, self.phases, self.init_from)
+        if not self.model.lm_head:
+            if STAGES[self.stage].needs_lm_head:
+                refuse("model.lm_head", f"stage '{self.stage}' trains on next tokens: leave it out, or set it to true")
+            for field, value in (("samples", self.observe.samples), ("needles", self.observe.needles)):
+                if value is not None:
+                    refuse(
+                        f"observe.{field}", "needs generated or scored text, and model.lm_head is false: leave it out"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -58,6 +58,7 @@ class StageDeclaration:
         name: in configurations.
         recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train.
         starts_from_weights: whether a run needs `init_from`.
+        needs_lm_head: whether it trains on next tokens, which `model.lm_head` predicts.
         phase_defaults: of `PhaseConfig`, where they are others than written there.
         sections: of what a run is given makes the sections that it has besides, or has otherwise.
         own_settings: fields of `RunConfig`, with dots, that other stages have no use for unless they name them too.
@@ -67,6 +68,7 @@ class StageDeclaration:
     name: str
     recipe: str
     starts_from_weights: bool = True
+    needs_lm_head: bool = False
     phase_defaults: Mapping[str, Any] = field(default_factory=dict)
     sections: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     own_settings: tuple[str, ...] = ()
@@ -105,11 +107,22 @@ _ADAPTED = {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1}
 STAGES = {
     stage.name: stage
     for stage in (
-        StageDeclaration(name="pretrain", recipe="glmforge.recipes.token_shards:next_token", starts_from_weights=False),
-        StageDeclaration(name="midtrain", recipe="glmforge.recipes.token_shards:next_token", phase_defaults=_ADAPTED),
+        StageDeclaration(
+            name="pretrain",
+            recipe="glmforge.recipes.token_shards:next_token",
+            starts_from_weights=False,
+            needs_lm_head=True,
+        ),
+        StageDeclaration(
+            name="midtrain",
+            recipe="glmforge.recipes.token_shards:next_token",
+            needs_lm_head=True,
+            phase_defaults=_ADAPTED,
+        ),
         StageDeclaration(
             name="sft",
             recipe="glmforge.recipes.token_shards:sft",
+            needs_lm_head=True,
             phase_defaults=_ADAPTED | {"packing": "best_fit"},
             sections=_sft_sections,
             own_settings=("sft", "regularization.neftune_alpha"),

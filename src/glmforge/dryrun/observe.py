@@ -17,6 +17,7 @@ from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
 from glmforge.dryrun.steps import BACKWARD, FORWARD, Task, label_of
 from glmforge.dryrun.tracker import MemoryTracker, Storage
+from glmforge.errors import ConfigError
 from glmforge.kernels.choice import choose
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
@@ -81,6 +82,8 @@ def observe_step(
 
     `initialize` gives the allocated weights values, where there are any.
     """
+    if not config.model.lm_head:
+        raise ConfigError("the dry run takes a step on next tokens, and model.lm_head is false: plan without --dry-run")
     phase = config.phases[0]
     tracker = MemoryTracker()
     seen = Observation(tracker.log)

@@ -60,6 +60,10 @@ class Role:
     frozen_bytes: int = _BF16
     quantises: bool = False
 
+    def has_logits(self, model: ModelConfig) -> bool:
+        """Whether it answers with logits: a model may have no language-model head."""
+        return self.has_vocabulary and model.lm_head
+
     def trains(self, row: Parameter) -> bool:
         """Whether a parameter of the role changes."""
         return self.is_trained and row.trained and row.lr_scale > 0
