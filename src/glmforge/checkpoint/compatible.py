@@ -49,6 +49,7 @@ _RESET = "'glmforge checkpoint reset-optimizer --config' makes a checkpoint with
 RULES = (
     Rule("name", FREE, FREE, "a name"),
     Rule("output_dir", FREE, FREE, "a place"),
+    Rule("backend", FREE, FREE, "how steps are carried out; losses agree to within rounding"),
     Rule("seed", NOTED, REFUSED, "the order of the samples is made from it"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
     Rule("init_cache_dir", FREE, FREE, "the weights are the checkpoint's"),

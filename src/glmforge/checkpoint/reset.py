@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.find import find_checkpoint
-from glmforge.checkpoint.fit import TensorSpec, check_fit
+from glmforge.checkpoint.fit import TensorSpec, check_fit, extra_models
 from glmforge.checkpoint.format.manifest import read_manifest, record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config, write_meta
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
@@ -90,6 +90,11 @@ def reset_optimizer(
     root = _free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
+    if extra := extra_models(in_store):
+        raise CheckpointError(
+            f"{source}: holds further trained models ({list_some(extra)}), whose optimizers cannot be reset; start a "
+            "new run from it with init_from"
+        )
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}

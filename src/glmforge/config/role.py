@@ -50,6 +50,10 @@ class Role:
     base_of: str | None = None
     cache_bytes: int = 0
 
+    def has_logits(self, model: ModelConfig) -> bool:
+        """Whether it answers with logits: a model may have no language-model head."""
+        return self.has_vocabulary and model.lm_head
+
     def trains(self, row: Parameter) -> bool:
         """Whether a parameter of the role changes."""
         return self.is_trained and row.trained and row.lr_scale > 0

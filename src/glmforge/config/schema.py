@@ -10,7 +10,7 @@ configuration may be stored with the run and still mean the same.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, NonNegativeInt, model_validator
 from pydantic.fields import FieldInfo
@@ -48,6 +48,9 @@ class RunConfig(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
     stage: StageName = Field(default="pretrain", description="what is trained; 'glmforge train --help' lists them")
+    backend: Literal["native"] = Field(
+        default="native", description="what carries out the steps; native: PyTorch's FSDP2, DTensor and pipelining"
+    )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
         default=None,
@@ -120,6 +123,14 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
         check_stage(self.stage, self, self.phases, self.init_from)
+        if not self.model.lm_head:
+            if STAGES[self.stage].needs_lm_head:
+                refuse("model.lm_head", f"stage '{self.stage}' trains on next tokens: leave it out, or set it to true")
+            for field, value in (("samples", self.observe.samples), ("needles", self.observe.needles)):
+                if value is not None:
+                    refuse(
+                        f"observe.{field}", "needs generated or scored text, and model.lm_head is false: leave it out"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -69,6 +69,7 @@ class StageDeclaration:
         starts_from_weights: whether a run needs `init_from`.
         roles: the models that it holds in memory, the one that it is about first, without regard to adapters. It is
             called with the checked `RunConfig`; for `PLANNED_STAGES`, which have no section, with any, or None.
+        needs_lm_head: whether it trains on next tokens, which `model.lm_head` predicts.
         phase_defaults: of `PhaseConfig`, where they are others than written there.
         sections: sections of `RunConfig` that the stage brings, by name. Elsewhere they are refused.
         fill: of what a run is given makes other defaults, by section.
@@ -81,6 +82,7 @@ class StageDeclaration:
     recipe: str = ""
     starts_from_weights: bool = True
     roles: Callable[[Any], tuple[Role, ...]] = _one_model
+    needs_lm_head: bool = False
     phase_defaults: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, type[Strict]] = field(default_factory=dict)
     fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
@@ -129,17 +131,20 @@ STAGES = {
             summary="the whole model on text, from the beginning or on",
             recipe="glmforge.recipes.token_shards:next_token",
             starts_from_weights=False,
+            needs_lm_head=True,
         ),
         StageDeclaration(
             name="midtrain",
             summary="a trained model on a domain, or on longer contexts",
             recipe="glmforge.recipes.token_shards:next_token",
+            needs_lm_head=True,
             phase_defaults=_ADAPTED,
         ),
         StageDeclaration(
             name="sft",
             summary="a trained model on conversations",
             recipe="glmforge.recipes.token_shards:sft",
+            needs_lm_head=True,
             phase_defaults=_ADAPTED | {"packing": "best_fit"},
             sections={"sft": SftConfig},
             fill=_samples_of_sft,

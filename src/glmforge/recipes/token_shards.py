@@ -38,7 +38,7 @@ class TokenShardRecipe(Recipe):
             num_mtp_layers=config.model.num_nextn_predict_layers,
             num_sources=len(config.data.sources),
         )
-        return CurriculumSource(config, self.data.curriculum, backend.model.world, make)
+        return CurriculumSource(config, self.data.curriculum, backend.world, make)
 
     def hooks(self) -> Iterable[Hook]:
         return evaluations(self.config, self.data)

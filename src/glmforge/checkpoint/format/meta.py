@@ -70,6 +70,11 @@ class CheckpointMeta(Strict):
     total_nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps of the run")
     rollbacks: NonNegativeInt = Field(default=0, description="returns to an older checkpoint so far")
     stopped: str | None = Field(default=None, description="why the run ended before its last phase did")
+    extra_models: dict[str, Any] = Field(
+        default={},
+        exclude_if=lambda models: not models,
+        description="name -> configuration of each model that is trained besides the run's own",
+    )
     world_size: PositiveInt = Field(default_factory=world_size)
     created: str = Field(default_factory=_now, description="UTC, ISO 8601")
     git_revision: str | None = Field(default_factory=_revision)

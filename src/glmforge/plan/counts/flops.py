@@ -81,7 +81,7 @@ def _not_computed(config: ModelConfig, mean_attended: float, has_mtp: bool, role
     rows = [row for row in role.parameters(config).values() if row.family == "matrix" and (num_mtp or not row.mtp)]
     visited = Fraction(config.num_experts_per_tok, config.n_routed_experts)
     used = [(part_of(row.name, config), row.size * (visited if row.expert else 1)) for row in rows]
-    if role.has_vocabulary:
+    if role.has_logits(config):
         depths = (Part(num_layers - 1 + depth, HEAD.removesuffix(".weight")) for depth in range(1 + num_mtp))
         used += [(depth, config.vocab_size * config.hidden_size) for depth in depths]
     missing = sum(size * (2 - gradients.of_weight(part) - gradients.of_input(part)) for part, size in used)

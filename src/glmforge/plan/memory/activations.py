@@ -101,7 +101,7 @@ class LayerActivations:
     @cached_property
     def head(self) -> Passes:
         """Final norm and cross-entropy of one depth: gradients are made in the forward pass, the weight's in fp32."""
-        if not self.role.has_vocabulary:
+        if not self.role.has_logits(self.model):
             return Passes(self._norm_bytes, self._norm_bytes, self._norm_bytes)
         share, width = self.share, self.model.hidden_size
         vocabulary = self.model.vocab_size // share.tp

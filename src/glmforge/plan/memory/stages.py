@@ -73,7 +73,9 @@ class StageParts:
             self.itemsize,
             phase.aux_loss_weight > 0,
             role,
-            role.trains_all and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
+            model.lm_head
+            and role.trains_all
+            and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
             weights.readers,
         )
         self.sharding = Sharding(model, layout, self.itemsize)

@@ -118,13 +118,13 @@ def role_passes(config: RunConfig, share: Share, content: StageContent, role: Ro
         yield from _trained(role, gradients, 0, _entry(model, share, content))
         yield from _trained_layers(config, share, content, role, gradients)
         last = model.num_hidden_layers - 1
-        yield from _trained(role, gradients, last, _exit(model, share, content, role.has_vocabulary))
+        yield from _trained(role, gradients, last, _exit(model, share, content, role.has_logits(model)))
         if config.phases[0].mtp_loss_weight and role.has_vocabulary:
             yield from _mtp(config, share, content, role, gradients)
     passed = chain(
         _entry(model, share, content),
         _layers(model, share, content),
-        _exit(model, share, content, role.has_vocabulary),
+        _exit(model, share, content, role.has_logits(model)),
     )
     yield from forward_alone(role, passed)
 

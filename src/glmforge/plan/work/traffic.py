@@ -119,7 +119,7 @@ def _training_pass(
     # A recomputation ends before it has done so after a dense layer's last map.
     yield "tp", num_layers * 2 * 2 * x * (forwards + 1) - content.num_dense * x * (forwards - 1)
     # The embedding is summed over parts of the vocabulary, the head reads all tokens.
-    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * (1 + num_mtp) * 2 * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_logits(model))) * (1 + num_mtp) * 2 * x
     rows = BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "ep", num_moe * 2 * rows * (forwards + 1)
     gathered, exchanged = _context(config, layout, share)
@@ -137,7 +137,7 @@ def _forward_pass(
     num_layers = content.num_dense + content.num_moe
     x = BF16 * share.tokens * model.hidden_size
     yield "tp", num_layers * 2 * 2 * x
-    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_logits(model))) * x
     yield "ep", content.num_moe * 2 * BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "cp", num_layers * sum(_context(config, layout, share))
     yield "pp", _boundaries(content) * BF16 * share.normed * model.hidden_size

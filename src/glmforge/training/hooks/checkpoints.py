@@ -29,7 +29,7 @@ from glmforge.checkpoint.policy.background import BackgroundSaver, SaveReport
 from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.checkpoint.source_files import read_files, stored_files
 from glmforge.config.schema import RunConfig
-from glmforge.errors import CheckpointError
+from glmforge.errors import CheckpointError, ConfigError
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
 from glmforge.training.order import Priority
@@ -90,11 +90,18 @@ class CheckpointHook(Hook):
         )
 
     def _tensors(self, trainer: Trainer) -> dict[str, Tensor]:
-        """What a checkpoint holds: everything, or of a run with adapters what is trained."""
+        """What a checkpoint holds: everything of all models, or of a run with adapters what is trained."""
         tensors = trainer.backend.state_tensors()
         if self.config.lora is None:
+            for extra, model in trainer.extra_models.items():
+                tensors |= {f"{extra}.{name}": tensor for name, tensor in model.backend.state_tensors().items()}
             return tensors
-        table = trainer.model.table
+        if trainer.extra_models:
+            raise ConfigError(
+                f"lora: checkpoints of adapters cannot hold a further trained model ({', '.join(trainer.extra_models)})"
+                "; train all weights instead"
+            )
+        table = trainer.backend.table
         return {
             name: tensor
             for name, tensor in tensors.items()
@@ -150,6 +157,7 @@ class CheckpointHook(Hook):
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
             stopped=state.stopped,
+            extra_models={name: model.config.model_dump(mode="json") for name, model in trainer.extra_models.items()},
         )
         self._saver.save(
             state.step,
@@ -260,6 +268,8 @@ class CheckpointHook(Hook):
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)
+            for name, model in trainer.extra_models.items():
+                noted += _changes_of_extra(name, meta, model.config)
             changes += [("configuration changed", change) for change in noted]
         for event, detail in changes:
             trainer.event(event, detail, step=meta.step)
@@ -302,6 +312,15 @@ def _hook_states(hooks: Sequence[Hook]) -> dict[str, dict[str, Any]]:
     for hook in hooks:
         states.setdefault(hook.state_key, {}).update(hook.state_dict())
     return {key: state for key, state in states.items() if state}
+
+
+def _changes_of_extra(name: str, meta: CheckpointMeta, config: RunConfig) -> list[str]:
+    """What has changed in the configuration of a further model. Raises `CheckpointError` if it cannot go on."""
+    try:
+        changes = check_compatible(meta.extra_models[name], config.model_dump(mode="json"), meta.samples_consumed)
+    except CheckpointError as error:
+        raise CheckpointError(f"step {meta.step} does not fit this run: {name}: {error}") from None
+    return [f"{name}: {change}" for change in changes]
 
 
 def _is_due(every: int | None, step: int) -> bool:

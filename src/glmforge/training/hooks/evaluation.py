@@ -11,14 +11,13 @@ from typing import Any
 from glmforge.observe.alive import Alive
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
-from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
-Evaluate = Callable[[ParallelModel, Alive], Sequence[Record]]
-"""All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...). While it works it
-calls the second argument, `Trainer.alive`."""
+Evaluate = Callable[[Any, Alive], Sequence[Record]]
+"""Takes the model as `Backend.evaluating` gives it and `Trainer.alive`, which it calls while it works. Gives a record per
+held-out source (`source`, `bits_per_byte`, ...). All ranks call it together."""
 
 
 class EvaluationHook(Hook):
@@ -64,8 +63,8 @@ class EvaluationHook(Hook):
         self._at_start = dict(state.get("bits_per_byte_at_start", {}))
 
     def _records(self, trainer: Trainer) -> Sequence[Record]:
-        with trainer.model.evaluating():
-            return self.evaluate(trainer.model, trainer.alive)
+        with trainer.backend.evaluating() as model:
+            return self.evaluate(model, trainer.alive)
 
     def _compared(self, record: Mapping[str, Any]) -> Record:
         """What the starting weights scored on the record's source; nothing if that is not known."""

@@ -45,8 +45,8 @@ class Spike(Hook):
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.state.step == self.step:
             self.step = None
-            for parameter in trainer.model.parameters():
-                parameter.data.mul_(30)
+            for chunk in trainer.backend.local_chunks():
+                chunk.weight.mul_(30)
 
 
 def config_of(tiny_data: TinyData, root: Path, steps: int = 6, **sections: Any) -> RunConfig:
