@@ -16,8 +16,8 @@ from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
 Evaluate = Callable[[Any, Alive], Sequence[Record]]
-"""Takes the model as `Backend.evaluating` gives it and `Trainer.alive`, which it calls while it works. Gives a record per
-held-out source (`source`, `bits_per_byte`, ...). All ranks call it together."""
+"""Takes the model as `Backend.evaluating` gives it and `Trainer.alive`, which it calls while it works. Gives a record
+per held-out source (`source`, `bits_per_byte`, ...). All ranks call it together."""
 
 
 class EvaluationHook(Hook):
