@@ -101,7 +101,7 @@ def measure(config: RunConfig, folder: Path, turns: int) -> dict[str, Any]:
 
 def trained_tensors(trainer: Trainer) -> dict[str, Tensor]:
     """Adapters and their moments."""
-    table = trainer.model.table
+    table = trainer.backend.table
     states = trainer.backend.state_tensors()
     return {n: t for n, t in states.items() if not n.startswith("model.") or table[n.removeprefix("model.")].lr_scale}
 
@@ -147,8 +147,8 @@ def ways_to_evaluate(trainer: Trainer) -> dict[str, Way]:
 
         bits_per_byte._score = score_and_tell
         try:
-            with trainer.model.evaluating():
-                evaluate_held_out(trainer.model, **arguments)
+            with trainer.backend.evaluating() as model:
+                evaluate_held_out(model, **arguments)
         finally:
             bits_per_byte._score = score
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from glmforge.checkpoint.compatible import rules_markdown
+from glmforge.config.stage import stages_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
 from glmforge.plan.cost.settings import settings_markdown
@@ -37,7 +38,7 @@ TABLES = {
     "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": [*plan_published.TABLES, *plan_accuracy_tables.TABLES, *long_sequences.TABLES],
-    "stages.md": plan_stages.TABLES,
+    "stages.md": [stages_markdown, *plan_stages.TABLES],
     "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
     "cluster-env.md": [variables_markdown, known_bad_markdown],

@@ -177,7 +177,7 @@ def fill_adapters(model: ParallelModel) -> None:
             row = replace(model.table[name], initial="fan_in")
             local, offsets = local_chunk(tensor)
             local.copy_(initial_chunk(row, offsets, local.shape, seed=1, std=0.0))
-    begin_magnitudes(model)
+    begin_magnitudes(model.state_dict(), model.table, model.world)
 
 
 def _objective(config: RunConfig) -> NextTokenObjective:

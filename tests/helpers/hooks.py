@@ -45,7 +45,7 @@ class FakeTrainer(SimpleNamespace):
         self, *hooks: Hook, config: RunConfig | None = None, world: World | None = None, root: Path | None = None
     ) -> None:
         world = world or World.single("cpu")
-        super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set())
+        super().__init__(config=config or fake_config(), world=world, state=TrainState(), votes=set(), extra_models={})
         self.phase = phase_of(self.config, 0)
         self.hooks = hooks
         self.bus = MetricsBus(
@@ -67,6 +67,10 @@ class FakeTrainer(SimpleNamespace):
 
     def vote(self, name: str) -> None:
         self.votes.add(name)
+
+    def alive(self, what: str) -> None:
+        for hook in self.hooks:
+            hook.on_alive(self, what)  # type: ignore[arg-type]
 
     def compute(self) -> None:
         """What the step does."""

@@ -4,12 +4,14 @@ By the table's initial values an adapter adds nothing at first. DoRA's magnitude
 lengths of the rows of the weights that were loaded.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from glmforge.adapt.lora import MAGNITUDE
+from glmforge.backend.base import Backend
 from glmforge.checkpoint.adapter.base import check_base
 from glmforge.checkpoint.adapter.find import find_adapter
 from glmforge.checkpoint.adapter.from_peft import check_peft, read_peft
@@ -20,26 +22,28 @@ from glmforge.checkpoint.load import load_checkpoint
 from glmforge.config.adapters import table_with
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import Shape
+from glmforge.config.parameters import ParameterTable, Shape
 from glmforge.errors import CheckpointError
-from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.placement import local_chunk
+from glmforge.parallel.world import World
 
 _MUST_AGREE = ("rank", "scaled_alpha", "rslora", "dora")
 
 
-def begin_adapters(model: ParallelModel, lora: LoraConfig, base: BaseWeights | None) -> None:
-    """Set the adapters of `model`, whose other weights are loaded and come from `base`. All ranks call this together.
+def begin_adapters(backend: Backend, model: ModelConfig, lora: LoraConfig, base: BaseWeights | None) -> None:
+    """Set the adapters of the `backend`'s `model`, whose other weights are loaded and come from `base`. All ranks call
+    this together.
 
     Raises `CheckpointError` on all ranks if `lora.init_from` holds no adapters, or others than those of `lora`.
     """
-    begin_magnitudes(model)
+    weights = backend.weights()
+    begin_magnitudes(weights, backend.table, backend.world)
     source = lora.init_from
     if source is None:
         return
-    path = run_on_rank_zero(lambda: find_initial_adapters(model.config, lora, base))
-    trained = _trained(model.config, lora)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name in trained}
+    path = run_on_rank_zero(lambda: find_initial_adapters(model, lora, base))
+    trained = _trained(model, lora)
+    tensors = {name: tensor for name, tensor in weights.items() if name in trained}
     if run_on_rank_zero(lambda: is_peft(source)):
         run_each(lambda: _read_peft_into(source, tensors, model, lora))
     else:
@@ -70,29 +74,29 @@ def _trained(model: ModelConfig, lora: LoraConfig) -> dict[str, Shape]:
 
 
 @torch.no_grad()
-def begin_magnitudes(model: ParallelModel) -> None:
+def begin_magnitudes(tensors: Mapping[str, Tensor], table: ParameterTable, world: World) -> None:
     """Set the magnitudes of DoRA to the lengths of the rows of the weights as they are, so that nothing changes at
-    first. To be called once those are loaded; nothing happens without any. Collective."""
-    tensors = model.state_dict()
+    first. `tensors` are all of this rank, published name -> live tensor; call it once the weights are loaded. Nothing
+    happens without magnitudes. Collective."""
     parts: dict[str, Tensor] = {}
     for name in tensors:
         if MAGNITUDE in name:
             weight, _ = local_chunk(tensors[name.replace(f".{MAGNITUDE}.", ".")])
             parts[name] = torch.linalg.vector_norm(weight, dim=-1, dtype=torch.float32).square()
     # Rows are cut alike, of weights and of magnitudes; where tp cuts inputs instead, ranks have parts of the sums.
-    cut = [name for name in parts if model.table[name].tp_dim is None]
+    cut = [name for name in parts if table[name].tp_dim is None]
     if cut:
         flat = torch.cat([parts[name] for name in cut])
-        model.world.sum(flat, "tp")
+        world.sum(flat, "tp")
         parts |= zip(cut, flat.split([len(parts[name]) for name in cut]), strict=True)
     for name, squares in parts.items():
         local_chunk(tensors[name])[0].copy_(squares.sqrt())
 
 
 @torch.no_grad()
-def _read_peft_into(directory: Path, tensors: dict[str, Tensor], model: ParallelModel, lora: LoraConfig) -> None:
+def _read_peft_into(directory: Path, tensors: dict[str, Tensor], model: ModelConfig, lora: LoraConfig) -> None:
     """Each rank reads the file and keeps its parts."""
-    for name, tensor in read_peft(directory, model.config, lora):
+    for name, tensor in read_peft(directory, model, lora):
         if name in tensors:
             here, offsets = local_chunk(tensors[name])
             here.copy_(tensor[tuple(slice(o, o + n) for o, n in zip(offsets, here.shape, strict=True))])

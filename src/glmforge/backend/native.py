@@ -1,8 +1,11 @@
 """Training steps by PyTorch itself: FSDP2, DTensor and pipelining, as the model was laid out, and our optimizer."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from glmforge.backend.global_batch import GlobalBatch
@@ -12,8 +15,11 @@ from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.choice import choose
 from glmforge.model.dropout import Noise
+from glmforge.model.router import Balance
+from glmforge.optim.balance import update_router_bias
 from glmforge.optim.clip import clip_grad_norm_
 from glmforge.optim.optimizer import Optimizer, build_optimizer
+from glmforge.optim.sharding import Chunk, chunks_of
 from glmforge.parallel.build import DTYPES, Extend, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -44,6 +50,22 @@ class NativeBackend:
         )
         return cls(model, optimizer)
 
+    @property
+    def world(self) -> World:
+        return self.model.world
+
+    @property
+    def table(self) -> ParameterTable:
+        return self.model.table
+
+    def train(self) -> None:
+        self.model.train()
+
+    def begin_phase(self, *, rope_theta: float | None, capacity_factor: float | None, balance: Balance) -> None:
+        self.model.set_rope_theta(rope_theta or self.model.config.rope_theta)
+        self.model.set_capacity_factor(capacity_factor)
+        self.model.set_balance(balance)
+
     def accumulate(
         self, objective: Objective, micro_batches: Sequence[Batch], noise: Noise | None = None
     ) -> GlobalBatch:
@@ -62,6 +84,42 @@ class NativeBackend:
     def zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
+    @torch.no_grad()
+    def balance_routers(self, counts_LE: Tensor, rate: float) -> None:
+        for number, bias_E in self.router_biases().items():
+            if number < len(counts_LE):
+                update_router_bias(bias_E, counts_LE[number], rate)
+
+    def router_biases(self) -> dict[int, Tensor]:
+        return {number: moe.gate.e_score_correction_bias for number, moe in self.model.moe_layers().items()}
+
+    def local_chunks(self) -> Iterator[Chunk]:
+        return chunks_of(self.model.named_parameters(), self.world.layout)
+
+    @torch.no_grad()
+    def grad_norms(self) -> Tensor:
+        """Parts that several ranks hold count once, as in `glmforge.optim.clip.global_norm`; one sum serves all
+        layers."""
+        config, parts = self.model.config, defaultdict[tuple[int, int], list[Tensor]](list)
+        for chunk in self.local_chunks():
+            layer = self.table[chunk.name].layer
+            if layer is not None and chunk.grad is not None:
+                parts[layer, chunk.copies].append(chunk.grad)
+        num_layers = config.num_hidden_layers + config.num_nextn_predict_layers
+        squares_L = torch.zeros(num_layers, device=self.world.device)
+        for (number, copies), gradients in parts.items():
+            norms = torch.stack(torch._foreach_norm(gradients, 2, dtype=torch.float32))
+            squares_L[number] += (norms.square().sum() / copies).to(self.world.device)
+        return self.world.sum(squares_L).sqrt()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[ParallelModel]:
+        with self.model.evaluating():
+            yield self.model
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.model.state_dict()
+
     def state_tensors(self) -> dict[str, Tensor]:
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
         return tensors | {f"optim.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}

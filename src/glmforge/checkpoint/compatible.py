@@ -21,6 +21,7 @@ from glmforge.config.adapters import table_with
 from glmforge.config.parameter_groups import optimizer_states
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
+from glmforge.config.stage import STAGES
 from glmforge.errors import CheckpointError
 from glmforge.files import shown
 
@@ -48,11 +49,12 @@ _RESET = "'glmforge checkpoint reset-optimizer --config' makes a checkpoint with
 RULES = (
     Rule("name", FREE, FREE, "a name"),
     Rule("output_dir", FREE, FREE, "a place"),
+    Rule("backend", FREE, FREE, "how steps are carried out; losses agree to within rounding"),
     Rule("seed", NOTED, REFUSED, "the order of the samples is made from it"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
     Rule("init_cache_dir", FREE, FREE, "the weights are the checkpoint's"),
     Rule("stage", REFUSED, REFUSED, "another stage is a run of its own, with these weights as its init_from"),
-    Rule("sft.*", NOTED, NOTED, "from here on"),
+    *(Rule(f"{name}.*", NOTED, NOTED, "from here on") for stage in STAGES.values() for name in stage.sections),
     Rule("model.rope_theta", NOTED, NOTED, "a base may grow with the context"),
     Rule("model.max_position_embeddings", FREE, FREE, "a limit; no tensor depends on it"),
     Rule("model.initializer_range", FREE, FREE, "the weights are the checkpoint's"),

@@ -5,7 +5,7 @@ mean is worse than one that does not start, so every difference is refused here.
 all its ranks: a rank of a pipeline stage has but its layers.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,10 @@ from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.format.meta import CheckpointMeta
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.errors import CheckpointError
+
+RESERVED_PREFIXES = ("model", "optim", "rng")
+"""What names of tensors begin with: weights and optimizer states of the run's model, generators. Those of a further
+trained model begin with its name: `critic.model.lm_head.weight`."""
 
 
 class HasSpec(Protocol):
@@ -61,12 +65,34 @@ def check_fit(
     are compared; with `convert` types may differ. Returns the differences of configuration that the record of the run
     should keep, one line each.
     """
+    if config is not None:
+        _check_extra_models(path, extra_models(stored), extra_models(wanted))
     notes = _compare_configurations(path, meta, config) if config is not None else []
     differences = list(_differences(stored, wanted, types=not convert))
     if differences:
         cause = _likely_cause(meta, notes) if config is not None else ""
         raise CheckpointError(f"{path} does not fit this run: {'; '.join(differences)}{cause}")
     return notes
+
+
+def extra_models(names: Iterable[str]) -> list[str]:
+    """The further models, such as a critic, that tensors of these names belong to."""
+    return sorted({name.partition(".")[0] for name in names} - set(RESERVED_PREFIXES))
+
+
+def _check_extra_models(path: Path, there: list[str], here: list[str]) -> None:
+    fix = "resume with the recipe that wrote it, or start a new run from it (init_from) in another output_dir"
+    for name in there:
+        if name not in here:
+            raise CheckpointError(
+                f"{path} does not fit this run: it holds a further trained model, '{name}', which this run does not "
+                f"train; {fix}"
+            )
+    for name in here:
+        if name not in there:
+            raise CheckpointError(
+                f"{path} does not fit this run: it lacks the further model '{name}', which this run trains; {fix}"
+            )
 
 
 def _compare_configurations(path: Path, meta: CheckpointMeta, config: Mapping[str, Any]) -> list[str]:

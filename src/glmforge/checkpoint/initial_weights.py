@@ -2,7 +2,8 @@
 
 Only weights and router biases are taken; optimizer, position and schedule begin anew. Every rank reads its own part, on
 any layout. What the run's model has and the source lacks keeps its initial values: MTP layers (transformers saves
-none) and linear heads, which a base model does not have. What the source has besides of these is not read. In
+none) and linear heads, which a base model does not have. What the source has besides of these is not read, nor its
+language-model head where the run's model has none. In
 everything else that decides what a model computes, both must agree; the RoPE base and the longest context may grow.
 """
 
@@ -40,6 +41,7 @@ _MAY_DIFFER = frozenset(
         "pad_token_id",
         "num_nextn_predict_layers",
         "heads",
+        "lm_head",
     }
 )
 
@@ -68,9 +70,10 @@ def load_initial_weights(
     path, meta, found = run_each(lambda: _read(source))
     _check_same_model(path, found, config)
     if meta is None:
-        own_heads = {f"{name}.weight" for name in config.heads}
+        own_heads = {f"{name}.weight" for name in config.heads if name not in found.heads}
         body = {name: tensor for name, tensor in tensors.items() if name not in own_heads}
-        load_hf_into(source, body, config.model_copy(update={"heads": {}}), keep_absent_mtp=True)
+        read_heads = {name: size for name, size in config.heads.items() if name in found.heads}
+        load_hf_into(source, body, config.model_copy(update={"heads": read_heads}), keep_absent_mtp=True)
         check_values(source, body)
         _tell_kept(source, own_heads, config)
         return source
@@ -143,6 +146,8 @@ def _check_same_model(source: Path, found: ModelConfig, config: ModelConfig) -> 
     differing += [
         f"heads.{name}" for name in found.heads if config.heads.get(name, found.heads[name]) != found.heads[name]
     ]
+    if config.lm_head and not found.lm_head:
+        differing.append("lm_head")
     if differing:
         there, here = ([_value(model, name) for name in differing] for model in (found, config))
         raise ConfigError(

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.find import find_checkpoint
-from glmforge.checkpoint.fit import TensorSpec, check_fit
-from glmforge.checkpoint.format.manifest import record_file, write_manifest
-from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config
+from glmforge.checkpoint.fit import TensorSpec, check_fit, extra_models
+from glmforge.checkpoint.format.manifest import read_manifest, record_file, write_manifest
+from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config, write_meta
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
 from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter
 from glmforge.checkpoint.format.shards import write_shards
@@ -33,12 +33,12 @@ from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
+from glmforge.checkpoint.source_files import is_source_file, write_files
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.optim.optimizer import STATE_DTYPES
-from glmforge.runtime.durable import write_durably
 from glmforge.runtime.lease import Lease
 from glmforge.runtime.os_errors import describe_os_error
 
@@ -90,13 +90,19 @@ def reset_optimizer(
     root = _free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
+    if extra := extra_models(in_store):
+        raise CheckpointError(
+            f"{source}: holds further trained models ({list_some(extra)}), whose optimizers cannot be reset; start a "
+            "new run from it with init_from"
+        )
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
         final = checkpoint_path(_free_root(out, step), step)  # somebody may just have finished there
-        _write(final, planner, _new_meta(meta, config, position))
+        files = _files_of_source(source) if position == "keep" else {}
+        _write(final, planner, _new_meta(meta, config, position), files)
     return Reset(final, notes)
 
 
@@ -150,13 +156,18 @@ def _new_meta(meta: CheckpointMeta, config: RunConfig, position: str) -> Checkpo
     return CheckpointMeta(**{name: value for name, value in meta if name not in written_now} | fields)
 
 
-def _write(final: Path, planner: _LazyPlanner, meta: CheckpointMeta) -> None:
+def _files_of_source(checkpoint: Path) -> dict[str, bytes]:
+    return {name: (checkpoint / name).read_bytes() for name in read_manifest(checkpoint).files if is_source_file(name)}
+
+
+def _write(final: Path, planner: _LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
     partial = None
     try:
         partial = make_partial(final)
         plan = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in planner.specs.items()}
         records = write_shards(partial, plan, planner, file_bytes=_FILE_BYTES)
-        write_durably(partial / META_FILE, meta.model_dump_json(indent=1))
+        records |= write_files(partial, files)
+        write_meta(partial, meta)
         write_manifest(partial, {**records, META_FILE: record_file(partial / META_FILE)})
         publish(partial, final)
     except OSError as error:

@@ -51,7 +51,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
-app.command("train")(train.train)
+app.command("train", cls=train.NamesStages)(train.train)
 app.command("plan")(plan)
 app.command("launch", cls=_ops.TakesSeveral)(_ops.launch)
 app.command("chat")(chat.chat)

@@ -27,6 +27,8 @@ def export(
 ) -> None:
     """Write a run's newest checkpoint for transformers, vLLM, SGLang or llama.cpp.
 
+    A model with a score head alone is written for sequence classification.
+
     Examples:
 
         glmforge export runs/demo runs/demo/export

@@ -1,12 +1,23 @@
 """`glmforge train`: run a configuration."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from glmforge.runtime.heavy import heavy_imports
+
+
+class NamesStages(TyperCommand):
+    """A command whose help ends with the stages that a run can train. They are looked up when help is asked for."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from glmforge.config.stage import stage_lines
+
+        self.epilog = "\n\n".join(["Stages, as CONFIG says them (stage: NAME):", *stage_lines()])
+        super().format_help(ctx, formatter)
 
 
 def train(

@@ -35,8 +35,9 @@ class FaultToleranceConfig(Strict):
     spikes: SpikeConfig | None = Field(default=None, description="None never goes back")
     hang_timeout_s: PositiveFloat | None = Field(
         default=540.0,
-        description="a rank without a sign of progress for so long writes all stacks to the run's directory and ends; "
-        "less than parallel.process_group_timeout_s, which leaves none. None waits for ever",
+        description="a rank without a sign of progress, its own or of a rank that is busy (trainer.alive), for so long "
+        "writes all stacks to the run's directory and ends; less than parallel.process_group_timeout_s, which leaves "
+        "none. None: never",
     )
     min_nodes: PositiveInt = Field(default=1, description="the run continues on no fewer nodes than this")
     lock_lease_s: PositiveFloat = Field(

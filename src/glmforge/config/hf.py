@@ -3,7 +3,8 @@
 `ModelConfig` has the same field names, so this is a selection, with these exceptions. transformers 5 moved the RoPE
 settings into `rope_parameters`; end tokens may stand without a list or be absent; `num_mtp_layers` is another name of
 `num_nextn_predict_layers`; a missing `head_dim` is derived. What GLM's forward pass does not know (scaled RoPE,
-quantized weights) is refused by name.
+quantized weights) is refused by name. A model for sequence classification has a score head in place of the
+language-model head.
 
 A field that the file leaves out has the default of transformers' `Glm4MoeConfig`, so that the same weights make the
 same model here and there. Those are the values of no published GLM, so a warning names each of them: a published
@@ -19,6 +20,9 @@ from glmforge.config.model import ModelConfig
 from glmforge.errors import ConfigError
 
 MODEL_TYPE = "glm4_moe"
+SEQUENCE_CLASSIFICATION, SCORE = "Glm4MoeForSequenceClassification", "score"
+"""Architecture and head of a model that scores sequences, as transformers calls them for other models; it has no such
+class of this one."""
 
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 151552,
@@ -49,6 +53,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """What transformers' `Glm4MoeConfig` takes for a field that is left out."""
 
+_OWN_FIELDS = ("heads", "lm_head")
 _OTHER_NAMES = {"num_mtp_layers": "num_nextn_predict_layers", "num_local_experts": "n_routed_experts"}
 
 logger = logging.getLogger(__name__)
@@ -75,7 +80,18 @@ def model_fields_from_hf(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
     if absent:
         named = ", ".join(f"{name} = {value}" for name, value in absent.items())
         logger.warning("%s: leaves out what published GLMs have; read as transformers does: %s", source, named)
-    return {name: fields[name] for name in ModelConfig.model_fields if name != "heads"}  # no field of a config.json
+    return {name: fields[name] for name in ModelConfig.model_fields if name not in _OWN_FIELDS} | _heads(hf, source)
+
+
+def _heads(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The head of a model for sequence classification, which has one output per label and no language-model head."""
+    if hf.get("architectures") != [SEQUENCE_CLASSIFICATION]:
+        return {}
+    labels = hf.get("id2label")
+    number = len(labels) if isinstance(labels, Mapping) else hf.get("num_labels", 2)  # transformers' default
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ConfigError(f"{source}: num_labels is {reprlib.repr(number)}; must be a positive number")
+    return {"heads": {SCORE: number}, "lm_head": False, "num_nextn_predict_layers": 0}
 
 
 def _note_dropout(dropout: object, source: str) -> None:

@@ -120,7 +120,9 @@ class SupervisorConfig(Strict):
         default=60.0, description="that the other ranks have to end by themselves once one has ended"
     )
     silent_after_s: PositiveFloat | None = Field(
-        default=None, description="no line and no step of any rank for so long is a hang; None: the run's own watchdog"
+        default=None,
+        description="no line, no step and no slow work (trainer.alive) of any rank for so long is a hang; None: the "
+        "run's own watchdog",
     )
     refused_starts: NonNegativeInt = Field(
         default=5,

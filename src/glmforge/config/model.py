@@ -73,11 +73,17 @@ class ModelConfig(Strict):
         description="one matrix is embedding and head; no published GLM has that, but the architecture allows it",
     )
 
+    # No fields of a published model, and absent from files where unused.
     heads: dict[str, PositiveInt] = Field(
         default={},
         max_length=16,
-        exclude_if=lambda heads: not heads,  # no field of a published model, and absent from files where unused
-        description="linear heads beside the language-model head (score: 1 for rewards, value: 1), and their outputs",
+        exclude_if=lambda heads: not heads,
+        description="linear heads at the end of the model (score: 1 for rewards, value: 1), and their outputs",
+    )
+    lm_head: bool = Field(
+        default=True,
+        exclude_if=lambda has_one: has_one is True,
+        description="whether there is a language-model head; without it the model answers with its heads only",
     )
 
     eos_token_id: list[int] = Field(
@@ -131,6 +137,14 @@ class ModelConfig(Strict):
         for name in self.heads:
             if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in _OWN_MODULES:
                 refuse("heads", f"'{name[:40]}' cannot be a head's name; take lower-case letters, such as score")
+        if not self.lm_head:
+            for field, value, fix in (
+                ("heads", not self.heads, "is empty, and without lm_head the model has no output: add one, {score: 1}"),
+                ("num_nextn_predict_layers", self.num_nextn_predict_layers, "MTP needs lm_head: set it to 0"),
+                ("tie_word_embeddings", self.tie_word_embeddings, "ties lm_head, which is false: set it to false"),
+            ):
+                if value:
+                    refuse(field, fix)
         return self
 
     @model_validator(mode="after")

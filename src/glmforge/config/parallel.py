@@ -79,7 +79,9 @@ class ParallelConfig(Strict):
     async_tp: bool = Field(
         default=False, description="tp ranks multiply while they gather and scatter, over NVLink; needs compile"
     )
-    process_group_timeout_s: PositiveInt = 600
+    process_group_timeout_s: PositiveInt = Field(
+        default=600, description="of a collective; while fault_tolerance.hang_timeout_s is watched, that decides"
+    )
     join_timeout_s: PositiveInt = Field(
         default=600, description="how long processes wait for each other at the start, before they give up"
     )

@@ -160,11 +160,12 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
-    """The rows outside the layers: embedding, final norm, if it is not tied the head, and the other heads."""
+    """The rows outside the layers: embedding, final norm, the language-model head unless it is tied or there is none,
+    and the other heads."""
     vocabulary = config.vocab_size, config.hidden_size
     yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)
     yield _norm("model.norm", config.hidden_size)
-    if not config.tie_word_embeddings:
+    if config.lm_head and not config.tie_word_embeddings:
         yield Parameter(name=HEAD, shape=vocabulary, family="head", initial="normal", tp_dim=0, partial=COMPLETE)
     for name, num_outputs in config.heads.items():
         # A few rows: nothing that an optimizer of matrices could make orthogonal.

@@ -10,9 +10,10 @@ configuration may be stored with the run and still mean the same.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, NonNegativeInt, model_validator
+from pydantic.fields import FieldInfo
 
 from glmforge.config.adapters import WrongTargetError, table_with
 from glmforge.config.checkpoint import CheckpointConfig
@@ -29,16 +30,26 @@ from glmforge.config.parameter_groups import wrong_rule
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.quantised import BLOCK, cut_block
 from glmforge.config.regularization import RegularizationConfig
-from glmforge.config.stage import SftConfig, StageName, check_stage, with_lora_defaults, with_stage_defaults
+from glmforge.config.stage import (
+    STAGES,
+    StageDeclaration,
+    StageName,
+    check_stage,
+    with_lora_defaults,
+    with_stage_defaults,
+)
+
+_Section = TypeVar("_Section", bound=Strict)
 
 
 class RunConfig(Strict):
-    """A whole training run."""
+    """A whole training run. `declare_stage` adds the sections that stages bring."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
-    stage: StageName = Field(
-        default="pretrain", description="what is trained: pretrain, midtrain (a domain, longer context) or sft"
+    stage: StageName = Field(default="pretrain", description="what is trained; 'glmforge train --help' lists them")
+    backend: Literal["native"] = Field(
+        default="native", description="what carries out the steps; native: PyTorch's FSDP2, DTensor and pipelining"
     )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
@@ -54,7 +65,6 @@ class RunConfig(Strict):
     model: ModelConfig
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)
-    sft: SftConfig | None = Field(default=None, description="of stage sft, which has it by default; None elsewhere")
     lora: LoraConfig | None = Field(
         default=None, description="adapters that are trained instead of init_from's weights"
     )
@@ -82,6 +92,11 @@ class RunConfig(Strict):
         """Of what adapters read; 0 without adapters."""
         return 0.0 if self.lora is None else self.lora.dropout
 
+    def stage_settings(self, kind: type[_Section]) -> _Section:
+        """The section of this class that the run's stage brings."""
+        sections = (getattr(self, name) for name in STAGES[self.stage].sections)
+        return next(section for section in sections if isinstance(section, kind))
+
     def tokens_after(self, steps: int) -> int:
         """Tokens that the first `steps` steps of the run consume, as planned; all of them if it has fewer."""
         tokens = 0
@@ -108,6 +123,14 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
         check_stage(self.stage, self, self.phases, self.init_from)
+        if not self.model.lm_head:
+            if STAGES[self.stage].needs_lm_head:
+                refuse("model.lm_head", f"stage '{self.stage}' trains on next tokens: leave it out, or set it to true")
+            for field, value in (("samples", self.observe.samples), ("needles", self.observe.needles)):
+                if value is not None:
+                    refuse(
+                        f"observe.{field}", "needs generated or scored text, and model.lm_head is false: leave it out"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -264,3 +287,21 @@ class RunConfig(Strict):
                     f"'sinkhorn' does not support expert groups (model.n_group: {self.model.n_group}); choose 'bias'",
                 )
         return self
+
+
+def declare_stage(stage: StageDeclaration) -> None:
+    """Make a stage known: a run may name it, and has its sections, which are None in runs of other stages."""
+    fields = RunConfig.__pydantic_fields__
+    for name, kind in stage.sections.items():
+        annotation: Any = kind | None
+        if name in fields and fields[name].annotation != annotation:
+            raise ValueError(f"stage {stage.name}: section '{name}' of a run is already declared; take another name")
+        default = Field(default=None, description=f"of stage {stage.name}; null elsewhere")
+        after = {key: fields.pop(key) for key in tuple(fields)[tuple(fields).index("lora") :]}  # written after phases
+        fields.update({name: FieldInfo.from_annotated_attribute(annotation, default)} | after)
+    STAGES[stage.name] = stage
+    RunConfig.model_rebuild(force=True)
+
+
+for _stage in tuple(STAGES.values()):
+    declare_stage(_stage)

@@ -1,6 +1,8 @@
 """`stage`: what a run trains. It decides which settings a run has, and what those are that it leaves out.
 
-`STAGES` is the one list of them. What a stage sets for its phases, where a phase says nothing else, and why:
+A stage is declared once, as a `StageDeclaration` in `STAGES`: configurations, training, plans, the check whether a run
+fits, help and docs read it there. `PLANNED_STAGES` are those that `glmforge plan --stage` knows and no run trains yet.
+What a stage sets for its phases, where a phase says nothing else, and why:
 
 | | pretrain | midtrain, sft |
 |---|---|---|
@@ -30,6 +32,7 @@ from glmforge.config.chat import is_conversation_file
 from glmforge.config.fields import one_of
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
+from glmforge.config.role import MODEL, Role
 
 SAMPLES_OF_SFT: Mapping[str, Any] = {
     "held_out": 4,
@@ -50,27 +53,46 @@ class SftConfig(Strict):
     )
 
 
+def _one_model(run: Any) -> tuple[Role, ...]:
+    return (MODEL,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageDeclaration:
     """One stage.
 
     Attributes:
         name: in configurations.
-        recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train.
+        summary: what it trains, in a few words, for help and docs.
+        recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train; empty
+            for a stage that can only be planned.
         starts_from_weights: whether a run needs `init_from`.
+        roles: the models that it holds in memory, the one that it is about first, without regard to adapters. It is
+            called with the checked `RunConfig`; for `PLANNED_STAGES`, which have no section, with any, or None.
+        needs_lm_head: whether it trains on next tokens, which `model.lm_head` predicts.
         phase_defaults: of `PhaseConfig`, where they are others than written there.
-        sections: of what a run is given makes the sections that it has besides, or has otherwise.
+        sections: sections of `RunConfig` that the stage brings, by name. Elsewhere they are refused.
+        fill: of what a run is given makes other defaults, by section.
         own_settings: fields of `RunConfig`, with dots, that other stages have no use for unless they name them too.
         check_phase: raises `ValueError` (`refuse`) for settings of a phase that the stage cannot have, given its place.
     """
 
     name: str
-    recipe: str
+    summary: str = ""
+    recipe: str = ""
     starts_from_weights: bool = True
+    roles: Callable[[Any], tuple[Role, ...]] = _one_model
+    needs_lm_head: bool = False
     phase_defaults: Mapping[str, Any] = field(default_factory=dict)
-    sections: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
+    sections: Mapping[str, type[Strict]] = field(default_factory=dict)
+    fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     own_settings: tuple[str, ...] = ()
     check_phase: Callable[[str, PhaseConfig], None] = lambda place, phase: None
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Its sections and `own_settings`."""
+        return *self.sections, *self.own_settings
 
 
 def _check_sft_phase(place: str, phase: PhaseConfig) -> None:
@@ -82,11 +104,10 @@ def _check_sft_phase(place: str, phase: PhaseConfig) -> None:
         refuse(f"{place}.fim_rate", "stage 'sft' rearranges no documents: leave it out, or do it in stage 'midtrain'")
 
 
-def _sft_sections(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    sections: dict[str, Any] = {} if given.get("sft") is not None else {"sft": {}}
-    if _evaluates_on_conversations(given):
-        sections["observe"] = {"samples": SAMPLES_OF_SFT, **given["observe"]}
-    return sections
+def _samples_of_sft(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not _evaluates_on_conversations(given):
+        return {}
+    return {"observe": {"samples": SAMPLES_OF_SFT, **given["observe"]}}
 
 
 def _evaluates_on_conversations(given: Mapping[str, Any]) -> bool:
@@ -105,18 +126,54 @@ _ADAPTED = {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1}
 STAGES = {
     stage.name: stage
     for stage in (
-        StageDeclaration(name="pretrain", recipe="glmforge.recipes.token_shards:next_token", starts_from_weights=False),
-        StageDeclaration(name="midtrain", recipe="glmforge.recipes.token_shards:next_token", phase_defaults=_ADAPTED),
+        StageDeclaration(
+            name="pretrain",
+            summary="the whole model on text, from the beginning or on",
+            recipe="glmforge.recipes.token_shards:next_token",
+            starts_from_weights=False,
+            needs_lm_head=True,
+        ),
+        StageDeclaration(
+            name="midtrain",
+            summary="a trained model on a domain, or on longer contexts",
+            recipe="glmforge.recipes.token_shards:next_token",
+            needs_lm_head=True,
+            phase_defaults=_ADAPTED,
+        ),
         StageDeclaration(
             name="sft",
+            summary="a trained model on conversations",
             recipe="glmforge.recipes.token_shards:sft",
+            needs_lm_head=True,
             phase_defaults=_ADAPTED | {"packing": "best_fit"},
-            sections=_sft_sections,
-            own_settings=("sft", "regularization.neftune_alpha"),
+            sections={"sft": SftConfig},
+            fill=_samples_of_sft,
+            own_settings=("regularization.neftune_alpha",),
             check_phase=_check_sft_phase,
         ),
     )
 }
+
+_POLICY = (
+    # The actor scores the step's tokens once more before it is updated: the ratio of PPO needs its old probabilities.
+    Role("actor", forwards=1),
+    Role("reference", is_trained=False, forwards=1, base_of="actor"),
+    Role("critic", forwards=1, has_vocabulary=False),
+    Role("reward", is_trained=False, forwards=1, has_vocabulary=False),
+)
+
+PLANNED_STAGES = {
+    stage.name: stage
+    for stage in (
+        StageDeclaration(
+            name="reward",
+            summary="a model with one output per token",
+            roles=lambda run: (Role("model", has_vocabulary=False),),
+        ),
+        StageDeclaration(name="policy", summary="up to four models, in turns", roles=lambda run: _POLICY),
+    )
+}
+"""Stages that a configuration cannot say yet."""
 
 StageName = Annotated[str, one_of(STAGES)]
 """A name in `STAGES`."""
@@ -131,7 +188,10 @@ def with_stage_defaults(given: Any) -> Any:
     if stage is None:
         return given
     phases = [_filled(phase, stage.phase_defaults) if isinstance(phase, dict) else phase for phase in given["phases"]]
-    return {**given, **stage.sections(given), "phases": phases}
+    sections: dict[str, Any] = {
+        name: {} for name, kind in stage.sections.items() if given.get(name) is None and not _required(kind)
+    }
+    return {**given, **sections, **stage.fill(given), "phases": phases}
 
 
 def with_lora_defaults(given: Any) -> Any:
@@ -162,13 +222,16 @@ def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from
     """Refuse what a run's stage has no use for, or lacks. Raises `ValueError` that names the field."""
     stage = STAGES[name]
     for other in STAGES.values():
-        for path in other.own_settings:
-            if path not in stage.own_settings and operator.attrgetter(path)(run):
+        for path in other.settings:
+            if path not in stage.settings and operator.attrgetter(path)(run):
                 refuse(
                     path,
                     f"is for stage '{other.name}', and this run's is '{name}': leave it out, or set stage: "
                     f"{other.name}",
                 )
+    for section, kind in stage.sections.items():
+        if getattr(run, section) is None:
+            refuse(section, f"stage '{name}' needs this section, with {', '.join(_required(kind))}")
     for index, phase in enumerate(phases):
         stage.check_phase(f"phases.{index}", phase)
     if stage.starts_from_weights and init_from is None:
@@ -177,6 +240,24 @@ def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from
             f"stage '{name}' goes on from trained weights: name a Hugging Face directory, a checkpoint or a run, "
             "or set stage: pretrain",
         )
+
+
+def stage_lines() -> list[str]:
+    """A line for each stage that a run can train: its name, and what it trains."""
+    return [f"{stage.name}: {stage.summary}" if stage.summary else stage.name for stage in STAGES.values()]
+
+
+def stages_markdown() -> str:
+    """All stages, as docs/stages.md shows them."""
+    lines = ["| stage | trained by a run | planned with | trains |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{stage.name}` | yes | the configuration | {stage.summary} |" for stage in STAGES.values()]
+    for stage in PLANNED_STAGES.values():
+        lines.append(f"| `{stage.name}` | not yet | `--stage {stage.name}` | {stage.summary} |")
+    return "\n".join(lines) + "\n"
+
+
+def _required(section: type[Strict]) -> list[str]:
+    return [name for name, field in section.model_fields.items() if field.is_required()]
 
 
 def _filled(phase: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,14 @@ from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
 from glmforge.dryrun.steps import BACKWARD, FORWARD, Task, label_of
 from glmforge.dryrun.tracker import MemoryTracker, Storage
+from glmforge.errors import ConfigError
 from glmforge.kernels.choice import choose
 from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.optim.elastic import ElasticPenalty
 from glmforge.optim.optimizer import Optimizer, build_optimizer
+from glmforge.optim.sharding import chunks_of
 from glmforge.parallel.build import DTYPES, allocate, lay_out_model
 from glmforge.parallel.communication import Collective, CollectiveObserver, GroupAxes
 from glmforge.parallel.expert import Splits, SplitsFromDevice
@@ -80,6 +82,8 @@ def observe_step(
 
     `initialize` gives the allocated weights values, where there are any.
     """
+    if not config.model.lm_head:
+        raise ConfigError("the dry run takes a step on next tokens, and model.lm_head is false: plan without --dry-run")
     phase = config.phases[0]
     tracker = MemoryTracker()
     seen = Observation(tracker.log)
@@ -103,12 +107,12 @@ def observe_step(
         initialize(model)
         optimizer = _optimizer(model, config, world)
         ewc = config.regularization.ewc
-        penalty = None if ewc is None else ElasticPenalty(model.named_parameters(), ewc.strength, world)
+        penalty = None if ewc is None else ElasticPenalty(_trained(model), ewc.strength, world)
 
         def on_gradients() -> None:
             if penalty is not None:
                 seen.mark("update")
-                penalty.add_gradients()
+                penalty.add_gradients(chunks_of(model.named_parameters(), world.layout))
 
         model.train()
         seen.mark("prepare")
@@ -139,6 +143,10 @@ def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimiz
     kernels = choose(config.kernels, world.device, dtype)
     parameters = model.named_parameters()
     return build_optimizer(parameters, model.table, config.optim, world=world, compute_dtype=dtype, kernels=kernels)
+
+
+def _trained(model: ParallelModel) -> dict[str, Tensor]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _lasting(

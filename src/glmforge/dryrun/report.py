@@ -4,15 +4,16 @@ from collections import Counter
 
 from glmforge.dryrun.run import DryRun, RankClass
 from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory
-from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.memory.purposes import Purpose, purposes_in
 from glmforge.plan.report import PlannedMemory
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
+_AT_PEAK = purposes_in(())
 _AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
 
 MEMORY_COLUMNS = ("pp", "holds", "ranks", "params", "weights", "grads", "optim", "peak", "in")
 PEAK_COLUMNS = ("pp", "weights", "grads", "optim", "gathered", "unreduced", "activ.", "buffers", "working", "peak")
-"""In the order of `Purpose`."""
+"""In the order of `_AT_PEAK`."""
 
 
 def memory_rows(found: DryRun) -> list[tuple[int, str, int, int, list[int], str]]:
@@ -32,9 +33,10 @@ def memory_rows(found: DryRun) -> list[tuple[int, str, int, int, list[int], str]
 
 
 def peak_rows(found: DryRun) -> list[tuple[int, list[int]]]:
-    """Per class: what the peak consists of, in the order of `Purpose`, and its sum."""
+    """Per class: what the peak consists of, in that order, and its sum."""
     return [
-        (kind.pp_rank, [*(kind.step.at_peak[purpose] for purpose in Purpose), kind.step.peak]) for kind in found.classes
+        (kind.pp_rank, [*(kind.step.at_peak[purpose] for purpose in _AT_PEAK), kind.step.peak])
+        for kind in found.classes
     ]
 
 
@@ -104,7 +106,7 @@ def _class_as_json(kind: RankClass) -> dict[str, object]:
         "held_bytes": {str(purpose): size for purpose, size in kind.findings.held.items()},
         "peak_bytes": kind.step.peak,
         "peak_in": kind.step.moment,
-        "at_peak_bytes": {str(purpose): kind.step.at_peak[purpose] for purpose in Purpose},
+        "at_peak_bytes": {str(purpose): kind.step.at_peak[purpose] for purpose in _AT_PEAK},
         "traffic": {
             axis: {what: kind.step.traffic[axis, what] for what in ("calls", "bytes")}
             for axis in _AXES

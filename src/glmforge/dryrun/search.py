@@ -34,7 +34,7 @@ def confirm(
     """
     refuted: list[tuple[Candidate, DryRun]] = []
     for candidate in result.ranked:
-        if candidate.config.parallel.cpu_offload or not result.stage.is_trained:
+        if candidate.config.parallel.cpu_offload or not result.stage.is_plain:
             return Confirmed(candidate, None, tuple(refuted))
         if len(refuted) == most:
             return None

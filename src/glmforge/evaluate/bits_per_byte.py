@@ -30,6 +30,7 @@ from glmforge.kernels.cross_entropy import IGNORE_INDEX
 from glmforge.kernels.documents import Documents
 from glmforge.model.loss import labels_at_depth
 from glmforge.model.transformer import ForwardOutput
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
@@ -48,12 +49,19 @@ class HeldOut:
 
 @torch.no_grad()
 def evaluate_held_out(
-    model: ParallelModel, *, held_out: Sequence[HeldOut], tokenizer: Tokenizer, seq_len: int, subset: Subset
+    model: ParallelModel,
+    alive: Alive = quiet,
+    *,
+    held_out: Sequence[HeldOut],
+    tokenizer: Tokenizer,
+    seq_len: int,
+    subset: Subset,
 ) -> list[Record]:
     """One record per source: bits per byte, nll per token, accuracy, tokens, bytes, MTP acceptance. Collective.
 
     Args:
         model: in evaluation mode.
+        alive: called before each batch.
         held_out: what to score.
         tokenizer: of the shards.
         seq_len: tokens per row.
@@ -73,6 +81,7 @@ def evaluate_held_out(
     totals = torch.zeros(len(sources), num_sums, dtype=torch.float64, device=world.device)
     # Every rank runs the same number of forwards, as sharded weights require; past the end it scores nothing.
     for first in range(0, len(places), data_ranks):
+        alive(f"evaluation, batch {first // data_ranks + 1} of {-(-len(places) // data_ranks)}")
         number = first + world.data_rank
         source, index = places[min(number, len(places) - 1)]
         scored = sources[source][index]

@@ -22,6 +22,7 @@ from glmforge.config.needles import NeedleTask
 from glmforge.data.needles.build import NeedleTest, NeedleTests
 from glmforge.data.stream.batch import IGNORED_LABEL, Batch
 from glmforge.evaluate.scoring import score_batch
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
@@ -62,8 +63,10 @@ def needle_record(cell: Cell, answers: str, right: float, num_answers: float, nl
 
 
 @torch.no_grad()
-def score_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[int]) -> list[Record]:
-    """A record per cell of these lengths. Collective."""
+def score_needles(
+    model: ParallelModel, tests: NeedleTests, lengths: Sequence[int], alive: Alive = quiet
+) -> list[Record]:
+    """A record per cell of these lengths; `alive` is called before each forward. Collective."""
     started = time.perf_counter()
     world, cells = model.world, cells_of(tests, lengths)
     totals_C4 = torch.zeros(len(cells), _NUM_SUMS, dtype=torch.float64, device=world.device)
@@ -71,6 +74,7 @@ def score_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[in
     with model.evaluating():
         # Every rank runs the same number of forwards, as sharded weights require; past the end it scores nothing.
         for first in range(0, len(groups), data_ranks):
+            alive(f"needles, forward {first // data_ranks + 1} of {-(-len(groups) // data_ranks)}")
             number = first + world.data_rank
             rows = [tests[index] for index in groups[min(number, len(groups) - 1)]]
             sums_A4 = _score(model, rows)

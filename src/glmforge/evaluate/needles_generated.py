@@ -24,6 +24,7 @@ from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.sharded import ShardedModel
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.model import ParallelModel
 
@@ -32,8 +33,10 @@ _SPARE_TOKENS = 32
 """That a reply may have beyond those of the right answers."""
 
 
-def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence[int]) -> list[Record]:
-    """A record per task, length and depth. Collective."""
+def generate_needles(
+    model: ParallelModel, tests: NeedleTests, lengths: Sequence[int], alive: Alive = quiet
+) -> list[Record]:
+    """A record per task, length and depth; `alive` is called before each step of the engine. Collective."""
     started = time.perf_counter()
     totals, runner = _Totals(tests, lengths), ShardedModel(model)
     numbers = _numbers(tests, lengths)
@@ -42,7 +45,7 @@ def generate_needles(model: ParallelModel, tests: NeedleTests, lengths: Sequence
         for first in range(0, len(numbers), runner.num_shares):
             mine = numbers[first : first + runner.num_shares][runner.share :][:1]
             asked = [_asked(engine, tests, index) for index in mine]
-            replies = engine.generate([one.prompt for one in asked], [one.params for one in asked])
+            replies = engine.generate([one.prompt for one in asked], [one.params for one in asked], alive=alive)
             for index, (reply,) in zip(mine, replies, strict=True) if runner.speaks else ():
                 totals.add(tests[index], reply.tokens)
     found_C2 = model.world.sum(totals.right_C2.to(runner.device))

@@ -24,6 +24,7 @@ from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine, Sample
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.sharded import ShardedModel
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.model import ParallelModel
 from glmforge.verify.reply import MalformedReply, parse_reply
@@ -75,7 +76,7 @@ class SampleWriter:
         room = min(positions, self.config.cache_bytes // page_bytes * PAGE_SIZE) - self.config.max_new_tokens
         self._take_held_out(room, say_so=model.world.is_main)
 
-    def write(self, model: ParallelModel) -> tuple[list[Record], list[Record]]:
+    def write(self, model: ParallelModel, alive: Alive = quiet) -> tuple[list[Record], list[Record]]:
         """One record per text, in the order of the prompts, and one per source whose prompts were answered; on every
         rank. Collective."""
         started = time.perf_counter()
@@ -83,7 +84,8 @@ class SampleWriter:
         mine = range(runner.share, len(self.prompts), runner.num_shares)
         with runner.session():
             engine = Engine(runner, EngineConfig(self._cache_bytes(runner, mine), PAGE_SIZE))
-            answers = engine.generate([self.prompts[index] for index in mine], [self._params(index) for index in mine])
+            params = [self._params(index) for index in mine]
+            answers = engine.generate([self.prompts[index] for index in mine], params, alive=alive)
         found = _gathered(dict(zip(mine, answers, strict=True)) if runner.speaks else {})
         cost = make_record(
             sampling_seconds=time.perf_counter() - started,

@@ -44,6 +44,7 @@ from glmforge.generate.step import logits_rows, step_tokens
 from glmforge.generate.text import TextStream
 from glmforge.kernels.random import fold
 from glmforge.model import GlmMoe
+from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.units import counted
 
 logger = logging.getLogger(__name__)
@@ -236,11 +237,13 @@ class Engine:
         *,
         on_update: Callable[[Update], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
         whatever the steps give meanwhile.
 
-        `stopped` is asked before each step; once it is true, the answers end as they are.
+        `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
+        each step, of other ranks' answers too.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
         """
         if isinstance(prompts, str):
@@ -261,6 +264,7 @@ class Engine:
         try:
             queue()
             while self.runner.anyone(num_open > 0 and not self.is_idle and not stopped()):
+                alive(f"generation, {counted(num_open, 'answer')} to finish")
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)

@@ -19,7 +19,7 @@ from glmforge.generate.step import StepTokens
 from glmforge.kernels.paged_attention import PagedTokens, paged_attention, write_pages
 from glmforge.model.attention import Attention
 from glmforge.model.block import LayerTokens
-from glmforge.model.head import Heads
+from glmforge.model.head import Heads, NoLMHeadError
 from glmforge.model.inputs import ModelInputs, Rows
 from glmforge.model.transformer import GlmMoe
 
@@ -116,6 +116,8 @@ class WholeModel:
                 "drafter: 'mtp' needs an MTP layer, which the model lacks (num_nextn_predict_layers is 0); 'ngram' "
                 "needs none"
             )
+        if not model.config.lm_head:
+            raise NoLMHeadError(model.config.heads)
         self.model, self.config, self.has_mtp = model, model.config, with_mtp
         self.experts_TMK: Tensor | None = None
         self.device = next(model.parameters()).device

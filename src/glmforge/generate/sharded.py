@@ -34,7 +34,7 @@ from glmforge.generate.record import recorded_experts
 from glmforge.generate.runner import PagedAttend, PagedCache
 from glmforge.generate.step import StepTokens
 from glmforge.model.attention import Attend, Attention
-from glmforge.model.head import Heads
+from glmforge.model.head import Heads, NoLMHeadError
 from glmforge.model.inputs import NO_TOKEN, ModelInputs, Rows
 from glmforge.model.transformer import Activations, GlmMoe
 from glmforge.parallel.model import ParallelModel
@@ -56,6 +56,8 @@ class ShardedModel:
     """
 
     def __init__(self, model: ParallelModel, max_weight_bytes: int | None = None) -> None:
+        if not model.config.lm_head:
+            raise NoLMHeadError(model.config.heads)
         self.model, self.config, self.device = model, model.config, model.world.device
         world = model.world
         self.share = world.data_rank * world.axis_size("cp") + world.axis_rank("cp")

@@ -10,13 +10,14 @@ Shapes: T tokens, t tokens of this rank where ranks share them (else t = T), o t
 hidden_size, V vocab_size, or the part of it on this rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from glmforge.errors import GlmforgeError
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.cross_entropy import linear_cross_entropy_sum, token_nll
 from glmforge.model.layers import Embedding
@@ -133,7 +134,24 @@ class LinearHead(nn.Module):
 
 
 class Heads(NamedTuple):
-    """What the last section can ask of its hidden states: the language-model head `lm`, and `linear` ones by name."""
+    """What the last section can ask of its hidden states: the language-model head, and `linear` ones by name."""
 
-    lm: LMHead
+    lm_head: LMHead | None
     linear: Mapping[str, LinearHead]
+
+    @property
+    def lm(self) -> LMHead:
+        """The language-model head. Raises `NoLMHeadError` for a model without one."""
+        if self.lm_head is None:
+            raise NoLMHeadError(self.linear)
+        return self.lm_head
+
+
+class NoLMHeadError(GlmforgeError):
+    """Next tokens or text were asked of a model that answers with its other `heads` only."""
+
+    def __init__(self, heads: Iterable[str]) -> None:
+        super().__init__(
+            f"the model has no language-model head (model.lm_head is false; it has {', '.join(heads)}): it neither "
+            "generates nor scores text"
+        )

@@ -8,8 +8,9 @@ hidden states is the caller's `head` (logits, a chunked cross-entropy, log-proba
 forward so that a sharded engine has the heads' weights at hand.
 
 A `Section` of the model is a run of consecutive layers with the same names and weights as in the whole: the first one
-begins with the embedding, the last one ends with norm, MTP layers and head. What a section
-hands to the next are the hidden states and, where MTP layers follow, the embeddings of the tokens to come.
+begins with the embedding, the last one ends with norm, MTP layers and heads. Where the end is, only the section says: a
+model may have other heads and no language-model head. What a section hands to the next are the hidden states and, where
+MTP layers follow, the embeddings of the tokens to come.
 
 Shapes: B rows, S tokens per row, T tokens, D hidden_size, V vocab_size, L MoE layers, E experts, N MTP depths.
 """
@@ -44,7 +45,7 @@ Head = Callable[[Tensor, Heads, int], T]
 
 
 class Section(NamedTuple):
-    """Trunk layers `start` to `stop` (not included); `first` has the embedding, `last` norm, MTP layers and head."""
+    """Trunk layers `start` to `stop` (not included); `first` has the embedding, `last` norm, MTP layers and heads."""
 
     start: int
     stop: int
@@ -129,7 +130,8 @@ class GlmMoe(nn.Module):
         self.rope_theta = config.rope_theta
         self.compute_dtype = torch.float32
         self.model = Trunk(config, self.section)
-        self.lm_head = LMHead(config.hidden_size, config.vocab_size) if self.section.last else None
+        has_lm_head = self.section.last and config.lm_head
+        self.lm_head = LMHead(config.hidden_size, config.vocab_size) if has_lm_head else None
         if config.tie_word_embeddings:
             if self.lm_head is None or self.model.embed_tokens is None:
                 raise ValueError(
@@ -238,7 +240,7 @@ class GlmMoe(nn.Module):
         for layer in self.trunk_layers:
             states_TD = self._run_layer(layer, [[x_TD] for x_TD in states_TD], halves, stats)
         x_TD = _joined(states_TD)
-        if self.lm_head is None:
+        if not self.section.last:
             # None of the stats needs the head, so the next section can begin.
             return ForwardOutput(None, (), stats.result(x_TD.device), activations._replace(x_TD=x_TD))  # type: ignore[arg-type]
         assert self.model.norm is not None

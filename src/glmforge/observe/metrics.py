@@ -55,6 +55,13 @@ _ROWS = (
     Metric("loss_mtp", "nats/token", "loss", "mean cross-entropy of multi-token prediction, before its weight"),
     Metric("loss_aux", "1", "loss", "sequence-level balance loss before its weight; 1 is perfect balance"),
     Metric(
+        "extra_losses",
+        "1",
+        "loss",
+        "mean of each loss term of the models that are trained besides the run's own, such as a critic",
+        labels=("model", "term"),
+    ),
+    Metric(
         "source_tokens",
         "tokens",
         "sources",
@@ -77,6 +84,13 @@ _ROWS = (
     ),
     Metric("lr", "1", "optim", "learning rate used by the step"),
     Metric("grad_norm", "1", "optim", "L2 norm of the whole gradient before clipping"),
+    Metric(
+        "extra_grad_norms",
+        "1",
+        "optim",
+        "the same of each model that is trained besides the run's own",
+        labels=("model",),
+    ),
     Metric(
         "layer_grad_norms",
         "1",

@@ -117,6 +117,10 @@ class RunDirectory:
         return self.root / "hangs"
 
     @property
+    def alive(self) -> Path:
+        return self.root / "alive"
+
+    @property
     def profile(self) -> Path:
         return self.root / "profile"
 

@@ -16,12 +16,12 @@ large as those of AdamW. In each step one pass over weights, gradients and both:
 parameter and no communication. Meanwhile twice the largest part of a parameter is needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from glmforge.optim.sharding import local_part, num_copies
+from glmforge.optim.sharding import Chunk, local_part
 from glmforge.parallel.world import World
 
 FISHER, START = "fisher.", "model."
@@ -29,35 +29,34 @@ FISHER, START = "fisher.", "model."
 
 
 class ElasticPenalty:
-    """The second term, for the `named_parameters` of this rank that require a gradient.
+    """The second term, for the trained `weights` of this rank.
 
-    `tensors` are to be filled with F and w*: until then they are 0. They are laid out like the parameters.
+    `tensors` are to be filled with F and w*: until then they are 0. They are laid out like the weights.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], strength: float, world: World) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], strength: float, world: World) -> None:
         self.strength, self.world = strength, world
-        self._parameters = {name: each for name, each in named_parameters if each.requires_grad}
         self.tensors = {
-            prefix + name: torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+            prefix + name: torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
             for prefix in (FISHER, START)
-            for name, parameter in self._parameters.items()
+            for name, weight in weights.items()
         }
 
     @torch.no_grad()
-    def add_gradients(self) -> Tensor:
-        """Add the term's gradient to the parameters', and return this rank's share of its value (float64 scalar).
+    def add_gradients(self, chunks: Iterable[Chunk]) -> Tensor:
+        """Add the term's gradient to that of the weights' `chunks`, and return this rank's share of its value (float64
+        scalar).
 
         The shares of all ranks add up to the value. Parameters without a gradient are not trained and have no part.
         """
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
+        for name, weight, grad, copies in chunks:
+            if grad is None:
                 continue
             fisher, start = (local_part(self.tensors[prefix + name]) for prefix in (FISHER, START))
-            moved = local_part(parameter) - start
+            moved = weight - start
             pull = fisher * moved
-            local_part(parameter.grad).add_(pull, alpha=self.strength)
+            grad.add_(pull, alpha=self.strength)
             rows = pull.mul_(moved).sum(-1)  # summed in double: fp32 loses digits over many rows
-            copies = num_copies(parameter, self.world.layout)
             total += (rows.double().sum() * (self.strength / 2 / copies)).to(total.device)
         return total

@@ -11,9 +11,10 @@ plans its exchanges before the first step, and in a dry run without any process 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -28,6 +29,17 @@ UNION_AXES: dict[Union, tuple[str, ...]] = {
     "expert_stage": ("dp_replicate", "efsdp"),
 }
 _CUT_FIRST, _CUT_NEXT = ("tp", "ep"), ("fsdp", "efsdp")
+
+
+class Chunk(NamedTuple):
+    """A rank's part of a trained parameter: `weight` and `grad` (None: it has none) are live, and `copies` ranks of a
+    pipeline stage hold the same part."""
+
+    name: str
+    weight: Tensor
+    grad: Tensor | None
+    copies: int
+
 
 Span = tuple[int, int]
 """Start and stop along a dim."""
@@ -44,6 +56,15 @@ class Split(NamedTuple):
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part, sharing memory with `tensor`, under `no_grad`. A plain tensor is its own part."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def chunks_of(named_parameters: Iterable[tuple[str, Tensor]], layout: Layout) -> Iterator[Chunk]:
+    """This rank's parts of those parameters that require a gradient."""
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            grad = None if parameter.grad is None else local_part(parameter.grad)
+            yield Chunk(name, local_part(parameter.detach()), grad, num_copies(parameter, layout))
 
 
 def splits_of(tensor: Tensor) -> tuple[Split, ...]:

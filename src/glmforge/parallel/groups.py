@@ -9,11 +9,14 @@ off it by one collective call of all ranks, `ncclCommSplit`; making them one aft
 there are groups, 1,024 for tp = 8 on 8,192 ranks.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from glmforge.config.layout import AXES, Layout
@@ -89,3 +92,20 @@ def _own_group(name: str, ranks_of_groups: Tensor, timeout: timedelta | None) ->
         (own,) = (group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER)
     assert own is not None
     return own
+
+
+@contextmanager
+def time_limit(timeout: timedelta) -> Iterator[None]:
+    """Give what is communicated within another time limit, in every group that this process has now.
+
+    With gloo, sends and receives keep the limit that their group was made with.
+    """
+    groups = list(distributed_c10d._world.pg_map)
+    before = [group._get_backend(group._device_types[0]).options._timeout for group in groups]
+    for group in groups:
+        distributed_c10d._set_pg_timeout(timeout, group)
+    try:
+        yield
+    finally:
+        for group, limit in zip(groups, before, strict=True):
+            distributed_c10d._set_pg_timeout(limit, group)

@@ -17,7 +17,7 @@ from glmforge.plan.counts.stage_summary import RoleSummary, stage_as_json, summa
 from glmforge.plan.layout import layout_as_json
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
-from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.memory.purposes import purposes_in
 from glmforge.plan.search.search import SearchResult
 from glmforge.plan.search.warnings import layout_warnings
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
@@ -107,7 +107,7 @@ def make_report(
     phases = predicted_phases(run, layout.world_size, machine, stage, imbalance)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
     if memory is None:
-        more = "; --dry-run takes the trainer's own step" if stage.is_trained else ""
+        more = "; --dry-run takes the trainer's own step" if stage.is_plain else ""
         memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
     nodes = tuple(across_nodes(config, layout, machine, stage, imbalance=imbalance))
     warnings = tuple(layout_warnings(config, layout, machine))
@@ -206,6 +206,7 @@ def _nodes_as_json(one: AcrossNodes) -> dict[str, Any]:
 
 def _memory_as_json(report: PlanReport) -> dict[str, Any]:
     estimate = report.memory.estimate
+    purposes = purposes_in(place.at_peak for place in estimate.places)
     return {
         "source": report.memory.source,
         "peak_bytes": estimate.peak,
@@ -213,7 +214,7 @@ def _memory_as_json(report: PlanReport) -> dict[str, Any]:
         "places": [
             {
                 "pp_rank": place.pp_rank,
-                "at_peak_bytes": {str(purpose): place.at_peak[purpose] for purpose in Purpose},
+                "at_peak_bytes": {str(purpose): place.at_peak[purpose] for purpose in purposes},
                 "peak_in": place.moment,
                 "host_bytes": place.host_bytes,
             }

@@ -113,6 +113,7 @@ class CurriculumSource(BatchSource):
     def _open(self, index: int) -> None:
         """Read what is left of a phase."""
         phase, data, world = self._config.phases[index], self._config.data, self._world
+        self.alive(f"reading phase '{phase.name}'")
         loader = Loader(
             self._curriculum.stream(index, self._position.samples),
             self._planned(phase, self._consumed(phase)),

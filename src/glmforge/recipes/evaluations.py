@@ -58,4 +58,4 @@ def _needles(config: RunConfig, needles: NeedlesConfig, data: RunData) -> FindNe
         raise ConfigError(f"observe.needles.{error}") from error
     find = score_needles if needles.answers == "scored" else generate_needles
     fitting = {phase.name: [n for n in needles.lengths if n <= phase.seq_len] for phase in config.phases}
-    return lambda model, phase: find(model, tests, fitting[phase]) if fitting[phase] else []
+    return lambda model, phase, alive: find(model, tests, fitting[phase], alive) if fitting[phase] else []

@@ -12,16 +12,12 @@ import torch
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
-from glmforge.observe.units import counted
+from glmforge.plan.fit import Capacity, fits
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import find_accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.network import find_network
-from glmforge.plan.memory.estimate import estimate_memory
-from glmforge.plan.memory.fit import shortfall
-from glmforge.plan.memory.purposes import Memory
 from glmforge.plan.search.propose import with_proposal
-from glmforge.plan.stages.stage import stage_of
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.runtime.memory import usable_memory
 
@@ -35,8 +31,9 @@ def check_fit(
 
     Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`.
     """
+    capacity = _capacity(launch, device)
     for index, phase in enumerate(config.phases):
-        missing = _shortfall(select_phase(config, phase.name), layout, launch, device)
+        missing = fits(select_phase(config, phase.name), layout, capacity).missing
         if missing is None:
             continue
         if index == 0 and not force:
@@ -62,15 +59,10 @@ def _machine(launch: LaunchEnvironment, device: torch.device) -> Machine | None:
     return None if known is None else Machine(known, find_network("ib400"), launch.local_world_size)
 
 
-def _shortfall(config: RunConfig, layout: Layout, launch: LaunchEnvironment, device: torch.device) -> str | None:
-    """What is missing for the first phase of `config`, and what would help; None if it fits."""
-    estimate = estimate_memory(config, layout, stage_of(config))
+def _capacity(launch: LaunchEnvironment, device: torch.device) -> Capacity:
     if device.type == "cuda":
-        planned, capacity = estimate.fullest.at_peak, torch.cuda.get_device_properties(device).total_memory
-        who, has = f"a rank of pipeline place {estimate.fullest.pp_rank}", f"{torch.cuda.get_device_name(device)} has"
-    else:
-        first = launch.rank - launch.local_rank
-        places = [rank // layout.stage_ranks for rank in range(first, first + launch.local_world_size)]
-        planned, capacity = sum((estimate.places[place].at_peak for place in places), Memory()), usable_memory()
-        who, has = f"{counted(len(places), 'rank')} of this machine", "its processes may use"
-    return shortfall(config, layout, planned, capacity, who=who, has=has, on_gpu=device.type == "cuda")
+        total = torch.cuda.get_device_properties(device).total_memory
+        return Capacity(total, f"{torch.cuda.get_device_name(device)} has")
+    first = launch.rank - launch.local_rank
+    ranks = range(first, first + launch.local_world_size)
+    return Capacity(usable_memory(), "its processes may use", [ranks], "of this machine")

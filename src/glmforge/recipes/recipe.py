@@ -17,7 +17,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.observe.metric_table import Metric
 from glmforge.parallel.world import World
 from glmforge.training.source import BatchSource
-from glmforge.training.trainer import Hook
+from glmforge.training.trainer import ExtraModel, Hook
 
 
 class Recipe(Protocol):
@@ -38,6 +38,10 @@ class Recipe(Protocol):
     def backend(self, config: RunConfig, world: World) -> Backend:
         """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""
         return NativeBackend.build(config, world, extend=adapters_of(config))
+
+    def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
+        """Models that are trained besides, by name: a critic."""
+        return {}
 
     def source(self, config: RunConfig, backend: Backend) -> BatchSource:
         """This rank's batches, with the objectives that train on them. A source may keep `backend`: rollouts are made

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from glmforge.checkpoint.collective import broadcast
+from glmforge.checkpoint.collective import broadcast, run_each_unhurried
 from glmforge.config.chat import ChatConfig
 from glmforge.config.data import DataConfig, SourceConfig
 from glmforge.config.schema import RunConfig
@@ -151,13 +151,18 @@ def _once_per_node(make: Callable[[], None], world: World, *, what: str) -> None
 
 
 def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> None:
-    """Call `make` in the processes that are `here` while the others wait. All raise if it fails anywhere."""
-    failure: GlmforgeError | None = None
-    if here:
+    """Call `make` in the processes that are `here` while the others wait, for as long as it takes. All raise if it
+    fails anywhere."""
+
+    def attempt() -> GlmforgeError | None:
         try:
-            make()
+            if here:
+                make()
         except GlmforgeError as error:
-            failure = error
+            return error
+        return None
+
+    failure = run_each_unhurried(attempt)
     failed = world.sum(torch.tensor(float(failure is not None), device=world.device))
     if failure is not None:
         raise failure

@@ -15,8 +15,7 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     root, observe, faults, profiling = config.output_dir, config.observe, config.fault_tolerance, Profiling()
     yield hooks.RunLockHook(root)
     yield hooks.LauncherHook()
-    if faults.hang_timeout_s is not None:
-        yield hooks.WatchdogHook(root, faults.hang_timeout_s)
+    yield hooks.WatchdogHook(root, faults.hang_timeout_s)
     yield from _measurements(observe, profiling)
     yield hooks.PreemptionHook()
     yield hooks.ControlHook(root, profiling)

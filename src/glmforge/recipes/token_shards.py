@@ -10,6 +10,7 @@ from functools import partial
 from glmforge.backend.base import Backend
 from glmforge.backend.objective import ObjectiveFactory
 from glmforge.config.schema import RunConfig
+from glmforge.config.stage import SftConfig
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.objectives.sft import SftObjective
@@ -37,7 +38,7 @@ class TokenShardRecipe(Recipe):
             num_mtp_layers=config.model.num_nextn_predict_layers,
             num_sources=len(config.data.sources),
         )
-        return CurriculumSource(config, self.data.curriculum, backend.model.world, make)
+        return CurriculumSource(config, self.data.curriculum, backend.world, make)
 
     def hooks(self) -> Iterable[Hook]:
         return evaluations(self.config, self.data)
@@ -50,5 +51,5 @@ def next_token(config: RunConfig, world: World) -> TokenShardRecipe:
 
 def sft(config: RunConfig, world: World) -> TokenShardRecipe:
     """Of the stage `sft`."""
-    assert config.sft is not None, "stage sft has its settings by default"
-    return TokenShardRecipe(config, world, partial(SftObjective, mean=config.sft.mean))
+    mean = config.stage_settings(SftConfig).mean
+    return TokenShardRecipe(config, world, partial(SftObjective, mean=mean))

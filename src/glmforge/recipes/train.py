@@ -116,7 +116,7 @@ def _build_trainer(
     checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
     bus = MetricsBus(run_sinks(config, source.total) if world.is_main else (), recipe.metric_rows)
-    return Trainer(config, backend, source, hooks, bus), checkpoints
+    return Trainer(config, backend, source, hooks, bus, recipe.extra_models(config, world)), checkpoints
 
 
 def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
@@ -136,8 +136,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
             "or 'auto'"
         )
     if checkpoint is None and config.lora is not None:
-        begin_adapters(trainer.model, config.lora, checkpoints.base)
-    elif checkpoint is None and config.init_from is not None:
+        begin_adapters(trainer.backend, config.model, config.lora, checkpoints.base)
+    elif checkpoint is None:
         _load_initial_weights(trainer, checkpoints)
     if trainer.world.is_main:
         directory = RunDirectory(config.output_dir)
@@ -151,18 +151,20 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
 
 
 def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None:
-    """Those of `init_from`, but for adapters."""
-    config, model = trainer.config, trainer.model
-    assert config.init_from is not None
-    source = load_initial_weights(
-        config.init_from,
-        {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(model.table[name])},
-        model.config,
-        checkpoints.tokenizer_fingerprint,
-        cache_dir=config.init_cache_dir,
-    )
-    if trainer.world.is_main:
-        logger.info("starting from the weights of %s", source)
+    """Those of each model's `init_from`, but for adapters; a model without it keeps those drawn from the seed."""
+    extra = [(model.config, model.backend) for model in trainer.extra_models.values()]
+    for config, backend in ((trainer.config, trainer.backend), *extra):
+        if config.init_from is None:
+            continue
+        source = load_initial_weights(
+            config.init_from,
+            {name: tensor for name, tensor in backend.weights().items() if not is_adapter(backend.table[name])},
+            config.model,
+            checkpoints.tokenizer_fingerprint,
+            cache_dir=config.init_cache_dir,
+        )
+        if trainer.world.is_main:
+            logger.info("starting from the weights of %s", source)
 
 
 def _check_initial_adapters(config: RunConfig, base: BaseWeights | None) -> None:

@@ -164,7 +164,7 @@ def _tiles(report: PlanReport) -> list[Tile]:
 
 def _models(report: PlanReport) -> list[Table]:
     """Of a stage in which they are not all trained whole."""
-    if report.stage.is_trained:
+    if report.stage.is_plain:
         return []
     rows = [
         (

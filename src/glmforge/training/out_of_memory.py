@@ -19,7 +19,6 @@ from traceback import walk_tb
 import torch
 from torch import Tensor
 
-from glmforge.backend.base import Backend
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.errors import GlmforgeError
@@ -31,6 +30,7 @@ from glmforge.parallel.world import World
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.changes import helpful_changes, words_of
 from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.stages.stage import stage_of
 from glmforge.runtime.memory import usable_memory
 from glmforge.training.trainer import Trainer
 
@@ -99,7 +99,7 @@ class MemoryWatch:
         shortage = self._shortage(error)
         planned = select_phase(self._config, shortage.phase)
         layout = resolve_layout(planned, self._world.size)
-        place = estimate_memory(planned, layout).places[self._world.rank // layout.stage_ranks]
+        place = estimate_memory(planned, layout, stage_of(planned)).places[self._world.rank // layout.stage_ranks]
         changes = helpful_changes(planned, layout.world_size, offload=self._world.device.type == "cuda")
         told = f"{shortage.words}; planned are {gigabytes(place.peak)} for this rank; {words_of(changes)}"
         facts = {
@@ -120,7 +120,7 @@ class MemoryWatch:
             self._world.rank,
             trainer.phase.name if trainer is not None and has_stepped else self._config.phases[0].name,
             moment_of(error),
-            *(held_bytes(trainer.backend) if trainer is not None else (0, 0, 0)),
+            *(held_bytes(trainer) if trainer is not None else (0, 0, 0)),
             peak=peak_bytes(device),
             capacity=capacity_bytes(device),
         )
@@ -160,12 +160,13 @@ def moment_of(error: BaseException | None) -> str:
     return "between steps"
 
 
-def held_bytes(backend: Backend) -> tuple[int, int, int]:
-    """Bytes of this rank's weights, gradients and optimizer state."""
-    state = backend.state_tensors()
-    weights = [tensor for name, tensor in state.items() if name.startswith("model.")]
-    optimizer = [tensor for name, tensor in state.items() if name.startswith("optim.")]
-    gradients = [parameter.grad for parameter in backend.model.parameters() if parameter.grad is not None]
+def held_bytes(trainer: Trainer) -> tuple[int, int, int]:
+    """Bytes of this rank's weights, gradients and optimizer states, of all models."""
+    weights, gradients, optimizer = list[Tensor](), list[Tensor](), list[Tensor]()
+    for backend in (trainer.backend, *(model.backend for model in trainer.extra_models.values())):
+        weights += backend.weights().values()
+        gradients += [chunk.grad for chunk in backend.local_chunks() if chunk.grad is not None]
+        optimizer += [tensor for name, tensor in backend.state_tensors().items() if name.startswith("optim.")]
     return _bytes(weights), _bytes(gradients), _bytes(optimizer)
 
 

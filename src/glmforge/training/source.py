@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
+from glmforge.errors import CheckpointError
 from glmforge.model.router import Balance
+from glmforge.observe.alive import Alive, quiet
 
 Range = tuple[int, int]
 """Samples [start, stop) of a phase."""
@@ -98,7 +100,12 @@ class BatchSource(Protocol):
     """Gives global batches one after another, each rank its share. What has a body here need not be written.
 
     All ranks call all methods together and get equal answers but for the rows of `StepInput.batch`.
+
+    Attributes:
+        alive: to be called again and again by what is slow (rollouts); the trainer puts `Trainer.alive` there.
     """
+
+    alive: Alive = staticmethod(quiet)
 
     @property
     def position(self) -> Position:
@@ -124,6 +131,27 @@ class BatchSource(Protocol):
         go on from there.
         """
         ...
+
+    def state_files(self) -> Mapping[str, bytes]:
+        """What is too large for `state_dict`, as files of this rank: name -> contents, as they are now.
+
+        They lie in the checkpoint, checked like its other files, and are held in memory until the save has ended. Ranks
+        with the same rows (tensor, context and pipeline parallelism) have equal files; one of them writes.
+        """
+        return {}
+
+    def load_state_files(self, files: Sequence[Mapping[str, bytes]]) -> None:
+        """Restore what `state_files` gave. Called before `load_state_dict`, also if there are no files.
+
+        With as many data ranks as saved it is one mapping, this rank's own. Else each saved rank's files are given to
+        exactly one of the new ones, in order: a rank gets those of several, or none. See
+        `glmforge.checkpoint.source_files`.
+        """
+        if any(files):
+            raise CheckpointError(
+                "the checkpoint holds state files of its source of batches, and this run's source takes none; resume "
+                "with the stage that saved it, or begin a new run from its weights (init_from)"
+            )
 
     @property
     def total(self) -> Total | None:

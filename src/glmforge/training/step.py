@@ -3,8 +3,8 @@
 Shapes: L routers (MoE layers, MTP layers last), E experts.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.plan import BatchRange
 from glmforge.model.dropout import Noise
-from glmforge.optim.balance import update_router_bias
-from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.reducer import Reducer, read_together
 from glmforge.training.votes import from_counts, to_counts
 
@@ -39,6 +37,7 @@ class StepResult:
         samples, tokens: the samples of the global batch and their tokens; added by the trainer, like what follows.
         seconds: of wall time, from asking for the batch to the end of the update, hooks excluded.
         data_seconds: the part of it spent waiting for the batch.
+        extra: of each of the trainer's `extra_models`, the result of its own step.
     """
 
     losses: dict[str, float]
@@ -54,6 +53,7 @@ class StepResult:
     tokens: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
+    extra: Mapping[str, "StepResult"] = field(default_factory=dict)
 
     @property
     def main_loss(self) -> float:
@@ -82,7 +82,7 @@ def train_step(
     there, not yet clipped. `noise` is what dropout draws from in this step.
     `to_host` brings numbers to the host; a dry run, whose tensors have no values, gives its own answer.
     """
-    reducer = reducer or Reducer(backend.model.world)
+    reducer = reducer or Reducer(backend.world)
     batch = backend.accumulate(objective, micro_batches, noise)
     on_gradients()
     grad_norm = backend.clip(grad_clip)
@@ -95,7 +95,7 @@ def train_step(
     (finite,), (norm,), means, counts = (numbers.pop(name) for name in ("finite", "norm", "losses", "votes"))
     if finite:
         backend.step(lr)
-        balance_routers(backend.model, counts_LE, router_bias_rate)
+        backend.balance_routers(counts_LE, router_bias_rate)
     backend.zero_grad()
     return StepResult(
         losses=dict(zip(objective.terms, means, strict=True)),
@@ -108,14 +108,3 @@ def train_step(
         votes=from_counts(counts),
         lr=lr,
     )
-
-
-@torch.no_grad()
-def balance_routers(model: ParallelModel, counts_LE: Tensor, rate: float) -> None:
-    """Move every router's correction bias against its global load; `counts_LE` are in the order of the layers.
-
-    Layers that did not run (MTP with weight 0) have no counts and keep their bias.
-    """
-    for number, moe in model.moe_layers().items():
-        if number < len(counts_LE):
-            update_router_bias(moe.gate.e_score_correction_bias, counts_LE[number], rate)

@@ -6,13 +6,16 @@ as if it had never stopped. Two things hooks can ask of the loop: to go back (`R
 "preempt", "interrupt" and "stop").
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glmforge.backend.base import Backend
+from glmforge.backend.objective import Objective
+from glmforge.checkpoint.fit import RESERVED_PREFIXES
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.data.stream.plan import BatchRange
@@ -79,6 +82,9 @@ class Hook:
     def on_rollback(self, trainer: "Trainer") -> None:
         """After the run has rolled back to an earlier step; the hook's state is that of then."""
 
+    def on_alive(self, trainer: "Trainer", what: str) -> None:
+        """Slow work says that it goes on; see `Trainer.alive`. Often, and from any thread."""
+
     def on_train_end(self, trainer: "Trainer") -> None:
         """After the last step, unless training failed. A source that could not tell its last batch has ended by now."""
 
@@ -113,6 +119,23 @@ class NoSource(BatchSource):
         return ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExtraModel:
+    """A further model that is trained on the same batches with an objective of its own, such as a critic.
+
+    Attributes:
+        config: its run as it would be alone. The trainer reads seed, gradient clipping and regularisation.
+        backend: carries out its steps, with an optimizer of its own, on as many data ranks as the main model's.
+        objective: what is minimised, in all phases.
+        lr_scale: times the learning rate of the step.
+    """
+
+    config: RunConfig
+    backend: Backend
+    objective: Objective
+    lr_scale: float = 1.0
+
+
 class Trainer:
     """Takes optimizer steps, with hooks around them. `fit` takes those that a source has batches for:
 
@@ -137,6 +160,8 @@ class Trainer:
         source: what `fit` trains on; may be left out where only `step` is called.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
+        extra_models: by name, models that take a step of their own after the main one's. Checkpoints hold them;
+            all else (gradients that hooks see, evaluations, loss spikes) is about the main model.
 
     Attributes:
         state: where the run stands.
@@ -152,9 +177,14 @@ class Trainer:
         source: BatchSource | None = None,
         hooks: Sequence[Hook] = (),
         bus: MetricsBus | None = None,
+        extra_models: Mapping[str, ExtraModel] | None = None,
     ) -> None:
-        self.config, self.backend, self.model, self.world = config, backend, backend.model, backend.model.world
+        self.config, self.backend, self.world = config, backend, backend.world
+        self.extra_models = dict(extra_models or {})
+        for name, model in self.extra_models.items():
+            _check_extra(name, model, self.world.layout.data_ranks)
         self.source: BatchSource = NoSource(self) if source is None else source
+        self.source.alive = self.alive
         self.hooks = in_order(hooks)
         self.bus = bus if bus is not None else MetricsBus()
         for hook in self.hooks:
@@ -189,7 +219,8 @@ class Trainer:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Around the steps of a run: hooks are told that it starts and, unless it fails, that it ends."""
-        self.model.train()
+        for backend in self._backends:
+            backend.train()
         try:
             for hook in self.hooks:
                 hook.on_train_start(self)
@@ -219,19 +250,21 @@ class Trainer:
         micro_batches = given.batch.to(self.world.device).micro_batches(given.phase.micro_batch_size or num_rows)
         for hook in self.hooks:
             hook.on_step_start(self)
-        config = self.config
         result = train_step(
             self.backend,
             given.phase.objective,
             micro_batches,
-            lr=given.lr,
-            grad_clip=config.optim.grad_clip,
-            router_bias_rate=given.phase.router_bias_rate,
-            noise=Noise.of_step(config.regularization, config.seed, self.state.step, config.adapter_dropout),
+            **self._settings(self.config, given),
             votes=self._ballot.take(),
             reducer=self.reducer,
             on_gradients=self._on_gradients,
         )
+        extra = {
+            name: train_step(
+                model.backend, model.objective, micro_batches, **self._settings(model.config, given, model.lr_scale)
+            )
+            for name, model in self.extra_models.items()
+        }
         first = self.state.samples.get(given.phase.name, 0) if given.first_sample is None else given.first_sample
         result = replace(
             result,
@@ -239,6 +272,7 @@ class Trainer:
             tokens=given.batch.num_tokens * data_ranks,
             seconds=data_seconds + time.perf_counter() - started,
             data_seconds=data_seconds,
+            extra=extra,
         )
         self._advance(given, result)
         self._end_step(result)
@@ -247,6 +281,16 @@ class Trainer:
     def vote(self, name: str) -> None:
         """Ask all ranks for one of `votes.VOTES`: they hear of it in the next step. Safe in a signal handler."""
         self._ballot.cast(name)
+
+    def alive(self, what: str) -> None:
+        """Say that this rank is at work on something slow, in a few words: "evaluation, batch 30 of 500".
+
+        Neither this rank nor those that wait for it are then ended as hanging. Work between two steps that may take
+        minutes says so at every piece that it gets done, at least twice in `fault_tolerance.hang_timeout_s`; at more is
+        no harm. Never from a timer: what hangs must not say that it works.
+        """
+        for hook in self.hooks:
+            hook.on_alive(self, what)
 
     def record(self, **metrics: object) -> None:
         """Put values, numbers or tensors, into the next record, under names that are in the run's table of metrics."""
@@ -270,15 +314,29 @@ class Trainer:
         else:
             self.step(given, data_seconds=time.perf_counter() - started)
 
+    @property
+    def _backends(self) -> list[Backend]:
+        return [self.backend, *(model.backend for model in self.extra_models.values())]
+
     def _begin(self, phase: Phase) -> None:
-        """Set the model to what the phase asks, unless it is already."""
+        """Set the models to what the phase asks for, unless they are already."""
         if phase is self._phase:
             return
         self._phase = phase
         self.bus.table.declare(phase.objective.metric_rows)
-        self.model.set_rope_theta(phase.rope_theta or self.config.model.rope_theta)
-        self.model.set_capacity_factor(phase.capacity_factor)
-        self.model.set_balance(phase.balance)
+        for backend in self._backends:
+            backend.begin_phase(
+                rope_theta=phase.rope_theta, capacity_factor=phase.capacity_factor, balance=phase.balance
+            )
+
+    def _settings(self, config: RunConfig, given: StepInput, lr_scale: float = 1.0) -> dict[str, Any]:
+        """What `train_step` is given for the model of `config`."""
+        return {
+            "lr": given.lr * lr_scale,
+            "grad_clip": config.optim.grad_clip,
+            "router_bias_rate": given.phase.router_bias_rate,
+            "noise": Noise.of_step(config.regularization, config.seed, self.state.step, config.adapter_dropout),
+        }
 
     def _end_step(self, result: StepResult) -> None:
         for hook in self.hooks:
@@ -301,8 +359,9 @@ class Trainer:
         state.step += 1
         state.move_to(given.position or state.position.after(given.phase.name, result.samples.stop, result.tokens))
         state.finished = given.is_last
-        state.nonfinite_steps = 0 if result.finite else state.nonfinite_steps + 1
-        state.total_nonfinite_steps += not result.finite
+        finite = all(each.finite for each in (result, *result.extra.values()))
+        state.nonfinite_steps = 0 if finite else state.nonfinite_steps + 1
+        state.total_nonfinite_steps += not finite
 
     def _go_back(self, back: RollBack) -> None:
         self.leave_out({back.phase: [(back.first_sample, back.stop_sample)]}, self.state.rollbacks + 1)
@@ -323,3 +382,13 @@ class Trainer:
                 f"step {self.state.step}: loss or gradient is not finite (skipped {self.state.nonfinite_steps} in a "
                 f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or look at the batch"
             )
+
+
+def _check_extra(name: str, model: ExtraModel, data_ranks: int) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in RESERVED_PREFIXES:
+        raise ValueError(f"extra_models: '{name}' cannot name a model; use lower-case letters, such as critic")
+    if model.backend.world.layout.data_ranks != data_ranks:
+        raise ValueError(
+            f"extra_models: '{name}' is on {model.backend.world.layout.data_ranks} data ranks and the main model on "
+            f"{data_ranks}; both train on the same batches, so set parallel alike"
+        )

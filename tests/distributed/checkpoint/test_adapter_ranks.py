@@ -13,6 +13,7 @@ from glmforge.checkpoint.adapter.saver import AdapterSaver
 from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.format.sharded_adapter import read_description
 from glmforge.checkpoint.format.store import note_whole, step_of
+from glmforge.checkpoint.source_files import read_files, stored_files
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
@@ -93,6 +94,29 @@ def test_any_layout_reads_what_another_wrote(tmp_path, layout, ranks, other, oth
     assert read_description(path).num_shards == ranks
     assert run_ranks(load, ranks, tmp_path, layout) == [(3, rng_of(r, 3).tolist()) for r in range(ranks)]
     assert run_ranks(load, other_ranks, tmp_path, other) == [(3, None)] * other_ranks
+
+
+def save_with_files(root: Path, shared: bool) -> tuple[tuple[tuple[int, ...], ...], list[dict[str, bytes]]]:
+    """Of every rank: one file. Whose parts are a checkpoint, and what rank r of 4 is given again."""
+    local = {} if shared else {"local_dir": str(disk(root))}
+    settings = CheckpointConfig.model_validate({"keep_last": 2} | local)
+    tensors, rank = laid_out(whole_tensors(0), "hsdp"), dist.get_rank()
+    saver = AdapterSaver(root / "checkpoints", settings, tensors, make_info("lite"), run_name="test", writes_files=True)
+    files = stored_files({"buffer": bytes([rank])}, rank, 4)
+    saver.save(3, laid_out(whole_tensors(3), "hsdp"), make_meta(3), files=files, durable=True)
+    (report,) = saver.poll()
+    dist.barrier()
+    loaded = load_latest(root / "checkpoints", blank(tensors), local_root=None if shared else disk(root) / "test")
+    assert loaded is not None
+    assert report.error is None
+    return saver.plan.copies, read_files(loaded[0], rank, 4)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_files_of_all_ranks_belong_to_it_though_fewer_hold_the_adapters(tmp_path, shared):
+    every = ((0, 1, 2, 3),)  # of adapters alone each node would have a whole checkpoint
+    assert run_ranks(save_with_files, 4, tmp_path, shared) == [(every, [{"buffer": bytes([r])}]) for r in range(4)]
+    assert verify_checkpoint(latest_checkpoint(tmp_path / "checkpoints")) == []
 
 
 def disk(root: Path) -> Path:

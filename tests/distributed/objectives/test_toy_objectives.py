@@ -16,6 +16,7 @@ from torch import Tensor
 from glmforge.backend.native import NativeBackend
 from glmforge.backend.objective import Objective
 from glmforge.config.layout import resolve_layout
+from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
@@ -45,10 +46,12 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 TOLERANCE = 1e-5
 
 
-def config_of(parallel: dict[str, Any]) -> RunConfig:
+def config_of(parallel: dict[str, Any], *, lm_head: bool = True) -> RunConfig:
     phase = {"name": "main", "steps": 3, "seq_len": 32, "batch_size": 8}
-    model = tiny_config(initializer_range=0.15, heads={"score": 1}).model_dump()
-    return run_config(model=model, phases=[phase], parallel=parallel)
+    without = {} if lm_head else {"lm_head": False, "num_nextn_predict_layers": 0}
+    model = tiny_config(initializer_range=0.15, heads={"score": 1}, **without).model_dump()
+    config = run_config(phases=[phase], parallel=parallel)
+    return config.model_copy(update={"model": ModelConfig(**model)})  # no stage trains a score head yet
 
 
 def batch_of(config: RunConfig) -> Batch:
@@ -79,7 +82,7 @@ def run(config: RunConfig, world: World) -> dict[str, Tensor]:
     mine = batch.rows(world.data_rank * size, (world.data_rank + 1) * size)
     micro_batches = mine.micro_batches(world.layout.micro_batch_size or size)
     results, reducer = {}, Reducer(world)
-    for objective in OBJECTIVES:
+    for objective in OBJECTIVES if config.model.lm_head else (RewardObjective(),):
         name = objective.terms[0]
         backend.zero_grad()
         reducer.add("ranks", [1.0])  # as a hook would
@@ -94,17 +97,21 @@ def run(config: RunConfig, world: World) -> dict[str, Tensor]:
     return results | whole_state(state)
 
 
-def run_rank(parallel: dict[str, Any]) -> dict[str, Tensor]:
-    config = config_of(parallel)
+def run_rank(parallel: dict[str, Any], lm_head: bool = True) -> dict[str, Tensor]:
+    config = config_of(parallel, lm_head=lm_head)
     with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
         results = run(config, world)
         return results if world.is_main else {}
 
 
+def expected_of(*, lm_head: bool) -> dict[str, Tensor]:
+    config = config_of({}, lm_head=lm_head)
+    return run(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)))
+
+
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Tensor]:
-    config = config_of({})
-    return run(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)))
+    return expected_of(lm_head=True)
 
 
 def test_everything_that_is_compared_is_there(expected: dict[str, Tensor]) -> None:
@@ -123,6 +130,17 @@ def test_objectives_equal_one_process(layout: str, expected: dict[str, Tensor]) 
     errors = differences(actual, expected)
     worst = max(errors, key=errors.__getitem__)
     assert errors[worst] < TOLERANCE, f"{worst}: {errors[worst]:.2e}"
+
+
+@pytest.mark.parametrize("layout", ["fsdp ep", "tp sp", "pp"])
+def test_a_model_may_end_without_a_language_model_head(layout: str, expected: dict[str, Tensor]) -> None:
+    alone = expected_of(lm_head=False)
+    assert not any("lm_head" in name for name in alone)
+    assert torch.equal(alone["reward.losses"], expected["reward.losses"])  # the rest of the model is the same
+    num_ranks, parallel = LAYOUTS[layout]
+    actual, *_ = run_ranks(run_rank, num_ranks, parallel, False)
+    errors = differences(actual, alone)
+    assert max(errors.values()) < TOLERANCE, errors
 
 
 def keep_gradients_of_own_pairs() -> None:

@@ -1,31 +1,31 @@
 """Norms per layer do not depend on the layout; what the hook switches on it switches off again."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import Layout
 from glmforge.config.observe import DebugConfig
 from glmforge.config.schema import RunConfig
 from glmforge.optim.clip import global_norm
-from glmforge.parallel.build import build_model
-from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
-from glmforge.training.hooks.debug import DebugHook, layer_grad_norms
+from glmforge.training.hooks.debug import DebugHook
 from helpers.distributed import run_ranks
 from helpers.hooks import FakeTrainer, fake_config
 
 
-def with_weights_as_gradients(config: RunConfig, world: World) -> ParallelModel:
+def with_weights_as_gradients(config: RunConfig, world: World) -> NativeBackend:
     """Initial weights do not depend on the layout, so they are gradients that all layouts agree on."""
-    model = build_model(config, world)
-    for name, parameter in model.named_parameters():
+    backend = NativeBackend.build(config, world)
+    for name, parameter in backend.model.named_parameters():
         if "layers.1.input_layernorm" not in name:  # a parameter that got no gradient
             parameter.grad = parameter.detach().clone()
-    return model
+    return backend
 
 
 def config_of(**parallel: Any) -> RunConfig:
@@ -33,16 +33,16 @@ def config_of(**parallel: Any) -> RunConfig:
 
 
 def rank_norms(config: RunConfig, layout: Layout) -> Tensor:
-    return layer_grad_norms(with_weights_as_gradients(config, World.join(layout, torch.device("cpu"))))
+    return with_weights_as_gradients(config, World.join(layout, torch.device("cpu"))).grad_norms()
 
 
 @pytest.fixture(scope="module")
 def expected() -> Tensor:
-    return layer_grad_norms(with_weights_as_gradients(config_of(), World.single("cpu")))
+    return with_weights_as_gradients(config_of(), World.single("cpu")).grad_norms()
 
 
 def test_norms_are_those_of_the_layers(expected: Tensor) -> None:
-    model = with_weights_as_gradients(config_of(), World.single("cpu"))
+    model = with_weights_as_gradients(config_of(), World.single("cpu")).model
     assert len(expected) == model.config.num_hidden_layers + model.config.num_nextn_predict_layers == 4
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     for layer, norm in enumerate(expected):
@@ -65,12 +65,11 @@ def test_the_layout_does_not_matter(expected: Tensor, parallel: dict[str, int], 
         torch.testing.assert_close(norms, expected, rtol=1e-5, atol=0)
 
 
-def test_norms_on_logging_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_on_logging_steps() -> None:
     taken = []
-    monkeypatch.setattr("glmforge.training.hooks.debug.layer_grad_norms", lambda model: torch.tensor([3.0, 4.0]))
     hook = DebugHook(DebugConfig(layer_grad_norms=True))
     trainer: Any = FakeTrainer(config=fake_config(observe={"log_every": 3}))
-    trainer.model = None
+    trainer.backend = SimpleNamespace(grad_norms=lambda: torch.tensor([3.0, 4.0]))
     for _ in range(4):
         hook.on_gradients(trainer)
         taken.append(trainer.recorded())

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from glmforge.backend.native import NativeBackend
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
 from glmforge.observe.metrics import Record
-from glmforge.parallel.build import build_model
 from glmforge.parallel.world import World
 from glmforge.training.hooks.routers import RouterBiases
 from helpers.distributed import run_ranks
@@ -17,13 +17,12 @@ from helpers.hooks import fake_config
 
 def moved(config: RunConfig, world: World, num_routers: int) -> list[Record]:
     """Two records: of biases that have moved, and of biases that have not moved since."""
-    model = build_model(config, world)
-    for number, moe in model.moe_layers().items():
-        bias_E = moe.gate.e_score_correction_bias
+    backend = NativeBackend.build(config, world)
+    for number, bias_E in backend.router_biases().items():
         bias_E.copy_((number + 1) * torch.arange(len(bias_E)))
-    biases = RouterBiases(model)
-    for number, moe in model.moe_layers().items():
-        moe.gate.e_score_correction_bias[0] -= 10 * number + 1
+    biases = RouterBiases(backend)
+    for number, bias_E in backend.router_biases().items():
+        bias_E[0] -= 10 * number + 1
     return [biases.metrics(num_routers), biases.metrics(num_routers)]
 
 

@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import re
 import shutil
 import threading
+import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -13,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from glmforge.config.layout import Layout
+from glmforge.observe.alive import read_mark
 from glmforge.parallel.world import World
 from glmforge.training.hooks import watchdog
 from glmforge.training.hooks.watchdog import HANG_EXIT_CODE, WatchdogHook, open_collectives, prepare_environment
@@ -86,6 +90,64 @@ def test_the_report_says_where_the_rank_was(hang: tuple[Path, str], rank: int, d
     open_ones = [line for line in collectives.splitlines() if line.startswith("gloo:")]
     assert len(open_ones) == (1 if rank == 0 else 0)
     assert all("all_reduce" in line and "[[5]]" in line for line in open_ones)
+
+
+SLOW_S = 2.0
+"""Limit of silence where a rank works for longer; collectives have as long."""
+
+
+class Busy(FakeTrainer):
+    """In its third step rank 1 is busy and says so, until `busy_s` are over; then all meet, or it hangs."""
+
+    def compute(self) -> None:
+        if self.state.step == 2 and self.world.rank == 1:
+            busy_until = time.monotonic() + self.busy_s
+            while time.monotonic() < busy_until:
+                self.alive("evaluation, batch 7 of 9")
+                threading.Event().wait(0.05)
+            if self.hangs:
+                threading.Event().wait()
+        dist.all_reduce(torch.ones(5))
+
+
+def rank_busy(root: Path, busy_s: float, hangs: bool) -> tuple[int, float]:
+    """Steps done, and the time limit of collectives behind them."""
+    rank = int(os.environ["RANK"])
+    (root / f"pid-{rank}").write_text(str(os.getpid()))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{root}/store", rank=rank, world_size=2, timeout=timedelta(seconds=SLOW_S)
+    )
+    watchdog._write_native_stacks = lambda file: rank and wait_for_the_end_of(int((root / "pid-0").read_text()))
+    world = World.join(Layout(dp_shard=2), torch.device("cpu"), timedelta(seconds=SLOW_S))
+    trainer = Busy(WatchdogHook(root, SLOW_S), world=world)
+    trainer.busy_s, trainer.hangs = busy_s, hangs
+    trainer.start()
+    for _ in range(4):
+        trainer.step()
+    trainer.close()
+    limit = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout  # type: ignore[union-attr]
+    return trainer.state.step, limit.total_seconds()
+
+
+def test_a_busy_rank_and_one_that_waits_for_it_are_left_alone(tmp_path: Path) -> None:
+    """Neither the watchdogs nor the process group end them, and the supervisor sees the file's time."""
+    assert run_ranks(rank_busy, 2, tmp_path, 3 * SLOW_S, False, init_group=False) == [(4, SLOW_S)] * 2
+    mark = read_mark(tmp_path / "alive")
+    assert mark is not None
+    assert (mark.rank, mark.what) == (1, "evaluation, batch 7 of 9")
+
+
+def test_what_was_busy_and_hangs_ends_both(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure) as failure:
+        run_ranks(rank_busy, 2, tmp_path, SLOW_S / 2, True, init_group=False, timeout_s=60)
+    ended = str(failure.value)
+    assert ended.count(f"ended with code {HANG_EXIT_CODE} without a result") == 2
+    assert re.search(r"rank 1 hangs: no sign of life for \d+ s, since evaluation, batch 7 of 9; ending it", ended)
+    ((_, _, detail),) = events(tmp_path)
+    of_rank_1 = r"rank 1's, \d+ s ago: evaluation, batch 7 of 9"
+    assert re.search(f"since on_step_start; the last of any rank was {of_rank_1}; see", detail)
+    (report,) = (tmp_path / "hangs").glob("*-rank-00000.txt")
+    assert re.search(f"\nlast sign of any rank: {of_rank_1}\n", report.read_text())
 
 
 def rank_slow_first_step(root: Path, factor: float) -> None:

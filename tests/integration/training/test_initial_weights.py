@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.read import StoredTensors
+from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.config import RunConfig
+from glmforge.data.tokens.model_ids import with_ids_of
+from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.export import export_run
 from glmforge.errors import CheckpointError, ConfigError
+from glmforge.model import GlmMoe
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from helpers.distributed import run_ranks
@@ -92,6 +97,30 @@ def test_mtp_layers_that_the_run_has_not_are_not_read(tiny_data: TinyData, tmp_p
     model = tiny_config(vocab_size=VOCAB_SIZE, num_nextn_predict_layers=0)
     train(start(tiny_data, tmp_path / "run", str(base), model=model.model_dump()))
     assert_begins_with(tmp_path / "run", str(base), without=(f"model.layers.{model.num_hidden_layers}.",))
+
+
+def test_a_score_model_begins_with_a_base_models_trunk_and_no_base_with_a_score_model(
+    tiny_data: TinyData, tmp_path: Path, base: Path
+) -> None:
+    """From a checkpoint, from a published base, and from a published score model, whose head is taken, too."""
+    fields = tiny_config(vocab_size=VOCAB_SIZE, num_nextn_predict_layers=0, lm_head=False, heads={"score": 1})
+    config = with_ids_of(fields, Tokenizer.load(tiny_data.tokenizer))
+    published = export_run(base, tmp_path / "base", dtype="fp32").directory
+    for source in (base, published):
+        model = GlmMoe.create(config, seed=7)
+        drawn = model.score.weight.clone()
+        load_initial_weights(source, model.state_dict(), config, "none")
+        assert torch.equal(model.score.weight, drawn)
+        expected = weights(str(base))
+        assert all(torch.equal(t, expected[n]) for n, t in model.state_dict().items() if n != "score.weight")
+    export_hf(model.state_dict(), config, tmp_path / "score", dtype=torch.float32)
+    other = GlmMoe.create(config, seed=8)
+    load_initial_weights(tmp_path / "score", other.state_dict(), config, "none")
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in other.state_dict().items())
+    with pytest.raises(ConfigError, match="has lm_head = False, the run's model True; take model from there"):
+        train(start(tiny_data, tmp_path / "run", str(tmp_path / "score")))
+    critic = config.model_copy(update={"heads": {"value": 1}})
+    load_initial_weights(tmp_path / "score", GlmMoe.create(critic).state_dict(), critic, "none")
 
 
 @pytest.mark.parametrize(

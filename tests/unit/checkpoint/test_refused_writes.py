@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from glmforge.checkpoint import load_latest, save_checkpoint
+from glmforge.checkpoint.save import save_local
 from glmforge.errors import CheckpointError
-from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, save_steps
+from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, make_tensors, save_steps
 from helpers.distributed import run_ranks
 
 LARGE = {"model.weight": torch.zeros(1_000_000)}
+LONG = "x" * (16 << 20)
 
 
 @pytest.fixture
@@ -45,6 +47,25 @@ def test_full_disk(small_disk):
     load_latest(small_disk, tensors)
     assert_holds_step(tensors, 10)
     save_steps(small_disk, 30)  # what the failed one took is free again
+
+
+@pytest.mark.parametrize(
+    ("large", "field"),
+    [
+        ({"mixtures": {"seen": [], "buffer": LONG}}, "'mixtures.buffer': return large state of the batch source from"),
+        ({"hooks": {"spikes": {"losses": LONG}}}, "'hooks.spikes': keep less in that hook's state_dict()"),
+        ({"tokenizer_fingerprint": LONG}, "'tokenizer_fingerprint': make it smaller"),
+    ],
+    ids=["source", "hook", "other"],
+)
+@pytest.mark.parametrize("write", [save_checkpoint, save_local])
+def test_a_meta_that_could_not_be_read_again(tmp_path, write, large, field):
+    (good,) = save_steps(tmp_path, 10)
+    with pytest.raises(CheckpointError, match=r"step-00000020 was not saved: meta\.json would have 16,7") as caught:
+        write(tmp_path, 20, make_tensors(20), make_meta(20, **large))
+    assert f"more than the 16,777,216 that can be read; most of it is in its field {field}" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == [good.name]
+    assert load_latest(tmp_path, blank_tensors())[0] == good
 
 
 def save_over_the_limit(root: Path) -> tuple[str, list[str], int]:

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from glmforge.checkpoint import StoredTensors, load_checkpoint, read_meta, reset, save_checkpoint, verify_checkpoint
 from glmforge.checkpoint.reset import reset_optimizer
+from glmforge.checkpoint.source_files import read_files, stored_files
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
@@ -55,7 +56,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         created="2020-01-01T00:00:00+00:00",
     )
     root = tmp_path_factory.mktemp("run") / "checkpoints"
-    return save_checkpoint(root, STEP, tensors, meta, rng_state=torch.arange(8, dtype=torch.uint8))
+    files = stored_files({"buffer": b"rollouts"}, 0, 1)
+    return save_checkpoint(root, STEP, tensors, meta, rng_state=torch.arange(8, dtype=torch.uint8), files=files)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw", "lamb"])
@@ -84,6 +86,7 @@ def test_the_position_is_kept_with_all_that_belongs_to_it(source: Path, tmp_path
     assert (after.ephemeral, after.step, after.world_size, after.rollbacks) == (False, STEP, 4, 2)
     rng = StoredTensors(tmp_path / "checkpoints" / f"step-{STEP:08d}", "rng.")
     assert torch.equal(rng["00000"], torch.arange(8, dtype=torch.uint8))
+    assert read_files(tmp_path / "checkpoints" / f"step-{STEP:08d}", 0, 1) == [{"buffer": b"rollouts"}]
 
 
 def test_at_position_zero_a_new_run_begins(source: Path, tmp_path: Path) -> None:
@@ -97,6 +100,7 @@ def test_at_position_zero_a_new_run_begins(source: Path, tmp_path: Path) -> None
     assert (meta.hooks, meta.skipped_samples, meta.rollbacks, meta.data_fingerprint) == ({}, {}, 0, {})
     assert meta.tokenizer_fingerprint == read_meta(source).tokenizer_fingerprint
     assert not list(StoredTensors(path, "rng."))
+    assert read_files(path, 0, 1) == []
     tensors = tensors_of(config)
     load_checkpoint(path, tensors, config=config.model_dump(mode="json"))
     assert torch.equal(tensors["model.lm_head.weight"], StoredTensors(source)["model.lm_head.weight"])

@@ -102,6 +102,8 @@ def test_preset_names() -> None:
         ({"heads": {"lm_head": 1}}, "'lm_head' cannot be a head's name"),
         ({"heads": {"a.b": 1}}, "'a.b' cannot be a head's name"),
         ({"heads": {"score": 0}}, "greater than 0"),
+        ({"lm_head": False}, "without lm_head the model has no output"),
+        ({"lm_head": False, "heads": {"score": 1}, "num_nextn_predict_layers": 1}, "MTP needs lm_head: set it to 0"),
     ],
 )
 def test_impossible_models_are_refused(fields: dict[str, object], message: str) -> None:
@@ -115,7 +117,7 @@ def test_unusual_but_possible_models_are_accepted(fields: dict[str, object]) -> 
 
 
 def test_heads_are_in_files_only_if_there_are_any() -> None:
-    assert "heads" not in changed().model_dump()
+    assert not {"heads", "lm_head"} & changed().model_dump().keys()
     assert changed(heads={"score": 1}).model_dump()["heads"] == {"score": 1}
 
 

@@ -17,6 +17,7 @@ SHAPES = {
     "dense layers only": {"first_k_dense_replace": 4},
     "tied": {"tie_word_embeddings": True},
     "other heads": {"heads": {"score": 1, "value": 2}},
+    "no language-model head": {"heads": {"score": 1}, "lm_head": False, "num_nextn_predict_layers": 0},
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from glmforge.config import load_config
 from glmforge.config.schema import RunConfig
-from glmforge.config.stage import STAGES
+from glmforge.config.stage import STAGES, StageDeclaration
 from glmforge.errors import ConfigError
 
 FROM = "init_from=base"
@@ -49,6 +49,9 @@ def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> No
     assert run_of(run_yaml, "midtrain", "phases.0.balance=sinkhorn").phases[0].balance == "sinkhorn"
 
 
+SCORE_ONLY = ["model.heads={score: 1}", "model.lm_head=false", "model.num_nextn_predict_layers=0"]
+
+
 @pytest.mark.parametrize(
     ("stage", "overrides", "message"),
     [
@@ -58,6 +61,8 @@ def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> No
         ("sft", ["phases.0.document_mask=false"], "phases.0.document_mask: in stage 'sft' conversations of a row"),
         ("sft", ["phases.0.fim_rate=0.5"], "phases.0.fim_rate: stage 'sft' rearranges no documents"),
         ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' goes on from trained weights"),
+        ("pretrain", SCORE_ONLY, "model.lm_head: stage 'pretrain' trains on next tokens: leave it out"),
+        ("pretrain", ["backend=deepspeed"], "backend: should be 'native', not 'deepspeed'"),
         ("sfd", [], "stage: unknown 'sfd'; did you mean 'sft'?"),
         ("[sft]", [], "stage: should be 'pretrain', 'midtrain' or 'sft'"),
     ],
@@ -74,3 +79,12 @@ def test_a_run_that_was_written_out_is_read_back_as_it_was(run_yaml: str) -> Non
     for stage in STAGES:
         config = run_of(run_yaml, stage)
         assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_model_without_a_language_model_head_writes_no_samples(
+    run_yaml: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STAGES, "score", StageDeclaration(name="score", recipe="none", starts_from_weights=False))
+    assert not run_of(run_yaml, "score", *SCORE_ONLY).model.lm_head
+    with pytest.raises(ConfigError, match=r"observe.samples: needs generated or scored text, and model.lm_head is fa"):
+        run_of(run_yaml, "score", *SCORE_ONLY, "observe.samples={prompts: [a]}")

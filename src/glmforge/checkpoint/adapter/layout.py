@@ -12,6 +12,8 @@ and on which disk they write (`agree`), and every later save follows that plan w
 * Places that only together hold everything, as under FSDP over nodes, make up one copy together, in which each slice is
   written once.
 * A generator's state is its rank's own: a copy has those of its ranks, and is complete without the others.
+* Files of a source of batches are their rank's own as well, and none can be missed: where ranks write such files, all
+  places make up one copy.
 """
 
 import math
@@ -38,6 +40,7 @@ class Holding:
     place: tuple[str, ...]
     specs: dict[str, TensorSpec]
     slices: Slices
+    writes_files: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,14 @@ class WritePlan:
         )
 
 
-def agree(tensors: Mapping[str, Tensor], place: Sequence[str]) -> WritePlan:
+def agree(tensors: Mapping[str, Tensor], place: Sequence[str], *, writes_files: bool = False) -> WritePlan:
     """Plan the saves of this run. All ranks call this together, once, each with its part of the tensors.
 
     `place` is equal for ranks that write to the same directory. Ranks that write nothing get a plan without slices.
+    `writes_files`: this rank has files of its own to write besides.
     """
     specs = {name: TensorSpec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-    holdings = all_gather(Holding(tuple(place), specs, _held(tensors)))
+    holdings = all_gather(Holding(tuple(place), specs, _held(tensors), writes_files))
     session = broadcast(uuid.uuid4().hex, 0)
     return plan(holdings, rank(), session)
 
@@ -98,7 +102,12 @@ def plan(holdings: Sequence[Holding], own: int, session: str) -> WritePlan:
         differing = [name for name, spec in holding.specs.items() if specs.get(name, spec) != spec]
         assert not differing, f"{differing[0]} is of another shape or type on another rank"
         specs |= holding.specs
-    copies = [_dealt(holdings, ranks, specs) for ranks in _copies(holdings, specs)]
+    places, with_files = _copies(holdings, specs), [r for r, holding in enumerate(holdings) if holding.writes_files]
+    if with_files:
+        places = [[ranks for copy in places for ranks in copy]]
+    copies = [_dealt(holdings, ranks, specs) for ranks in places]
+    for r in with_files:
+        copies[0].setdefault(r, {})
     mine: dict[int, Slices] = next((slices for slices in copies if own in slices), {})
     return WritePlan(own, len(holdings), session, tuple(tuple(sorted(slices)) for slices in copies), specs, mine)
 

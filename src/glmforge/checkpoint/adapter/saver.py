@@ -83,6 +83,7 @@ class AdapterSaver(BackgroundSaver):
         tensors: this rank's part of what will be saved, as later saves pass it; of a mode other than full only the
             parameters ("model.<name>") are saved.
         run_name: names the run's directory in `config.local_dir`.
+        writes_files: this rank's saves may have `files`.
 
     All ranks make it together; that is the only time that they communicate.
     """
@@ -96,13 +97,15 @@ class AdapterSaver(BackgroundSaver):
         *,
         run_name: str,
         rng_state: Tensor | None = None,
+        writes_files: bool = False,
     ) -> None:
         super().__init__(root, config)
         self.info = info
         self.local_root = local_root(config.local_dir, run_name) if config.local_dir is not None else None
         place = self.local_root or root
         run_each(lambda: place.mkdir(parents=True, exist_ok=True))
-        self.plan = agree(self._saved(tensors, rng_state), ("shared",) if self.local_root is None else place_of(place))
+        where = ("shared",) if self.local_root is None else place_of(place)
+        self.plan = agree(self._saved(tensors, rng_state), where, writes_files=writes_files)
         self._number = 0
         self._local: list[_Local] = []
         self._failed: set[int] = set()
@@ -126,7 +129,7 @@ class AdapterSaver(BackgroundSaver):
         self._published = False
         if self.plan.rank in self.plan.slices:
             verify = self.config.verify_after_save
-            save_rank(directory, self.plan, tensors, job.meta, self.info, save=save, verify=verify)
+            save_rank(directory, self.plan, tensors, job.meta, self.info, save=save, files=job.files, verify=verify)
             self._published = not is_local and _publish(root, step, save)
         if is_local:
             self._local = [one for one in self._local if one.step < step]  # later ones are of a course that was left

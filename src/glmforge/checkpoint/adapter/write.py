@@ -16,7 +16,7 @@ from glmforge.checkpoint.adapter.peft_config import peft_config
 from glmforge.checkpoint.convert.hf_directory import copy_tokenizer, write_shard
 from glmforge.checkpoint.format.boxes import Box
 from glmforge.checkpoint.format.manifest import FileRecord, check_written, record_file
-from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta
+from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, write_meta
 from glmforge.checkpoint.format.safetensors_header import STATE_TYPES
 from glmforge.checkpoint.format.sharded_adapter import (
     CONFIG_FILE,
@@ -32,6 +32,7 @@ from glmforge.checkpoint.format.sharded_adapter import (
 )
 from glmforge.checkpoint.node_local.parts_of_ranks import Part, part_name, write_part
 from glmforge.checkpoint.node_local.pending import begin, withdraw
+from glmforge.checkpoint.source_files import write_files
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
@@ -62,15 +63,16 @@ def write_rank(
     info: AdapterInfo,
     *,
     save: str,
+    files: Mapping[str, bytes] = {},
     verify: bool = False,
 ) -> Part:
     """Write this rank's files of the save `save` into `directory`, which exists; what its part has to say.
 
-    `tensors` are those that were agreed on. Raises `CheckpointError`, `OSError`; then some of the files may be there.
+    `tensors` are those that were agreed on, `files` this rank's further files. Raises `CheckpointError`, `OSError`;
+    then some of the files may be there.
     """
-    records = _write_slices(directory, plan, tensors)
-    if plan.is_first:
-        records |= _write_rest(directory, plan, meta, info)
+    records = _write_rest(directory, plan, meta, info) if plan.is_first else {}
+    records |= _write_slices(directory, plan, tensors) | write_files(directory, files)
     if verify:
         check_written(directory, records, part_name(plan.rank))
     return Part(
@@ -92,6 +94,7 @@ def save_rank(
     info: AdapterInfo,
     *,
     save: str,
+    files: Mapping[str, bytes] = {},
     verify: bool = False,
 ) -> None:
     """Write this rank's files into `directory`, which other ranks may be writing to as well, and last its part.
@@ -100,7 +103,7 @@ def save_rank(
     """
     try:
         begin(directory, plan.rank)
-        part = write_rank(directory, plan, tensors, meta, info, save=save, verify=verify)
+        part = write_rank(directory, plan, tensors, meta, info, save=save, files=files, verify=verify)
         write_part(directory, part)
     except (CheckpointError, LeaseLostError, OSError) as error:
         message = describe_os_error(error, f"writing {directory}") if isinstance(error, OSError) else str(error)
@@ -148,7 +151,7 @@ def _write_slices(directory: Path, plan: WritePlan, tensors: Mapping[str, Tensor
 def _write_rest(directory: Path, plan: WritePlan, meta: CheckpointMeta, info: AdapterInfo) -> dict[str, FileRecord]:
     config = peft_config(info.model, info.lora, info.base.source)
     write_durably(directory / DESCRIPTION_FILE, describe(plan, meta.step, info).model_dump_json())
-    write_durably(directory / META_FILE, meta.model_dump_json(indent=1))
+    write_meta(directory, meta)
     write_durably(directory / CONFIG_FILE, json.dumps(config, indent=2))
     names = [DESCRIPTION_FILE, META_FILE, CONFIG_FILE]
     if info.tokenizer_dir is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from glmforge.config.hf import SCORE, SEQUENCE_CLASSIFICATION
 from glmforge.config.model import ModelConfig
 
 
@@ -17,9 +18,9 @@ def hf_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
     """Content of `config.json` for weights stored as `dtype`."""
     dtype_name = str(dtype).removeprefix("torch.")
     return {
-        "architectures": ["Glm4MoeForCausalLM"],
+        **_architecture(config),
         "model_type": "glm4_moe",
-        **config.model_dump(mode="json"),
+        **config.model_dump(mode="json", exclude={"heads", "lm_head"}),
         "eos_token_id": config.eos_token_id or None,
         "rope_parameters": {
             "rope_type": "default",
@@ -33,6 +34,19 @@ def hf_config(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
         "use_cache": True,
         "dtype": dtype_name,
         "torch_dtype": dtype_name,
+    }
+
+
+def _architecture(config: ModelConfig) -> dict[str, Any]:
+    """What the model is for. transformers has no class for sequence classification with this model, but names weights
+    and settings of all such classes alike."""
+    if config.lm_head:
+        return {"architectures": ["Glm4MoeForCausalLM"]}
+    labels = [f"LABEL_{index}" for index in range(config.heads[SCORE])]
+    return {
+        "architectures": [SEQUENCE_CLASSIFICATION],
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
     }
 
 

@@ -27,6 +27,7 @@ from glmforge.checkpoint.convert.hf_names import (
     published_pieces,
 )
 from glmforge.checkpoint.format.wording import list_some
+from glmforge.config.hf import SCORE
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.data.tokens.model_ids import with_ids_of
@@ -67,7 +68,8 @@ class ExportPlan:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(files.items()))}
         _write_json(directory / INDEX_FILE, index)
         _write_json(directory / "config.json", hf_config(self.config, self.dtype))
-        _write_json(directory / "generation_config.json", hf_generation_config(self.config))
+        if self.config.lm_head:
+            _write_json(directory / "generation_config.json", hf_generation_config(self.config))
         if tokenizer_dir is not None:
             copy_tokenizer(tokenizer_dir, directory)
 
@@ -107,9 +109,11 @@ def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenize
     Raises `CheckpointError` for a directory that is taken, heads that the published format has no place for, and a
     tokenizer that cannot be read or has more tokens than the model.
     """
-    if config.heads:
+    if config.heads and (config.lm_head or config.heads.keys() != {SCORE}):
         raise CheckpointError(
-            f"the model has heads of its own ({', '.join(config.heads)}), which an export cannot hold"
+            f"the model has heads of its own ({', '.join(config.heads)}), which an export cannot hold beside lm_head; "
+            f"what can be exported is a model with the one head '{SCORE}' and model.lm_head false (sequence "
+            "classification)"
         )
     _check_target(out_dir, overwrite)
     return config if tokenizer_dir is None else _fit_tokenizer(tokenizer_dir, config)

@@ -30,7 +30,7 @@ from glmforge.checkpoint.format.safetensors_read import BLOCK_BYTES, cut
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.quantised import QuantisedWeight, with_weights
 from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import Shape, parameter_table
+from glmforge.config.parameters import HEAD, Shape, parameter_table
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 from glmforge.observe.work_progress import Show, work_progress
@@ -52,23 +52,22 @@ def load_hf_into(
 
     All ranks call this together. Names are those of the table of parameters, router biases among them; tensors are
     plain or DTensors, with its global shapes, and keep their types: stored values are converted, those of quantised
-    weights to codes and scales. The ranks together must hold all of the model. MTP layers that the model does not have
-    are not read. Those that it has and the files do not are refused, or with `keep_absent_mtp` left as they are, and
-    the returned configuration then counts them not.
+    weights to codes and scales. The ranks together must hold all of the model. MTP layers and heads that the model does
+    not have are not read. MTP layers that it has and the files do not are refused, or with `keep_absent_mtp` left as
+    they are, and the returned configuration then counts them not.
 
     Raises `CheckpointError` on all ranks if one of them cannot read, or the files do not fit `config.json` or the
     model; `ConfigError` for `config.json`.
     """
     weights = with_weights(tensors)
     specs = specs_of_all_ranks(weights)
-    files = run_each(lambda: _open(directory, specs, mtp_prefixes(config), keep_absent_mtp))
+    files = run_each(lambda: _open(directory, specs, config, keep_absent_mtp))
     run_each(lambda: _read(directory, files, weights))
     return files.config
 
 
-def _open(
-    directory: Path, specs: Mapping[str, TensorSpec], mtp_layers: Sequence[str], keep_absent_mtp: bool
-) -> HfFiles:
+def _open(directory: Path, specs: Mapping[str, TensorSpec], model: ModelConfig, keep_absent_mtp: bool) -> HfFiles:
+    mtp_layers = mtp_prefixes(model)
     files = open_hf(directory, thorough=rank() == 0)
     if rank() == 0:
         for pieces in files.plan.values():
@@ -76,7 +75,11 @@ def _open(
     config = files.config if mtp_layers else files.config.model_copy(update={"num_nextn_predict_layers": 0})
     absent = tuple(sorted(set(mtp_layers) - set(mtp_prefixes(config))))
     wanted = {name: spec for name, spec in specs.items() if not (absent and name.startswith(absent))}
-    _check_model(directory, parameter_table(config).shapes(), wanted)
+    not_read = {f"{head}.weight" for head in config.heads if head not in model.heads}
+    if not model.lm_head:
+        not_read.add(HEAD)
+    promised = {name: shape for name, shape in parameter_table(config).shapes().items() if name not in not_read}
+    _check_model(directory, promised, wanted)
     if absent and not keep_absent_mtp:
         raise CheckpointError(
             f"{directory}: holds no MTP layer {list_some(absent)}, which the model has; set "

@@ -5,6 +5,7 @@ on, and where the run came from (config, code, libraries). The tensors are in th
 """
 
 import functools
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes
 from glmforge.observe.environment import git_revision, library_versions
+from glmforge.runtime.durable import write_durably
 
 # JSON has no pairs.
 SampleRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(strict=False)]
@@ -25,6 +27,10 @@ SampleRange = Annotated[tuple[NonNegativeInt, NonNegativeInt], Field(strict=Fals
 META_FILE = "meta.json"
 FORMAT_VERSION = 1
 _MAX_BYTES = 16 << 20
+_INSTEAD = {
+    "mixtures": "return large state of the batch source from its state_files(), not its state_dict()",
+    "hooks": "keep less in that hook's state_dict()",
+}
 
 
 @functools.cache
@@ -64,6 +70,11 @@ class CheckpointMeta(Strict):
     total_nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps of the run")
     rollbacks: NonNegativeInt = Field(default=0, description="returns to an older checkpoint so far")
     stopped: str | None = Field(default=None, description="why the run ended before its last phase did")
+    extra_models: dict[str, Any] = Field(
+        default={},
+        exclude_if=lambda models: not models,
+        description="name -> configuration of each model that is trained besides the run's own",
+    )
     world_size: PositiveInt = Field(default_factory=world_size)
     created: str = Field(default_factory=_now, description="UTC, ISO 8601")
     git_revision: str | None = Field(default_factory=_revision)
@@ -81,6 +92,31 @@ def stored_config(path: Path, meta: CheckpointMeta, mend: str = "read it with th
             f"{path / META_FILE}: its configuration is not of this glmforge ({where}: {message}; it was written by "
             f"version {version}); {mend}"
         ) from error
+
+
+def meta_text(meta: CheckpointMeta) -> str:
+    """`meta` as `meta.json` has it. Raises `CheckpointError` if that would be too large to be read again."""
+    text = meta.model_dump_json(indent=1)
+    size = len(text.encode()) + 1
+    if size <= _MAX_BYTES:
+        return text
+    fields = json.loads(text)
+    name = _largest(fields)
+    inner = fields[name] if isinstance(fields[name], dict) else {}
+    where = f"{name}.{_largest(inner)}" if inner else name
+    raise CheckpointError(
+        f"{META_FILE} would have {size:,} bytes, more than the {_MAX_BYTES:,} that can be read; most of it is in its "
+        f"field '{where}': {_INSTEAD.get(name, 'make it smaller')}"
+    )
+
+
+def write_meta(directory: Path, meta: CheckpointMeta) -> None:
+    """Write `meta.json` and force it to the disk. Raises `CheckpointError` if it is too large, `OSError`."""
+    write_durably(directory / META_FILE, meta_text(meta))
+
+
+def _largest(fields: dict[str, Any]) -> str:
+    return max(fields, key=lambda name: len(json.dumps(fields[name])))
 
 
 def read_meta(path: Path) -> CheckpointMeta:

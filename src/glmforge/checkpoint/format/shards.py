@@ -19,7 +19,7 @@ import io
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,15 +56,21 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 
 
 def write_shards(
-    directory: Path, tensors: dict[str, Tensor], planner: SavePlanner | None = None, *, file_bytes: int | None = None
+    directory: Path,
+    tensors: dict[str, Tensor],
+    planner: SavePlanner | None = None,
+    *,
+    file_bytes: int | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, FileRecord]:
     """Write this rank's share of `tensors` to `directory` and return its files. All ranks call this together.
 
     The files are on the disk when this returns. Rank 0's include DCP's metadata. `file_bytes` is for a `planner` that
     makes tensors when they are written: DCP lets go of them at the end of a file, so files are about so large, and
-    written one after the other. Raises `CheckpointError`, on all ranks the same.
+    written one after the other. `advance` is called, from several threads, at every piece that goes to the disk. Raises
+    `CheckpointError`, on all ranks the same.
     """
-    writer = _ShardWriter(directory, sum(t.numel() * t.element_size() for t in tensors.values()), file_bytes)
+    writer = _ShardWriter(directory, sum(t.numel() * t.element_size() for t in tensors.values()), file_bytes, advance)
     with dcp_errors_in_words():
         save(tensors, storage_writer=writer, planner=planner or BalancedSavePlanner(), process_group=current_group())
     return writer.records
@@ -73,12 +79,12 @@ def write_shards(
 class _ShardWriter(FileSystemWriter):
     """`records` is what this rank has written."""
 
-    def __init__(self, path: Path, total_bytes: int, file_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, total_bytes: int, file_bytes: int | None, advance: Callable[[], None]) -> None:
         super().__init__(path, thread_count=1)
         self.total_bytes = total_bytes
         self.file_bytes = file_bytes
         self.records: dict[str, FileRecord] = {}
-        self.fs = _HashingFileSystem(self.records)
+        self.fs = _HashingFileSystem(self.records, advance)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         with self._errors_in_words():
@@ -133,13 +139,13 @@ class _ShardWriter(FileSystemWriter):
 class _HashingFileSystem(FileSystem):
     """Records what is written through it, under the names of the files."""
 
-    def __init__(self, records: dict[str, FileRecord]) -> None:
-        self.records = records
+    def __init__(self, records: dict[str, FileRecord], advance: Callable[[], None]) -> None:
+        self.records, self.advance = records, advance
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with super().create_stream(path, mode) as file:
-            stream = _HashingStream(file)
+            stream = _HashingStream(file, self.advance)
             yield stream
         self.records[Path(path).name] = FileRecord(size=stream.size, sha256=stream.hash.hexdigest())
 
@@ -147,8 +153,9 @@ class _HashingFileSystem(FileSystem):
 class _HashingStream(io.RawIOBase):
     """A file that is written from its beginning to its end."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, advance: Callable[[], None]) -> None:
         self.file, self.hash, self.size = file, hashlib.sha256(), 0
+        self.advance = advance
         self._handed_over = 0  # bytes that the disk has begun with
 
     def write(self, data: Any) -> int:
@@ -160,6 +167,7 @@ class _HashingStream(io.RawIOBase):
             self.size += len(chunk)
             if self.size - self._handed_over >= _WRITE_BACK_BYTES:
                 self._hand_over()
+                self.advance()
         return len(view)
 
     def _hand_over(self) -> None:

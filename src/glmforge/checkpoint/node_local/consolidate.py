@@ -25,7 +25,7 @@ from glmforge.checkpoint.format.manifest import (
     summarize_problems,
     write_manifest,
 )
-from glmforge.checkpoint.format.meta import META_FILE, read_meta
+from glmforge.checkpoint.format.meta import META_FILE, read_meta, write_meta
 from glmforge.checkpoint.format.store import checkpoint_path, list_checkpoints, publish, step_of
 from glmforge.checkpoint.format.verify import verify_checkpoint
 from glmforge.checkpoint.format.wording import list_some
@@ -39,7 +39,6 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
 )
 from glmforge.errors import CheckpointError, GlmforgeError, HostError
 from glmforge.observe.units import format_bytes
-from glmforge.runtime.durable import write_durably
 from glmforge.runtime.lease import Lease
 from glmforge.runtime.leave_trace import scratch_prefix
 from glmforge.runtime.os_errors import describe_os_error
@@ -294,6 +293,6 @@ def _finish(staging: Path, final: Path, records: Mapping[str, FileRecord]) -> No
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     meta = read_meta(staging)
     if meta.ephemeral:  # what somebody collected by hand is to stay
-        write_durably(staging / META_FILE, meta.model_copy(update={"ephemeral": False}).model_dump_json(indent=1))
+        write_meta(staging, meta.model_copy(update={"ephemeral": False}))
     write_manifest(staging, {**records, META_FILE: record_file(staging / META_FILE)})
     publish(staging, final)

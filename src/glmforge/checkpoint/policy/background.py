@@ -24,7 +24,8 @@ from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.policy.staging import StagedCopy, Staging
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
-from glmforge.runtime.waiting import join
+from glmforge.observe.alive import Alive, quiet
+from glmforge.runtime.waiting import STEP_S, join
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +57,21 @@ class Job:
     """Gives them when they are there to be written."""
     meta: CheckpointMeta
     rng_state: Tensor | None
+    files: Mapping[str, bytes]
     durable: bool
     started: float
 
 
 class BackgroundSaver(ABC):
-    """Saves under `root`. All ranks use it together, and call the same methods in the same order."""
+    """Saves under `root`. All ranks use it together, and call the same methods in the same order.
 
-    def __init__(self, root: Path, config: CheckpointConfig) -> None:
-        self.root, self.config = root, config
+    Args:
+        alive: called as long as training waits for a save that gets on.
+    """
+
+    def __init__(self, root: Path, config: CheckpointConfig, alive: Alive = quiet) -> None:
+        self.root, self.config, self.alive = root, config, alive
+        self._has_advanced = False
         self._staging = Staging()
         self._copy: StagedCopy | None = None
         self._thread: threading.Thread | None = None
@@ -93,6 +100,7 @@ class BackgroundSaver(ABC):
         meta: CheckpointMeta,
         *,
         rng_state: Tensor | None = None,
+        files: Mapping[str, bytes] = {},
         ephemeral: bool = False,
         durable: bool = False,
     ) -> None:
@@ -111,13 +119,14 @@ class BackgroundSaver(ABC):
         meta = meta.model_copy(update={"ephemeral": ephemeral})
         if self.config.background and not durable:
             copy = self._staging.start(tensors)
-            job = Job(step, copy.finish, meta, None if rng_state is None else rng_state.clone(), False, started)
+            rng_state = None if rng_state is None else rng_state.clone()
+            job = Job(step, copy.finish, meta, rng_state, files, False, started)
             self._thread = threading.Thread(target=self._run, args=(job,), name="checkpoint", daemon=True)
             self._thread.start()
             self._copy = copy
             self._blocked = time.perf_counter() - started
             return
-        self._run(Job(step, lambda: tensors, meta, rng_state, durable, started))
+        self._run(Job(step, lambda: tensors, meta, rng_state, files, durable, started))
         self._blocked = time.perf_counter() - started
         failed = self._take_outcome()
         if durable and failed is not None:
@@ -151,9 +160,22 @@ class BackgroundSaver(ABC):
         if isinstance(self._outcome, BaseException):
             logger.warning("the last save did not finish: %s", self._outcome)
 
+    def advance(self) -> None:
+        """To be called by `write` at every piece; whoever waits for it is told so."""
+        self._has_advanced = True
+        if self._thread is None:  # it is training that writes
+            self._tell_advance()
+
+    def _tell_advance(self) -> None:
+        if self._has_advanced:
+            self._has_advanced = False
+            self.alive("saving a checkpoint")
+
     def _join(self) -> None:
         if self._thread is not None:
-            join(self._thread)
+            while self._thread.is_alive():
+                self._thread.join(STEP_S)
+                self._tell_advance()
             self._thread = self._copy = None
             self._take_outcome()
 

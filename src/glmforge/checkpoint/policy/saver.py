@@ -34,6 +34,7 @@ from glmforge.checkpoint.policy.retain import apply_retention, retain_local
 from glmforge.checkpoint.save import promote, save_checkpoint, save_local
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
+from glmforge.observe.alive import Alive, quiet
 
 __all__ = ["CheckpointSaver", "SaveReport"]
 
@@ -51,8 +52,8 @@ class CheckpointSaver(BackgroundSaver):
         run_name: names the run's directory in `config.local_dir`.
     """
 
-    def __init__(self, root: Path, config: CheckpointConfig, *, run_name: str) -> None:
-        super().__init__(root, config)
+    def __init__(self, root: Path, config: CheckpointConfig, *, run_name: str, alive: Alive = quiet) -> None:
+        super().__init__(root, config, alive)
         self.local_root = local_root(config.local_dir, run_name) if config.local_dir is not None else None
         self._group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT) if world_size() > 1 else None
         self._noted_whole = False
@@ -70,16 +71,34 @@ class CheckpointSaver(BackgroundSaver):
         verify, local = self.config.verify_after_save, self.local_root
         tensors = job.tensors()
         if local is None:
-            path = save_checkpoint(self.root, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
+            path = save_checkpoint(
+                self.root,
+                job.step,
+                tensors,
+                job.meta,
+                rng_state=job.rng_state,
+                files=job.files,
+                verify=verify,
+                advance=self.advance,
+            )
             return path, run_on_rank_zero(lambda: sum(record.size for record in read_manifest(path).files.values()))
-        part = save_local(local, job.step, tensors, job.meta, rng_state=job.rng_state, verify=verify)
+        part = save_local(
+            local,
+            job.step,
+            tensors,
+            job.meta,
+            rng_state=job.rng_state,
+            files=job.files,
+            verify=verify,
+            advance=self.advance,
+        )
         if not self._noted_whole:
             run_on_rank_zero(lambda: note_whole(self.root))
             self._noted_whole = True
         num_bytes = sum(all_gather(sum(record.size for record in part.files.values())))
         if job.meta.ephemeral:
             return checkpoint_path(local, job.step), num_bytes
-        return promote(self.root, local, job.step, [part], verify=verify), num_bytes
+        return promote(self.root, local, job.step, [part], verify=verify, advance=self.advance), num_bytes
 
     def _delete_old(self) -> None:
         """A checkpoint that cannot be deleted is no reason to call the new one a failure."""

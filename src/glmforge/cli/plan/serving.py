@@ -51,9 +51,9 @@ def check_serving_options(
         view = "--serve" if serve else "--rollout"
         if others := [name for name in names if name not in _SETTINGS]:
             raise ConfigError(f"{view}: is shown alone; leave {others[0]} out")
-        if serve and (rollout is not None or not stage.is_trained):
+        if serve and (rollout is not None or not stage.is_plain):
             raise ConfigError("--serve: trains nothing; leave --stage, --lora and --rollout out")
-        if not stage.is_trained and stage.name != "policy":
+        if not stage.is_plain and stage.name != "policy":
             raise ConfigError(f"--rollout: is made for a policy, not for stage {stage.name}; add --stage policy")
     elif settings := [name for name in names if name in _SETTINGS]:
         raise ConfigError(f"{settings[0]}: is a setting of --serve and --rollout; add one of them")

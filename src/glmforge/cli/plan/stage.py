@@ -25,19 +25,19 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     from glmforge.config.lora import parse_lora
     from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
-    from glmforge.plan.stages.stage import POLICY_MODELS, find_stage, stage_of
+    from glmforge.plan.stages.stage import find_stage, stage_of
 
     if policy_models is not None and name != "policy":
         raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
     if name in STAGES and name != config.stage:
         raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
-    names = POLICY_MODELS if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
+    names = None if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     if name is None and lora is None:
         return stage_of(config)
     adapters = config.lora if lora is None else parse_lora(lora)
     if adapters is not None:
         adapted_maps(config.model, adapters)
-    return find_stage(name or config.stage, adapters, names)
+    return find_stage(name or config.stage, adapters, names, config)
 
 
 def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
@@ -45,7 +45,11 @@ def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
     from glmforge.errors import ConfigError
     from glmforge.plan.stages.stage import stage_of
 
-    if not stage.is_trained and stage.roles != stage_of(config).roles:
+    of_run = stage.is_plain or stage.roles == stage_of(config).roles
+    if of_run and len(stage.roles) > 1:
+        names = ", ".join(role.name for role in stage.roles)
+        raise ConfigError(f"--dry-run: takes the step of one model; stage {stage.name} has several: {names}")
+    if not of_run:
         raise ConfigError(
             f"--dry-run: takes the step that the configuration trains, not that of stage {stage.name}; leave it out"
         )

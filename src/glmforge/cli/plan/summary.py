@@ -93,7 +93,7 @@ def show_report(report: "PlanReport", console: Console, *, page: Path | None, as
         typer.echo(json.dumps(report_as_json(report), indent=2))
     else:
         _print_answers(report, console)
-        if not report.stage.is_trained:
+        if not report.stage.is_plain:
             print_models(report.stage, stage_summary(report), console)
         _print_parts(report, console)
         _print_nodes(report, console)

@@ -133,7 +133,7 @@ def _show_on(machine: "Machine", asked: Question) -> None:
 def _show_layout(asked: Question) -> None:
     """What the run does and how it lies on its ranks, whatever GPUs they are."""
     given, console = asked.options, Console()
-    is_stage = given.stage is not None or given.lora is not None
+    is_stage = given.stage is not None or given.lora is not None or len(asked.stage.roles) > 1
     if not (given.as_json or given.dry_run) and given.roofline is None:
         print_phases(asked.whole, console)
     if given.schedule is not None:

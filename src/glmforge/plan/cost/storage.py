@@ -14,8 +14,9 @@ from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
 from glmforge.config.parameters import ParameterTable
+from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
-from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _SMALL_VOCABULARY = 2**16

@@ -24,9 +24,10 @@ from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameters import HEAD
+from glmforge.config.role import Role
 from glmforge.plan.counts.parameters import count_parameters
 from glmforge.plan.stages.gradients import Gradients, Part, part_of
-from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 
 def train_flops_per_token(
@@ -55,6 +56,7 @@ def role_flops_per_token(
     config: ModelConfig, mean_attended: float, with_mtp: bool, role: Role, optim: OptimConfig | None = None
 ) -> float:
     """The same of one of a stage's models."""
+    config = role.model or config
     counts = count_parameters(config)
     has_mtp = with_mtp and role.has_vocabulary
     matrices = counts.trunk_matmul + counts.head.matrices * role.has_vocabulary
@@ -79,7 +81,7 @@ def _not_computed(config: ModelConfig, mean_attended: float, has_mtp: bool, role
     rows = [row for row in role.parameters(config).values() if row.family == "matrix" and (num_mtp or not row.mtp)]
     visited = Fraction(config.num_experts_per_tok, config.n_routed_experts)
     used = [(part_of(row.name, config), row.size * (visited if row.expert else 1)) for row in rows]
-    if role.has_vocabulary:
+    if role.has_logits(config):
         depths = (Part(num_layers - 1 + depth, HEAD.removesuffix(".weight")) for depth in range(1 + num_mtp))
         used += [(depth, config.vocab_size * config.hidden_size) for depth in depths]
     missing = sum(size * (2 - gradients.of_weight(part) - gradients.of_input(part)) for part, size in used)

@@ -12,8 +12,9 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import ParameterTable
+from glmforge.config.role import Role
 from glmforge.plan.counts.parameters import count_parameters
-from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _BYTES = {"bf16": 2, "fp32": 4}
 _FP32 = _BYTES["fp32"]

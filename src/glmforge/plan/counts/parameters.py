@@ -103,7 +103,7 @@ class ParameterCounts:
         dense_layers = _count(dense) * config.first_k_dense_replace
         return cls(
             embedding=embedding,
-            head=embedding,  # of the same shape, a matrix of its own or not
+            head=embedding if config.lm_head else Count(0),  # of the same shape, a matrix of its own or not
             is_tied=config.tie_word_embeddings,
             expert=_count((row for row in moe if row.expert), num_experts=1),
             dense_layer=_count(dense),

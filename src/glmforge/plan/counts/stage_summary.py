@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import is_frozen
+from glmforge.config.role import Role
 from glmforge.plan.counts.flops import role_flops_per_token
 from glmforge.plan.counts.memory import TrainingState, role_state
-from glmforge.plan.stages.stage import Role, TrainingStage
+from glmforge.plan.stages.stage import TrainingStage
 
 
 @dataclass(frozen=True)

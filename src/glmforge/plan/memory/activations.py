@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
-from glmforge.plan.stages.stage import MODEL, Role
+from glmforge.config.role import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32, INT64, Share
 
 _HEAD_CHUNK = {BF16: 4096, FP32: 1024}
@@ -101,7 +101,7 @@ class LayerActivations:
     @cached_property
     def head(self) -> Passes:
         """Final norm and cross-entropy of one depth: gradients are made in the forward pass, the weight's in fp32."""
-        if not self.role.has_vocabulary:
+        if not self.role.has_logits(self.model):
             return Passes(self._norm_bytes, self._norm_bytes, self._norm_bytes)
         share, width = self.share, self.model.hidden_size
         vocabulary = self.model.vocab_size // share.tp

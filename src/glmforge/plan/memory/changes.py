@@ -14,6 +14,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.observe.units import gigabytes
 from glmforge.plan.memory.estimate import MemoryModel
+from glmforge.plan.stages.stage import stage_of
 
 _WORTH_SAYING = 0.02
 """Share of the peak. What saves less is within the error of the closed forms."""
@@ -43,7 +44,7 @@ def helpful_changes(config: RunConfig, world_size: int, *, offload: bool = True,
     `offload`: whether to look at those that move memory from a GPU to its host.
     """
     layout = resolve_layout(config, world_size)
-    model = MemoryModel(config)
+    model = MemoryModel(config, stage_of(config))
     before = model.estimate(config, layout).peak
     best: dict[str, Change] = {}
     for key, value in _candidates(config, layout, offload=offload):

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from glmforge.config.layout import Layout
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
+from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.memory.in_flight import InFlight, passes_in_flight
 from glmforge.plan.memory.moments import Situation, moments
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
-from glmforge.plan.stages.stage import PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, laid_out, with_model_of
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ class MemoryModel:
     """Estimates for one run under many layouts: what does not depend on the layout is made once."""
 
     def __init__(self, config: RunConfig, stage: TrainingStage = PRETRAINING) -> None:
-        self.weights = {role: Weights(config, role) for role in stage.roles}
+        self.weights = {role: Weights(with_model_of(role, config), role) for role in stage.roles}
 
     def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:
         """`config` may differ in `parallel` and in the batch from the one that the model was made of.
 
-        The models of a stage take turns: weights and optimizer states of all are there, and what one of them needs.
+        The models of a stage take turns: weights, optimizer states and caches of all are there, and what one of them
+        needs besides: gradients are gone when the next one's turn comes.
         """
-        by_role = [self._places(config, layout, role) for role in self.weights]
+        by_role = [self._places(*laid_out(role, config, layout), role) for role in self.weights]
         return MemoryEstimate(tuple(_together(places) for places in zip(*by_role, strict=True)))
 
     def _places(self, config: RunConfig, layout: Layout, role: Role) -> list[PlaceMemory]:
@@ -77,11 +79,11 @@ class MemoryModel:
             flights = passes_in_flight(parallel.pipeline_schedule, pp, pp_rank, per_rank, parts.micro_batches)
             if not role.is_trained:  # a forward pass alone leaves nothing behind
                 flights = ((0,) * len(rank.kept),)
-            places.append(_place(config, pp_rank, pp, rank, flights, parts.micro_batches))
+            places.append(_place(config, pp_rank, pp, rank, flights, parts.micro_batches, role))
         return places
 
 
-_HELD = (Purpose.WEIGHTS, Purpose.OPTIMIZER)
+_HELD = (Purpose.WEIGHTS, Purpose.OPTIMIZER, Purpose.CACHE)
 
 
 def _together(places: tuple[PlaceMemory, ...]) -> PlaceMemory:
@@ -95,13 +97,23 @@ def _together(places: tuple[PlaceMemory, ...]) -> PlaceMemory:
 
 
 def _place(
-    config: RunConfig, pp_rank: int, pp: int, rank: RankParts, flights: tuple[InFlight, ...], micro_batches: int
+    config: RunConfig,
+    pp_rank: int,
+    pp: int,
+    rank: RankParts,
+    flights: tuple[InFlight, ...],
+    micro_batches: int,
+    role: Role,
 ) -> PlaceMemory:
     held, is_offloaded = rank.held, config.parallel.cpu_offload
-    always = {Purpose.BUFFERS: rank.buffers}
+    always = {Purpose.CACHE: role.cache_bytes} if role.cache_bytes else {}
     if not is_offloaded:
         always |= {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
-    situation = Situation.of(config, pp, pp_rank, micro_batches)
-    moment, at_peak = max(moments(rank, flights, situation), key=lambda named: sum(named[1].values()))
     host = held.weights + held.gradients + held.optimizer if is_offloaded else 0
+    if not role.has_passes:
+        return PlaceMemory(pp_rank, Counter(always), "always", host)
+    always[Purpose.BUFFERS] = rank.buffers
+    found = moments(rank, flights, Situation.of(config, pp, pp_rank, micro_batches))
+    reached = (one for one in found if role.is_trained or one[0] == "forward")
+    moment, at_peak = max(reached, key=lambda named: sum(named[1].values()))
     return PlaceMemory(pp_rank, Counter(always | at_peak), moment, host)

@@ -17,10 +17,10 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameter_groups import held_in_bf16, parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
 from glmforge.config.regularization import EWC_BYTES
+from glmforge.config.role import MODEL, Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of
 from glmforge.plan.stages.gradients import part_of
-from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from glmforge.config.layout import Layout
 from glmforge.config.parameter_groups import is_frozen
 from glmforge.config.parameters import EMBEDDING, HEAD
+from glmforge.config.role import MODEL, Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.memory.activations import LayerActivations, Passes
 from glmforge.plan.memory.shards import Shard, Sharding, StageKey, Weight, Weights
 from glmforge.plan.memory.update import update_bytes
-from glmforge.plan.stages.stage import MODEL, Role
 from glmforge.plan.work.operations import BF16, FP32, INT64
 from glmforge.plan.work.step import micro_batch_share
 
@@ -73,7 +73,9 @@ class StageParts:
             self.itemsize,
             phase.aux_loss_weight > 0,
             role,
-            role.trains_all and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
+            model.lm_head
+            and role.trains_all
+            and not is_frozen(EMBEDDING if model.tie_word_embeddings else HEAD, config.optim),
             weights.readers,
         )
         self.sharding = Sharding(model, layout, self.itemsize)

@@ -14,7 +14,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import is_frozen
 from glmforge.config.parameters import EMBEDDING, HEAD, Parameter
-from glmforge.plan.stages.stage import Role
+from glmforge.config.role import Role
 
 _ORDER: tuple[tuple[str, ...], ...] = (
     ("model.embed_tokens",),

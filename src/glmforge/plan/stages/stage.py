@@ -1,100 +1,22 @@
 """The stages of a model's training, as far as they differ in work, memory and traffic.
 
-The stages of a configuration (`stage: pretrain`, `midtrain`, `sft`) train one whole model, but for what `optim.rules`
-freeze, and differ in settings only. Those that a configuration cannot say yet are planned by name: `lora`, `reward`,
-`policy`.
+A stage declares the roles of its models (`glmforge.config.stage`); here they are what a run holds of them. Adapters
+freeze a model and are trained in its place. Roles that use the same weights are one model: a reference is the actor
+without its adapters, an engine generates with the actor's weights.
 
-A stage is a list of roles: models that take part in its step, each with what is trained of it. LoRA freezes the model
-and trains adapters. A reward model has one output in place of the vocabulary. Training a policy takes up to four models
-on the same GPUs (actor, reference, critic, reward), of which some only run forward.
-
-Nothing of a role that is frozen has a gradient or an optimizer state, and it is held in bf16: only what changes in
-small steps needs fp32. What is trained is held in fp32, as everywhere in this project. What rules freeze is held as
-`precision.frozen` says.
-
-Rollouts and serving train nothing and have no step; `glmforge.plan.serving` counts them.
+`lora` is no stage of its own, but the name of any stage that trains adapters of one model. Rollouts and serving train
+nothing and have no step; `glmforge.plan.serving` counts them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
 
-from glmforge.config.adapters import adapted
+from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.lora import LoraConfig
-from glmforge.config.model import ModelConfig
-from glmforge.config.parameters import HeldDtype, Parameter, ParameterTable, parameter_table
-from glmforge.config.quantised import quantised
+from glmforge.config.role import BF16_BYTES, FP32_BYTES, MODEL, Role
 from glmforge.config.schema import RunConfig
-from glmforge.config.stage import STAGES
+from glmforge.config.stage import PLANNED_STAGES, STAGES
 from glmforge.errors import ConfigError
-
-PLANNED_ONLY = ("lora", "reward", "policy")
-"""Stages that a configuration cannot say yet."""
-PolicyModel = Literal["reference", "critic", "reward"]
-POLICY_MODELS: tuple[PolicyModel, ...] = get_args(PolicyModel)
-
-_BF16, _FP32 = 2, 4
-_HELD_BYTES: dict[HeldDtype, int] = {"uint8": 1, "bf16": _BF16}
-
-
-@dataclass(frozen=True)
-class Role:
-    """A model in a step.
-
-    Attributes:
-        name: what it is called among the models of its stage.
-        is_trained: whether any of it is: what `lora` says if it has one, else everything.
-        forwards: forward passes over the step's tokens besides that of training, such as for log-probabilities.
-        has_vocabulary: whether it answers with logits; otherwise it has a score for each token and no other head.
-        frozen_bytes: of an element of what is frozen.
-        quantises: whether frozen matrices are held in NF4 (`glmforge.config.quantised`).
-
-    Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
-    """
-
-    name: str
-    is_trained: bool = True
-    lora: LoraConfig | None = None
-    forwards: int = 0
-    has_vocabulary: bool = True
-    frozen_bytes: int = _BF16
-    quantises: bool = False
-
-    def trains(self, row: Parameter) -> bool:
-        """Whether a parameter of the role changes."""
-        return self.is_trained and row.trained and row.lr_scale > 0
-
-    def element_bytes(self, row: Parameter) -> int:
-        """Of one element of a parameter or buffer, as it is held between steps."""
-        if row.dtype is not None:
-            return _HELD_BYTES[row.dtype]
-        return _FP32 if self.trains(row) or row.fp32 else self.frozen_bytes
-
-    @property
-    def trains_all(self) -> bool:
-        """Whether nothing of it is frozen."""
-        return self.is_trained and self.lora is None
-
-    @property
-    def predicts_ahead(self) -> bool:
-        """Whether it may run layers for multi-token prediction."""
-        return self.is_trained and self.has_vocabulary
-
-    def parameters(self, model: ModelConfig) -> ParameterTable:
-        """What the role holds, adapters included."""
-        if not self.has_vocabulary:
-            model = model.model_copy(update={"heads": {"score": 1}})
-        table = parameter_table(model)
-        if not self.has_vocabulary:
-            table = ParameterTable(row for row in table.values() if row.family != "head" and not row.mtp)
-        elif not self.is_trained:
-            table = ParameterTable(row for row in table.values() if not row.mtp)
-        return adapted(table, model, self.lora) if self.lora else table
-
-    def held(self, model: ModelConfig) -> ParameterTable:
-        """The same as it lies in memory: the parts of quantised weights in the place of the weights."""
-        table = self.parameters(model)
-        return quantised(table) if self.quantises else table
 
 
 @dataclass(frozen=True)
@@ -105,59 +27,89 @@ class TrainingStage:
     roles: tuple[Role, ...]
 
     @property
-    def is_trained(self) -> bool:
-        """Whether a run can train it today, so that the trainer's own step is its."""
-        return self.name in STAGES
+    def is_plain(self) -> bool:
+        """Whether it trains one whole model and nothing else, as in pre-training."""
+        return self.roles == (MODEL,)
 
 
-MODEL = Role("model")
-"""Trained whole, as in pre-training."""
 PRETRAINING = TrainingStage("pretrain", (MODEL,))
 
 
 def stage_of(config: RunConfig) -> TrainingStage:
-    """What a run of this configuration trains: the whole model, or adapters of it."""
-    if config.lora is None:
-        return find_stage(config.stage)
-    frozen_bytes = _BF16 if config.precision.frozen_float == "bf16" else _FP32
+    """What a run of this configuration trains: whole models, or adapters of them."""
+    frozen_bytes = BF16_BYTES if config.precision.frozen_float == "bf16" else FP32_BYTES
     quantises = config.precision.frozen == "nf4"
-    return TrainingStage("lora", (Role("model", lora=config.lora, frozen_bytes=frozen_bytes, quantises=quantises),))
+    roles = STAGES[config.stage].roles(config)
+    return _stage(config.stage, roles, config.lora, frozen_bytes=frozen_bytes, quantises=quantises)
 
 
 def find_stage(
-    name: str = "pretrain", lora: LoraConfig | None = None, policy_models: Sequence[str] = POLICY_MODELS
+    name: str = "pretrain",
+    lora: LoraConfig | None = None,
+    policy_models: Sequence[str] | None = None,
+    run: RunConfig | None = None,
 ) -> TrainingStage:
-    """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are those beside the actor.
+    """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are the models beside the first
+    one, None: all. `run` is for stages whose models depend on it, and has that of a run whose adapters are planned.
 
     Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
     """
-    if name in STAGES and lora is None:
-        return TrainingStage(name, (MODEL,))
-    stage = "lora" if name in STAGES else name
-    if stage not in PLANNED_ONLY:
-        known = f"known are {', '.join((*STAGES, *PLANNED_ONLY))}; for what trains nothing see --rollout and --serve"
-        raise ConfigError(f"--stage: '{name}' is none; {known}")
-    if stage == "lora" and lora is None:
+    if name == "lora" and lora is None:
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
-    if stage == "policy":
-        return TrainingStage(stage, _policy_roles(lora, policy_models))
-    return TrainingStage(stage, (Role("model", lora=lora, has_vocabulary=stage != "reward"),))
+    known = STAGES | PLANNED_STAGES
+    stage = known.get((run.stage if run is not None else "pretrain") if name == "lora" else name)
+    if stage is None:
+        choices = ", ".join((*STAGES, "lora", *PLANNED_STAGES))
+        raise ConfigError(
+            f"--stage: unknown stage '{name}'; choose one of {choices}; for what trains nothing see --rollout and "
+            "--serve"
+        )
+    first, *others = stage.roles(run)
+    if policy_models is not None:
+        names = [role.name for role in others]
+        if unknown := [model for model in policy_models if model not in names]:
+            raise ConfigError(f"--policy-models: unknown model '{unknown[0]}'; choose from {', '.join(names)}")
+        others = [role for role in others if role.name in policy_models]
+    return _stage(stage.name, (first, *others), lora)
 
 
-def _policy_roles(lora: LoraConfig | None, names: Sequence[str]) -> tuple[Role, ...]:
-    """The actor scores the step's tokens once more before it is updated: the ratio of PPO needs its old probabilities.
+def _stage(
+    name: str,
+    roles: tuple[Role, ...],
+    lora: LoraConfig | None,
+    *,
+    frozen_bytes: int = BF16_BYTES,
+    quantises: bool = False,
+) -> TrainingStage:
+    """With adapters in the roles that train, and roles that use the same weights as one."""
+    if lora is not None:
+        name = "lora" if roles == (MODEL,) else name
+        roles = tuple(
+            replace(role, lora=lora, frozen_bytes=frozen_bytes, quantises=quantises) if role.is_trained else role
+            for role in roles
+        )
+    found = {role.name: role for role in roles}
+    for role in roles:
+        owner = role.weights_of or (role.base_of if lora is not None else None)
+        if owner is not None:
+            one = found[owner]
+            forwards, cache_bytes = one.forwards + role.forwards, one.cache_bytes + role.cache_bytes
+            found[owner] = replace(one, forwards=forwards, cache_bytes=cache_bytes)
+            del found[role.name]
+    return TrainingStage(name, tuple(found.values()))
 
-    With adapters the reference is the actor without them, and costs a pass but no weights.
-    """
-    if unknown := [name for name in names if name not in POLICY_MODELS]:
-        raise ConfigError(f"--policy-models: '{unknown[0]}' is none; known are {', '.join(POLICY_MODELS)}")
-    actor = Role("actor", lora=lora, forwards=1)
-    if lora is not None and "reference" in names:
-        actor = replace(actor, forwards=2)
-    others = {
-        "reference": Role("reference", is_trained=False, forwards=1),
-        "critic": Role("critic", lora=lora, forwards=1, has_vocabulary=False),
-        "reward": Role("reward", is_trained=False, forwards=1, has_vocabulary=False),
-    }
-    own = [name for name in POLICY_MODELS if name in names and not (name == "reference" and lora is not None)]
-    return actor, *(others[name] for name in own)
+
+def with_model_of(role: Role, config: RunConfig) -> RunConfig:
+    """The run with the role's model in the place of its own."""
+    return config if role.model is None else config.model_copy(update={"model": role.model})
+
+
+def laid_out(role: Role, config: RunConfig, layout: Layout) -> tuple[RunConfig, Layout]:
+    """The same, and its layout. Raises `ConfigError` if a model of the role's own cannot be laid out so."""
+    if role.model is None:
+        return config, layout
+    config = with_model_of(role, config)
+    try:
+        return config, resolve_layout(config, layout.world_size)
+    except ConfigError as error:
+        raise ConfigError(f"the model of role '{role.name}' does not fit the run's layout: {error}") from None

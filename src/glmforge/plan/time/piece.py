@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parameter_groups import rule_of
 from glmforge.config.parameters import Parameter
+from glmforge.config.role import MODEL
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent
 from glmforge.plan.stages.gradients import Gradients, part_of
-from glmforge.plan.stages.stage import MODEL
 
 PieceKind = Literal["embedding", "dense", "moe", "head"]
 

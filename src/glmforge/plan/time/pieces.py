@@ -16,12 +16,13 @@ from glmforge.config.layout import Layout
 from glmforge.config.optim import ParameterRule
 from glmforge.config.parallel import LowPrecisionMap
 from glmforge.config.parameters import Parameter
+from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import Role, TrainingStage
+from glmforge.plan.stages.stage import TrainingStage
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.overheads import FITTED, Overheads
 from glmforge.plan.time.piece import Piece, content_of

@@ -214,6 +214,13 @@ def _situation(
 ) -> Situation:
     if config.precision.compute != "bf16":
         raise ConfigError("precision.compute: the time of a step is predicted for bf16 only; set it to bf16")
+    stage = TrainingStage(stage.name, tuple(role for role in stage.roles if role.has_passes))
+    for role in stage.roles:
+        if role.model is not None and role.model != config.model:
+            raise ConfigError(
+                f"stage {stage.name}: role '{role.name}' has a model of another size, and the time of a step is "
+                "predicted for models of one size only; leave --gpu out to see its memory"
+            )
     if kernels.fp8_maps and machine.accelerator.fp8_flops is None:
         raise ConfigError(
             f"precision.low_precision: {machine.accelerator.name} has no fp8; set it to 'none', or choose another GPU"

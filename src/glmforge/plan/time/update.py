@@ -10,11 +10,11 @@ from typing import NamedTuple
 from glmforge.config.layout import Layout
 from glmforge.config.parameter_groups import parameter_groups
 from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.machine.ceilings import ceilings
 from glmforge.plan.machine.collectives import Group, collective_seconds
 from glmforge.plan.machine.machine import Machine
-from glmforge.plan.stages.stage import Role
 from glmforge.plan.time.expected import expected_seconds
 from glmforge.plan.time.piece import Piece
 from glmforge.plan.time.pieces import Situation, parameters_of

@@ -12,8 +12,8 @@ from dataclasses import replace
 from glmforge.config.adapters import PACKED, Kind, is_meant
 from glmforge.config.lora import LoraConfig
 from glmforge.config.parameters import HEAD
+from glmforge.config.role import Role
 from glmforge.plan.stages.gradients import Gradients, Part
-from glmforge.plan.stages.stage import Role
 from glmforge.plan.work.operations import BF16, NOTHING, Matmul, Operation, Work, linear
 
 MAPS = {

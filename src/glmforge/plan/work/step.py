@@ -13,11 +13,12 @@ from itertools import chain
 from glmforge.config.layout import Layout
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import Parameter, ParameterTable
+from glmforge.config.role import MODEL, Role
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.stages.gradients import Gradients
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, laid_out
 from glmforge.plan.work import operations
 from glmforge.plan.work.operations import Operation, Share, done_again
 from glmforge.plan.work.role_operations import forward_alone, trained_by, under_rules
@@ -54,13 +55,15 @@ def step_operations(
     if config.precision.compute != "bf16":
         raise ConfigError("precision.compute: the operations of a step are counted for bf16 only; set it to bf16")
     share = micro_batch_share(config, layout, mean_attended)
+    return [
+        operation
+        for role in stage.roles
+        for operation in _role_operations(*laid_out(role, config, layout), pp_rank, share, role)
+    ]
+
+
+def _role_operations(config: RunConfig, layout: Layout, pp_rank: int, share: Share, role: Role) -> Iterator[Operation]:
     contents = stages_of_pp_rank(config, layout, pp_rank)
-    return [operation for role in stage.roles for operation in _role_operations(config, layout, share, contents, role)]
-
-
-def _role_operations(
-    config: RunConfig, layout: Layout, share: Share, contents: list[StageContent], role: Role
-) -> Iterator[Operation]:
     micro_batches = layout.num_micro_batches(config.phases[0])
     for content in contents:
         yield from times(micro_batches, role_passes(config, share, content, role))
@@ -115,13 +118,13 @@ def role_passes(config: RunConfig, share: Share, content: StageContent, role: Ro
         yield from _trained(role, gradients, 0, _entry(model, share, content))
         yield from _trained_layers(config, share, content, role, gradients)
         last = model.num_hidden_layers - 1
-        yield from _trained(role, gradients, last, _exit(model, share, content, role.has_vocabulary))
+        yield from _trained(role, gradients, last, _exit(model, share, content, role.has_logits(model)))
         if config.phases[0].mtp_loss_weight and role.has_vocabulary:
             yield from _mtp(config, share, content, role, gradients)
     passed = chain(
         _entry(model, share, content),
         _layers(model, share, content),
-        _exit(model, share, content, role.has_vocabulary),
+        _exit(model, share, content, role.has_logits(model)),
     )
     yield from forward_alone(role, passed)
 

@@ -16,12 +16,13 @@ from typing import NamedTuple
 from glmforge.config.layout import Layout
 from glmforge.config.parameter_groups import is_frozen
 from glmforge.config.parameters import Parameter
+from glmforge.config.role import MODEL, Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.layout import StageContent, stages_of_pp_rank
 from glmforge.plan.machine.collectives import Group, LinkBytes, link_bytes
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.machine.measured import CollectiveKind
-from glmforge.plan.stages.stage import MODEL, PRETRAINING, Role, TrainingStage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, laid_out
 from glmforge.plan.work.operations import BF16, FP32, Share
 from glmforge.plan.work.step import held_parameters, micro_batch_share
 from glmforge.plan.work.update_operations import shard_elements, used_elements
@@ -69,7 +70,7 @@ def step_traffic(
     """The axes along which a rank of `pp_rank` communicates anything in a step of the first phase."""
     sizes: Counter[str] = Counter()
     for role in stage.roles:
-        for axis, size in _role_traffic(config, layout, pp_rank, role):
+        for axis, size in _role_traffic(*laid_out(role, config, layout), pp_rank, role):
             sizes[axis] += size
     exchanges = {"ep"} | ({"cp"} if config.parallel.context_method == "ulysses" else set())
     return [
@@ -118,7 +119,7 @@ def _training_pass(
     # A recomputation ends before it has done so after a dense layer's last map.
     yield "tp", num_layers * 2 * 2 * x * (forwards + 1) - content.num_dense * x * (forwards - 1)
     # The embedding is summed over parts of the vocabulary, the head reads all tokens.
-    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * (1 + num_mtp) * 2 * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_logits(model))) * (1 + num_mtp) * 2 * x
     rows = BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "ep", num_moe * 2 * rows * (forwards + 1)
     gathered, exchanged = _context(config, layout, share)
@@ -136,7 +137,7 @@ def _forward_pass(
     num_layers = content.num_dense + content.num_moe
     x = BF16 * share.tokens * model.hidden_size
     yield "tp", num_layers * 2 * 2 * x
-    yield "tp", (content.has_embedding + (content.has_head and role.has_vocabulary)) * x
+    yield "tp", (content.has_embedding + (content.has_head and role.has_logits(model))) * x
     yield "ep", content.num_moe * 2 * BF16 * share.own * model.num_experts_per_tok * model.hidden_size
     yield "cp", num_layers * sum(_context(config, layout, share))
     yield "pp", _boundaries(content) * BF16 * share.normed * model.hidden_size

@@ -27,12 +27,14 @@ from glmforge.checkpoint.load import load_latest, load_rng_state, set_aside_ever
 from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.policy.background import BackgroundSaver, SaveReport
 from glmforge.checkpoint.policy.saver import CheckpointSaver
+from glmforge.checkpoint.source_files import read_files, stored_files
 from glmforge.config.schema import RunConfig
-from glmforge.errors import CheckpointError
+from glmforge.errors import CheckpointError, ConfigError
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
 from glmforge.training.order import Priority
 from glmforge.training.skipped import remember_skipped
+from glmforge.training.source import BatchSource
 from glmforge.training.state import TrainState
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
@@ -73,18 +75,33 @@ class CheckpointHook(Hook):
     def _make_saver(self, trainer: Trainer) -> BackgroundSaver:
         config = self.config
         if config.lora is None:
-            return CheckpointSaver(self.root, config.checkpoint, run_name=config.name)
+            return CheckpointSaver(self.root, config.checkpoint, run_name=config.name, alive=trainer.alive)
         assert self.base is not None, "a run with adapters begins from base weights"
         info = AdapterInfo(config.model, config.lora, config.checkpoint.mode, self.base, config.data.tokenizer)
         tensors, rng_state = self._tensors(trainer), _rng_state(trainer.world.device)
-        return AdapterSaver(self.root, config.checkpoint, tensors, info, run_name=config.name, rng_state=rng_state)
+        return AdapterSaver(
+            self.root,
+            config.checkpoint,
+            tensors,
+            info,
+            run_name=config.name,
+            rng_state=rng_state,
+            writes_files=_is_first_with_its_rows(trainer) and _keeps_files(trainer.source),
+        )
 
     def _tensors(self, trainer: Trainer) -> dict[str, Tensor]:
-        """What a checkpoint holds: everything, or of a run with adapters what is trained."""
+        """What a checkpoint holds: everything of all models, or of a run with adapters what is trained."""
         tensors = trainer.backend.state_tensors()
         if self.config.lora is None:
+            for extra, model in trainer.extra_models.items():
+                tensors |= {f"{extra}.{name}": tensor for name, tensor in model.backend.state_tensors().items()}
             return tensors
-        table = trainer.model.table
+        if trainer.extra_models:
+            raise ConfigError(
+                f"lora: checkpoints of adapters cannot hold a further trained model ({', '.join(trainer.extra_models)})"
+                "; train all weights instead"
+            )
+        table = trainer.backend.table
         return {
             name: tensor
             for name, tensor in tensors.items()
@@ -140,12 +157,14 @@ class CheckpointHook(Hook):
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
             stopped=state.stopped,
+            extra_models={name: model.config.model_dump(mode="json") for name, model in trainer.extra_models.items()},
         )
         self._saver.save(
             state.step,
             self._tensors(trainer),
             meta,
             rng_state=_rng_state(trainer.world.device),
+            files=_files_of_source(trainer),
             ephemeral=ephemeral,
             durable=durable,
         )
@@ -195,6 +214,8 @@ class CheckpointHook(Hook):
         trainer.state, self._is_unsaved = _train_state(meta), False
         for hook in trainer.hooks:
             hook.load_state_dict(meta.hooks.get(hook.state_key, {}))
+        world = trainer.world
+        trainer.source.load_state_files(read_files(path, world.data_rank, world.layout.data_ranks))
         changes = trainer.source.load_state_dict(meta.mixtures, trainer.state.position)
         self._report_changes(trainer, meta, changes, resumed=before_step is None)
         rng_state = load_rng_state(path)
@@ -247,6 +268,8 @@ class CheckpointHook(Hook):
         changes = [("mixture changed", change) for change in mixtures]
         if resumed:  # a run that goes back has not been configured anew
             noted = check_compatible(meta.config, self.config.model_dump(mode="json"), meta.samples_consumed)
+            for name, model in trainer.extra_models.items():
+                noted += _changes_of_extra(name, meta, model.config)
             changes += [("configuration changed", change) for change in noted]
         for event, detail in changes:
             trainer.event(event, detail, step=meta.step)
@@ -267,12 +290,37 @@ class CheckpointHook(Hook):
                 )
 
 
+def _files_of_source(trainer: Trainer) -> dict[str, bytes]:
+    """What this rank writes of them: of ranks with the same rows the first one does."""
+    files = trainer.source.state_files()
+    if not _is_first_with_its_rows(trainer):
+        return {}
+    return stored_files(files, trainer.world.data_rank, trainer.world.layout.data_ranks)
+
+
+def _is_first_with_its_rows(trainer: Trainer) -> bool:
+    return not any(trainer.world.axis_rank(axis) for axis in ("pp", "cp", "tp"))
+
+
+def _keeps_files(source: BatchSource) -> bool:
+    return type(source).state_files is not BatchSource.state_files
+
+
 def _hook_states(hooks: Sequence[Hook]) -> dict[str, dict[str, Any]]:
     """What hooks have to keep, by key; several may keep theirs under one."""
     states: dict[str, dict[str, Any]] = {}
     for hook in hooks:
         states.setdefault(hook.state_key, {}).update(hook.state_dict())
     return {key: state for key, state in states.items() if state}
+
+
+def _changes_of_extra(name: str, meta: CheckpointMeta, config: RunConfig) -> list[str]:
+    """What has changed in the configuration of a further model. Raises `CheckpointError` if it cannot go on."""
+    try:
+        changes = check_compatible(meta.extra_models[name], config.model_dump(mode="json"), meta.samples_consumed)
+    except CheckpointError as error:
+        raise CheckpointError(f"step {meta.step} does not fit this run: {name}: {error}") from None
+    return [f"{name}: {change}" for change in changes]
 
 
 def _is_due(every: int | None, step: int) -> bool:

@@ -41,8 +41,10 @@ class ElasticHook(Hook):
         self._penalty: ElasticPenalty | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
-        self._penalty = ElasticPenalty(trainer.model.named_parameters(), self.config.strength, trainer.world)
-        groups = parameter_groups(trainer.model.table, trainer.config.optim)
+        backend = trainer.backend
+        weights, names = backend.weights(), [chunk.name for chunk in backend.local_chunks()]
+        self._penalty = ElasticPenalty({name: weights[name] for name in names}, self.config.strength, trainer.world)
+        groups = parameter_groups(backend.table, trainer.config.optim)
         trained = [row.name for group in groups if not group.is_frozen for row in group.parameters]
         only = {prefix + name for prefix in (FISHER, START) for name in trained}
         try:
@@ -55,7 +57,7 @@ class ElasticHook(Hook):
 
     def on_gradients(self, trainer: Trainer) -> None:
         assert self._penalty is not None, "it is read before the first step"
-        trainer.reducer.add(_SUM, self._penalty.add_gradients().reshape(1))
+        trainer.reducer.add(_SUM, self._penalty.add_gradients(trainer.backend.local_chunks()).reshape(1))
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         value = float(result.metrics[_SUM])

@@ -8,15 +8,16 @@ difference is what has been forgotten.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from glmforge.observe.alive import Alive
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
-from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 
-Evaluate = Callable[[ParallelModel], Sequence[Record]]
-"""All ranks call it together; gives one record per held-out source (`source`, `bits_per_byte`, ...)."""
+Evaluate = Callable[[Any, Alive], Sequence[Record]]
+"""Takes the model as `Backend.evaluating` gives it and `Trainer.alive`, which it calls while it works. Gives a record
+per held-out source (`source`, `bits_per_byte`, ...). All ranks call it together."""
 
 
 class EvaluationHook(Hook):
@@ -62,8 +63,8 @@ class EvaluationHook(Hook):
         self._at_start = dict(state.get("bits_per_byte_at_start", {}))
 
     def _records(self, trainer: Trainer) -> Sequence[Record]:
-        with trainer.model.evaluating():
-            return self.evaluate(trainer.model)
+        with trainer.backend.evaluating() as model:
+            return self.evaluate(model, trainer.alive)
 
     def _compared(self, record: Mapping[str, Any]) -> Record:
         """What the starting weights scored on the record's source; nothing if that is not known."""

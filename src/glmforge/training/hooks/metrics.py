@@ -36,7 +36,7 @@ class MetricsHook(Hook):
             self._write(trainer, result)
 
     def on_record(self, trainer: Trainer, result: StepResult) -> None:
-        state, phase = trainer.state, trainer.phase
+        state, phase, extra = trainer.state, trainer.phase, result.extra
         trainer.record(
             step=state.step,
             phase=phase.name,
@@ -53,6 +53,8 @@ class MetricsHook(Hook):
             lr=result.lr,
             grad_norm=result.grad_norm,
             router_bias_rate=phase.router_bias_rate,
+            extra_losses={name: dict(each.losses) for name, each in extra.items()} or None,
+            extra_grad_norms={name: each.grad_norm for name, each in extra.items()} or None,
         )
 
     def on_train_end(self, trainer: Trainer) -> None:

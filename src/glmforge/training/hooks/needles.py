@@ -1,16 +1,17 @@
 """Test at every evaluation what the model retrieves from long contexts. How is the recipe's function."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from glmforge.observe.alive import Alive
 from glmforge.observe.bus import Kind
 from glmforge.observe.metrics import Record
-from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
 
-FindNeedles = Callable[[ParallelModel, str], Sequence[Record]]
-"""Given the model and the phase's name; all ranks call it together and get the same records, one per task, length and
-depth; none in a phase that has no tests."""
+FindNeedles = Callable[[Any, str, Alive], Sequence[Record]]
+"""Takes the model as `Backend.evaluating` gives it, the phase's name and `Trainer.alive`, to be called while it works.
+All ranks call it together and get the same records, one per task, length and depth; none in a phase without tests."""
 
 
 class NeedlesHook(Hook):
@@ -25,5 +26,7 @@ class NeedlesHook(Hook):
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         where = {"step": trainer.state.step, "tokens": trainer.state.tokens}
-        for record in self.find_needles(trainer.model, trainer.phase.name):
+        with trainer.backend.evaluating() as model:
+            found = self.find_needles(model, trainer.phase.name, trainer.alive)
+        for record in found:
             trainer.bus.write(Kind.NEEDLES, where | record)

@@ -6,11 +6,10 @@ Shapes: L routers, E experts.
 """
 
 import torch
-from torch import Tensor
 
+from glmforge.backend.base import Backend
 from glmforge.observe.balance import balance_metrics, bias_metrics, expert_load
 from glmforge.observe.metrics import Record
-from glmforge.parallel.model import ParallelModel
 from glmforge.training.order import Priority
 from glmforge.training.records import EXPERT_LOAD_RECORDS, LAYER_RECORDS, is_one_of
 from glmforge.training.step import StepResult
@@ -27,7 +26,7 @@ class RoutersHook(Hook):
         self._biases: RouterBiases | None = None
 
     def on_train_start(self, trainer: Trainer) -> None:
-        self._biases = RouterBiases(trainer.model)
+        self._biases = RouterBiases(trainer.backend)
 
     def on_rollback(self, trainer: Trainer) -> None:
         self.on_train_start(trainer)
@@ -48,22 +47,19 @@ class RoutersHook(Hook):
 
 
 class RouterBiases:
-    """Compares the biases of `model` with those of the last record, at first with those of now."""
+    """Compares the biases of the model with those of the last record, at first with those of now."""
 
-    def __init__(self, model: ParallelModel) -> None:
-        self._model = model
-        self._last = {number: bias_E.clone() for number, bias_E in self._biases().items()}
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._last = {number: bias_E.clone() for number, bias_E in backend.router_biases().items()}
 
     def metrics(self, num_routers: int) -> Record:
         """The metrics of the first `num_routers` routers since the last call. All ranks call this together."""
-        world = self._model.world
+        world = self._backend.world
         spread_drift_2L = torch.zeros(2, num_routers, device=world.device)
-        for number, bias_E in self._biases().items():
+        for number, bias_E in self._backend.router_biases().items():
             if number < num_routers:
                 spread_drift_2L[0, number] = bias_E.max() - bias_E.min()
                 spread_drift_2L[1, number] = (bias_E - self._last[number]).abs().max()
             self._last[number].copy_(bias_E)
         return bias_metrics(*world.sum(spread_drift_2L, "pp").cpu())
-
-    def _biases(self) -> dict[int, Tensor]:
-        return {number: moe.gate.e_score_correction_bias for number, moe in self._model.moe_layers().items()}

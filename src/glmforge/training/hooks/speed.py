@@ -2,9 +2,9 @@
 
 Speed is averaged over the steps since the last record, and nothing waits for the device in between. Model FLOPs are
 added up step by step, as the documents of each batch have their own lengths; they are those of what the run trains and
-runs, without gradients of frozen weights and MTP layers whose loss has no weight. What fills up a row of packed
-documents is computed like a document, and counts as one. Utilisation compares them with the peak of this rank's device,
-taking all ranks' for equal, and is left out where that peak is not known.
+runs, in all its models, without gradients of frozen weights and MTP layers whose loss has no weight. What fills up a
+row of packed documents is computed like a document, and counts as one. Utilisation compares them with the peak of this
+rank's device, taking all ranks' for equal, and is left out where that peak is not known.
 """
 
 import torch
@@ -26,7 +26,7 @@ class SpeedHook(Hook):
 
     def __init__(self) -> None:
         self._peak_flops: float | None = None
-        self._flops_per_token: dict[bool, tuple[float, float]] = {}
+        self._flops_per_token: dict[tuple[str, bool], tuple[float, float]] = {}
         self._flops: Tensor | float = 0.0
         self._begin()
 
@@ -59,12 +59,18 @@ class SpeedHook(Hook):
 
     def _model_flops(self, trainer: Trainer, result: StepResult) -> Tensor | float:
         """Of a step, over all ranks; not read from the device here."""
-        model, optim, with_mtp = trainer.config.model, trainer.config.optim, trainer.phase.objective.num_mtp > 0
-        if with_mtp not in self._flops_per_token:
-            fixed, first = (train_flops_per_token(model, length, with_mtp, optim=optim) for length in (0, 1))
-            self._flops_per_token[with_mtp] = fixed, first - fixed
-        fixed, per_length = self._flops_per_token[with_mtp]
-        return (fixed + per_length * result.mean_attended_length) * result.tokens
+        extra = [(name, model.config, model.objective) for name, model in trainer.extra_models.items()]
+        total: Tensor | float = 0.0
+        for name, config, objective in (("", trainer.config, trainer.phase.objective), *extra):
+            key = name, objective.num_mtp > 0
+            if key not in self._flops_per_token:
+                fixed, first = (
+                    train_flops_per_token(config.model, length, key[1], optim=config.optim) for length in (0, 1)
+                )
+                self._flops_per_token[key] = fixed, first - fixed
+            fixed, per_length = self._flops_per_token[key]
+            total = total + (fixed + per_length * result.mean_attended_length) * result.tokens
+        return total
 
     def _begin(self) -> None:
         self._steps = 0

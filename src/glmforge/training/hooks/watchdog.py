@@ -7,13 +7,16 @@ with --native, where it is installed), the collectives that were begun and not e
 rank that lacks one the others have is the culprit), and a timer in C, which needs no GIL, for a process in which no
 thread can run any more.
 
-Every rank of a hung run writes its file, the one at fault too, if `hang_timeout_s` is shorter than the process group's
-timeout: after that torch raises an error in whoever waits.
+Slow work between two steps says `trainer.alive(what)`, which is a sign of life too. It counts for ranks that wait for
+it in a collective as well: they read it from the run's directory (`glmforge.observe.alive`) before they give up. While
+the watchdog watches it is the judge, so that every rank of a hung run writes its file: torch's own time limit of
+collectives is lifted.
 """
 
 import faulthandler
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -22,13 +25,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from glmforge.observe.alive import Mark, read_mark, write_mark
 from glmforge.observe.run import RunDirectory, RunFileError, record_event
+from glmforge.parallel.groups import time_limit
 from glmforge.runtime.launch import FLIGHT_RECORDER_EVENTS
 from glmforge.training.order import Priority
 from glmforge.training.step import StepResult
@@ -46,6 +52,10 @@ _GRACE_S = 60.0
 """How long after the watching thread was due the timer in C waits."""
 _LINGER_S = 5.0
 """A process that ends breaks its peers' connections, and they are to write their stacks first."""
+_LOOK_S = 5.0
+"""How often the thread looks, and tells other ranks that this one is at work."""
+_COLLECTIVES = timedelta(days=7)
+"""Time limit of collectives while the watchdog is there to judge."""
 
 
 def prepare_environment(output_dir: Path | None = None) -> None:
@@ -64,28 +74,39 @@ def prepare_environment(output_dir: Path | None = None) -> None:
 class WatchdogHook(Hook):
     """Ends the process with `HANG_EXIT_CODE` when there was no sign of life for `timeout_s` seconds.
 
-    Each call of a hook method is one. What it writes is `<run>/hangs/<time>-rank-N.txt`.
+    Each call of a hook method is one, and so is slow work that says so, on this rank or another. What it writes is
+    `<run>/hangs/<time>-rank-N.txt`. With `timeout_s` None it ends nothing, and only tells the job's supervisor of slow
+    work.
     """
 
     name = "watchdog"
     priority = Priority.GUARD
     after = ("run lock",)
 
-    def __init__(self, output_dir: Path, timeout_s: float) -> None:
+    def __init__(self, output_dir: Path, timeout_s: float | None) -> None:
         self.root, self.timeout_s = output_dir, timeout_s
         self._trainer: Trainer | None = None
         self._last = (time.monotonic(), "nothing")
         self._phase = "not begun"
-        self._allowed_s = timeout_s * _FIRST_STEP
+        self._allowed_s = self._limit(_FIRST_STEP)
+        self._timer_at = 0.0
+        self._slow: Mark | None = None
+        """What slow work of this rank said last, until other ranks have been told."""
+        self._others: Mark | None = None
+        """What a rank said last, as read when this one was silent."""
+        self._cannot_write = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._while_watching = ExitStack()
 
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._stop.clear()
-        self._allowed_s = self.timeout_s * _FIRST_STEP
-        self.sign_of_life("on_train_start")
+        self._allowed_s = self._limit(_FIRST_STEP)
+        if self.timeout_s is not None and trainer.world.size > 1:
+            self._while_watching.enter_context(time_limit(_COLLECTIVES))
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.sign_of_life("on_train_start")
         self._thread.start()
 
     def on_step_start(self, trainer: Trainer) -> None:
@@ -96,53 +117,96 @@ class WatchdogHook(Hook):
         self.sign_of_life("on_gradients")
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        self._allowed_s = self.timeout_s
+        self._allowed_s = self._limit()
         self.sign_of_life("on_step_end")
 
     def on_rollback(self, trainer: Trainer) -> None:
         self.sign_of_life("on_rollback")
+
+    def on_alive(self, trainer: Trainer, what: str) -> None:
+        if self._thread is not None:
+            self._last = (time.monotonic(), what)
+            self._slow = Mark(time.time(), trainer.world.rank, what)
 
     def on_train_end(self, trainer: Trainer) -> None:
         self.sign_of_life("on_train_end")
 
     def close(self) -> None:
         self._stop.set()
-        faulthandler.cancel_dump_traceback_later()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        faulthandler.cancel_dump_traceback_later()
+        self._while_watching.close()
 
     def sign_of_life(self, what: str) -> None:
         """The run is alive; the report says `what` it is doing."""
         self._last = (time.monotonic(), what)
+        self._set_timer()
+
+    def _limit(self, times: int = 1) -> float:
+        return math.inf if self.timeout_s is None else self.timeout_s * times
+
+    def _set_timer(self) -> None:
+        """End a process in which no thread can run any more, some time after the thread would have."""
+        self._timer_at = time.monotonic()
         # Onto stderr, not into a file: that would have to be opened by every rank of every run that never hangs.
-        if sys.__stderr__ is not None:
+        if sys.__stderr__ is not None and self.timeout_s is not None:
             faulthandler.dump_traceback_later(self._allowed_s + _GRACE_S, exit=True, file=sys.__stderr__)
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(5.0, self.timeout_s / 10)):
+        look_s = _LOOK_S if self.timeout_s is None else min(_LOOK_S, self.timeout_s / 10)
+        while not self._stop.wait(look_s):
+            slow, self._slow = self._slow, None
+            if slow is not None:
+                self._tell_others(slow, look_s)
             seen_at, what = self._last
             silent_s = time.monotonic() - seen_at
-            if silent_s > self._allowed_s:
+            if silent_s > self._allowed_s / 2:
+                self._others = read_mark(RunDirectory(self.root).alive)
+                if self._others is not None:
+                    seen_at = max(seen_at, time.monotonic() - self._others.age_s)
+            if time.monotonic() - seen_at > self._allowed_s:
                 self._end_process(silent_s, what)
+            if seen_at > self._timer_at:
+                self._set_timer()
+
+    def _tell_others(self, mark: Mark, look_s: float) -> None:
+        """Unless a rank has just told them: where all are at work, one of them writes."""
+        path = RunDirectory(self.root).alive
+        told = read_mark(path)
+        if told is not None and told.age_s < look_s:
+            return
+        try:
+            write_mark(path, mark)
+        except OSError as error:
+            if not self._cannot_write:
+                _say(f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); others may end")
+            self._cannot_write = True
 
     def _end_process(self, silent_s: float, what: str) -> None:
         assert self._trainer is not None
         started, rank = time.monotonic(), self._trainer.world.rank
-        _say(f"glmforge: rank {rank} hangs: no sign of life for {silent_s:.0f} s, since {what}; ending it")
+        silence = f"no sign of life for {silent_s:.0f} s, since {what}"
+        if self._others is not None and self._others.rank != rank:
+            silence += f"; the last of any rank was {self._describe(self._others)}"
+        _say(f"glmforge: rank {rank} hangs: {silence}; ending it")
         try:
             path = self._write_report(self._trainer, silent_s, what)
             _say(f"glmforge: rank {rank}: see {path}")
             if self._trainer.world.is_main:
                 # Past the bus: the thread that hangs may be in one of its sinks.
-                detail = f"no sign of life for {silent_s:.0f} s, since {what}; see {path.parent}"
+                detail = f"{silence}; see {path.parent}"
                 record_event(self.root, "hang", step=self._trainer.state.step, detail=detail)
-            linger_s = min(_LINGER_S, self.timeout_s / 4)
+            linger_s = min(_LINGER_S, self._limit() / 4)
             time.sleep(max(0.0, started + linger_s - time.monotonic()))
         except (OSError, RunFileError) as error:
             _say(f"glmforge: rank {rank}: nothing could be written ({error})")
         finally:
             os._exit(HANG_EXIT_CODE)
+
+    def _describe(self, mark: Mark) -> str:
+        return f"rank {mark.rank}'s, {mark.age_s:.0f} s ago: {mark.what}"
 
     def _write_report(self, trainer: Trainer, silent_s: float, what: str) -> Path:
         state, rank = trainer.state, trainer.world.rank
@@ -158,6 +222,7 @@ class WatchdogHook(Hook):
             "phase": "all done" if state.finished else self._phase,
             "seconds without a sign of life": round(silent_s, 1),
             "last sign of life": what,
+            "last sign of any rank": self._describe(self._others) if self._others is not None else "not known",
         }
         write_report(path, header)
         return path

@@ -15,12 +15,9 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.observe.units import counted
+from glmforge.plan.fit import Capacity, fits
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, accelerator_named
-from glmforge.plan.memory.estimate import estimate_memory
-from glmforge.plan.memory.fit import shortfall
-from glmforge.plan.memory.purposes import Memory
-from glmforge.plan.stages.stage import stage_of
 from glmforge.runtime.hostfile import HostLine
 from glmforge.runtime.memory import usable_memory
 from glmforge_ops.health.checks.check import Context, Level
@@ -46,11 +43,17 @@ def check_fit(config: RunConfig, launch: LaunchConfig, gpu: str | None = None) -
     accelerator = find_gpu(launch, gpu)
     if launch.gpus_per_node and accelerator is None:
         return "the kind of GPU is not known, so that the plan was not compared with its memory; give --gpu h100-80gb"
-    capacity = _capacity(launch, accelerator)
-    if capacity is None:
+    size = _capacity(launch, accelerator)
+    if size is None:
         return "the nodes' memory is not known, so that the plan was not compared with it; give --mem"
     # A later phase may be meant for another layout; training warns of it.
-    missing = _shortfall(select_phase(config, config.phases[0].name), launch, accelerator, capacity)
+    layout = resolve_layout(config, launch.nodes * launch.ranks)
+    if accelerator is not None:
+        capacity = Capacity(size, f"{accelerator.name} has")
+    else:
+        nodes = [range(first, first + launch.ranks) for first in range(0, layout.world_size, launch.ranks)]
+        capacity = Capacity(size, "which has", nodes, "of a node")
+    missing = fits(select_phase(config, config.phases[0].name), layout, capacity).missing
     if missing is not None:
         raise LaunchError(f"{missing}; to submit it nevertheless, give --no-plan")
     return f"by plan it fits {accelerator.name if accelerator else 'the memory of its nodes'}"
@@ -108,17 +111,3 @@ def _capacity(launch: LaunchConfig, accelerator: Accelerator | None) -> int | No
     if launch.mem is not None:
         return megabytes(launch.mem) << 20 or None  # 0: all that there is
     return usable_memory() if launch.launcher == "local" else None
-
-
-def _shortfall(config: RunConfig, launch: LaunchConfig, gpu: Accelerator | None, capacity: int) -> str | None:
-    layout = resolve_layout(config, launch.nodes * launch.ranks)
-    estimate = estimate_memory(config, layout, stage_of(config))
-    if gpu is not None:
-        who = f"a rank of pipeline place {estimate.fullest.pp_rank}"
-        planned = estimate.fullest.at_peak
-        return shortfall(config, layout, planned, capacity, who=who, has=f"{gpu.name} has", on_gpu=True)
-    peaks = [estimate.places[rank // layout.stage_ranks].at_peak for rank in range(layout.world_size)]
-    nodes = (sum(peaks[first : first + launch.ranks], Memory()) for first in range(0, len(peaks), launch.ranks))
-    planned = max(nodes, key=lambda memory: memory.total())
-    who = f"{counted(launch.ranks, 'rank')} of a node"
-    return shortfall(config, layout, planned, capacity, who=who, has="which has", on_gpu=False)

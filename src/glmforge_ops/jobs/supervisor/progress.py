@@ -59,13 +59,15 @@ class Progress:
         return max(known, default=None)
 
     def last_sign(self) -> float:
-        """When something was last written: the latest time of logs, records and metrics; seconds since 1970."""
+        """When something was last written: the latest time of logs, records, metrics and marks of slow work
+        (`glmforge.observe.alive`); seconds since 1970."""
         times = [self.began.timestamp()]
         with suppress(OSError), os.scandir(self.directory.root) as entries:
             times += [entry.stat().st_mtime for entry in entries if entry.name.startswith("rank-")]
-        if self.run is not None:
+        run = RunDirectory(self.run) if self.run is not None else None
+        for path in (run.metrics, run.alive) if run is not None else ():
             with suppress(OSError):
-                times.append(RunDirectory(self.run).metrics.stat().st_mtime)
+                times.append(path.stat().st_mtime)
         return max(times)
 
     def _logged_step(self) -> int | None:

@@ -59,7 +59,7 @@ def with_adapters(config: RunConfig) -> tuple[GlmMoe, Any]:
                 torch.nn.init.normal_(tensor, std=0.1)
             else:
                 tensor.copy_(theirs.state_dict()[key])
-        begin_magnitudes(model)
+        begin_magnitudes(model.state_dict(), model.table, model.world)
         for key, tensor in model.state_dict().items():
             if ".lora_magnitude" in key:
                 tensor.mul_(1.2)

@@ -15,9 +15,14 @@ from glmforge.config.parameters import parameter_table
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, ConfigError
+from glmforge.model import GlmMoe
+from glmforge.model.head import NoLMHeadError
 from helpers.checkpoints import make_meta
+from helpers.models import randomize_
 
 transformers = pytest.importorskip("transformers")
+from transformers.modeling_layers import GenericForSequenceClassification  # noqa: E402
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoePreTrainedModel  # noqa: E402
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 96,
@@ -49,8 +54,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no mtp": {"num_nextn_predict_layers": 0},
     "two mtp layers": {"num_nextn_predict_layers": 2},
 }
+SCORE_ONLY: dict[str, Any] = {"heads": {"score": 1}, "lm_head": False, "num_nextn_predict_layers": 0}
 BIAS = "e_score_correction_bias"
 MTP = "model.layers.3."
+
+
+class Glm4MoeForSequenceClassification(GenericForSequenceClassification, Glm4MoePreTrainedModel):
+    """As transformers makes this class for other models; docs/checkpoints.md shows it."""
 
 
 def make_config(**changes: Any) -> ModelConfig:
@@ -107,7 +117,7 @@ def test_transformers_loads_our_export(tmp_path, changes):
     assert_equal(model.state_dict(), trunk)
     assert not report["missing_keys"]
     assert not report["mismatched_keys"]
-    for field in ModelConfig.model_fields.keys() - {"heads"}:
+    for field in ModelConfig.model_fields.keys() - {"heads", "lm_head"}:
         if field not in ("rope_theta", "partial_rotary_factor"):
             assert getattr(model.config, field) == getattr(config, field), field
     assert model.config.rope_parameters["rope_theta"] == config.rope_theta
@@ -316,10 +326,39 @@ def test_a_directory_is_replaced_only_if_it_is_an_export_and_on_request(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "work"]
 
 
-def test_heads_of_its_own_are_not_exported(tmp_path):
-    config = make_config(heads={"score": 1})
-    with pytest.raises(CheckpointError, match=r"heads of its own \(score\)"):
+@pytest.mark.parametrize("changes", [{"heads": {"score": 1}}, SCORE_ONLY | {"heads": {"value": 1}}], ids=str)
+def test_other_heads_of_its_own_are_not_exported(tmp_path, changes):
+    config = make_config(**changes)
+    with pytest.raises(CheckpointError, match=r"heads of its own \((score|value)\).*sequence classification"):
         export_hf(make_state(config), config, tmp_path / "hf")
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_score_head_alone_is_sequence_classification(tmp_path, num_labels):
+    """By transformers' generic class, which names weights and settings as for every model that has a class of its own;
+    what it saves is read back."""
+    config = make_config(**SCORE_ONLY | {"heads": {"score": num_labels}})
+    model = GlmMoe(config)
+    randomize_(model)
+    export_hf(model.state_dict(), config, tmp_path / "hf", dtype=torch.float32)
+    written = json.loads((tmp_path / "hf/config.json").read_text())
+    assert written["architectures"] == ["Glm4MoeForSequenceClassification"]
+    assert not {"heads", "lm_head"} & written.keys()
+    assert not (tmp_path / "hf/generation_config.json").exists()
+    theirs, report = Glm4MoeForSequenceClassification.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(report.values())
+    ids_BS = torch.randint(6, config.vocab_size, (2, 12))
+    with torch.no_grad():
+        scores = model(ids_BS, head=lambda h_TD, heads, depth: heads.linear["score"](h_TD)).main.view(2, 12, num_labels)
+        # The same fp32 sums in another order.
+        torch.testing.assert_close(scores[:, -1], theirs.eval()(ids_BS).logits, rtol=1e-4, atol=1e-5)
+        with pytest.raises(NoLMHeadError, match=r"no language-model head \(model.lm_head is false; it has score\)"):
+            model.logits(ids_BS)
+    theirs.save_pretrained(tmp_path / "theirs")
+    for directory in ("hf", "theirs"):
+        read_config, tensors = import_hf(tmp_path / directory)
+        assert read_config == config
+        assert_equal(dict(tensors), model.state_dict())
 
 
 STATE_DEFECTS = {

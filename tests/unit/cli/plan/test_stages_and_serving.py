@@ -139,7 +139,10 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: 'q3' is none"),
         (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: 'int8' is none"),
         (("--policy-models", "actor"), "add --stage policy"),
-        (("--stage", "rlhf"), "--stage: 'rlhf' is none; known are pretrain"),
+        (
+            ("--stage", "rlhf"),
+            "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, lora",
+        ),
         (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
         (("--lora", "rank=8", "--dry-run"), "not that of stage lora"),
         (("--stage", "sft"), "--stage: the configuration says 'pretrain'; write stage=sft in place of it"),

@@ -7,6 +7,7 @@ import pytest
 from glmforge.config.layout import resolve_layout
 from glmforge.plan.memory.changes import helpful_changes
 from glmforge.plan.memory.estimate import estimate_memory
+from glmforge.plan.stages.stage import stage_of
 from helpers.models import run_config
 
 PHASE = {"name": "main", "steps": 4, "seq_len": 256, "batch_size": 64}
@@ -31,6 +32,19 @@ def test_what_is_proposed_works_and_saves_memory(parallel: dict[str, Any], world
     for change in changes:
         changed = run_config(phases=[PHASE], parallel=parallel | {change.key: change.value})
         assert estimate_memory(changed, resolve_layout(changed, world_size)).peak == change.peak < before
+
+
+def test_what_is_proposed_for_adapters_saves_what_it_says() -> None:
+    """Of the adapters' step: training the whole model would need several times as much."""
+    more = {"phases": [PHASE], "lora": {"rank": 2}, "init_from": "base"}
+    config = run_config(**more)
+    before = estimate_memory(config, resolve_layout(config, 1), stage_of(config)).peak
+    changes = helpful_changes(config, 1)
+    assert changes
+    for change in changes:
+        changed = run_config(**more, parallel={change.key: change.value})
+        planned = estimate_memory(changed, resolve_layout(changed, 1), stage_of(changed)).peak
+        assert change.peak == planned < before
 
 
 def test_nothing_is_moved_to_a_host_that_is_the_device() -> None:

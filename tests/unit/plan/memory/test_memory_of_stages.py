@@ -5,10 +5,12 @@ import pytest
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
 from glmforge.config.lora import LoraConfig
+from glmforge.plan.counts.flops import train_flops_per_token
 from glmforge.plan.counts.memory import training_state
 from glmforge.plan.memory.estimate import estimate_memory
-from glmforge.plan.memory.purposes import Purpose
+from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
+from glmforge.plan.work.traffic import step_traffic
 
 RUN = """
 name: run
@@ -21,9 +23,9 @@ parallel: {micro_batch_size: 1, ep: 8, recompute: full}
 LORA = find_stage("lora", LoraConfig(rank=16))
 
 
-def held(stage: TrainingStage, *overrides: str) -> dict[Purpose, int]:
+def held(stage: TrainingStage, *overrides: str) -> Memory:
     config = load_config(RUN, overrides)
-    return dict(estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak)
+    return estimate_memory(config, resolve_layout(config, 16), stage).fullest.at_peak
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,22 @@ def test_a_reward_model_needs_no_logits() -> None:
     saved = last["pretrain"].at_peak[Purpose.WEIGHTS] - last["reward"].at_peak[Purpose.WEIGHTS]
     # An eighth of the head and of the MTP layer that is held without a loss.
     assert saved == pytest.approx(4 * (head + 2_375_059_584) / 8, rel=0.01)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_model_that_ends_in_a_score_head_is_planned_as_a_reward_model(tp: int) -> None:
+    overrides = ["model.num_nextn_predict_layers=0", "model.heads={score: 1}", f"parallel.tp={tp}"]
+    whole = load_config(RUN, overrides)
+    config = whole.model_copy(update={"model": whole.model.model_copy(update={"lm_head": False})})
+    layout, reward = resolve_layout(config, 16), find_stage("reward")
+    found, same, more = (
+        (
+            estimate_memory(run, layout, stage).fullest.at_peak,
+            step_traffic(run, layout, stage=stage),
+            train_flops_per_token(run.model, 4096, stage=stage),
+            training_state(run.model, run.optim, stage),
+        )
+        for run, stage in ((config, PRETRAINING), (whole, reward), (whole, PRETRAINING))
+    )
+    assert found == same
+    assert more[2] - found[2] == 6 * whole.model.vocab_size * whole.model.hidden_size

@@ -214,9 +214,9 @@ def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "finetune"}, "known are pretrain, midtrain, sft, lora, reward, policy"),
+        ({"name": "finetune"}, "choose one of pretrain, midtrain, sft, lora, reward, policy"),
         ({"name": "lora"}, "needs its rank"),
-        ({"name": "policy", "policy_models": ["teacher"]}, "known are reference, critic, reward"),
+        ({"name": "policy", "policy_models": ["teacher"]}, "choose from reference, critic, reward"),
     ],
 )
 def test_wrong_stages(arguments: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from glmforge.checkpoint.format import shards
 from glmforge.config.schema import RunConfig
 from glmforge.observe.control import Command, send_command
 from glmforge.observe.record_files import read_jsonl
@@ -44,8 +45,8 @@ class Spike(Hook):
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         if trainer.state.step == self.step:
             self.step = None
-            for parameter in trainer.model.parameters():
-                parameter.data.mul_(30)
+            for chunk in trainer.backend.local_chunks():
+                chunk.weight.mul_(30)
 
 
 def config_of(tiny_data: TinyData, root: Path, steps: int = 6, **sections: Any) -> RunConfig:
@@ -72,6 +73,41 @@ def test_a_preempted_run_goes_on_as_if_nothing_had_been(tiny_data: TinyData, tmp
         ("resumed", 3),
         ("finished", 6),
     ]
+
+
+class Heard(Hook):
+    """Notes what slow work says of itself."""
+
+    name = "heard"
+
+    def __init__(self) -> None:
+        self.words: set[str] = set()
+
+    def on_alive(self, trainer: Trainer, what: str) -> None:
+        self.words.add(what)
+
+
+def test_what_is_slow_between_two_steps_says_so(
+    tiny_data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_WRITE_BACK_BYTES", 1 << 10)  # a piece is small, as the model is
+    heard = Heard()
+    observe = {
+        "evaluate_every": 2,
+        "evaluate_tokens": 64,
+        "samples": {"prompts": ["A"], "max_new_tokens": 3},
+        "needles": {"lengths": [160], "depths": [0.5], "answers": "scored"},
+    }
+    phases = [{"name": "main", "steps": 2, "seq_len": 160, "batch_size": 2}]
+    train(tiny_data.run_config(tmp_path, phases=phases, observe=observe), [heard])
+    expected = {
+        "reading phase 'main'",
+        "evaluation, batch 1 of",
+        "generation, 1 answer to finish",
+        "needles, forward 1 of",
+    }
+    expected |= {"saving a checkpoint"}
+    assert {said for said in expected if not any(word.startswith(said) for word in heard.words)} == set()
 
 
 def test_a_live_run_is_told_to_save_profile_and_stop(tiny_data: TinyData, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def recording_trainer(folder: Path, config: RunConfig) -> Any:
     """With the hooks that fill records; no model to speak of, and a source that eight samples take once through."""
     hooks = in_order([MetricsHook(), SpeedHook(), SourcesHook(), RoutersHook()])
     trainer: Any = FakeTrainer(*hooks, config=config, root=folder)
-    trainer.model = SimpleNamespace(world=trainer.world, moe_layers=dict)
+    trainer.backend = SimpleNamespace(world=trainer.world, router_biases=dict)
     trainer.source = SimpleNamespace(
         total=Total(config.num_steps, config.num_tokens),
         metrics=lambda: {"source_epochs": {"text": sum(trainer.state.samples.values()) / 8}},
@@ -255,11 +255,11 @@ def test_lists_come_in_so_many_records_whatever_the_length(
 def test_a_record_of_the_largest_model_is_small(tmp_path: Path) -> None:
     trainer = recording_trainer(tmp_path, quiet())
     generator = torch.Generator().manual_seed(0)
-    gates = [SimpleNamespace(gate=SimpleNamespace(e_score_correction_bias=torch.zeros(160))) for _ in range(90)]
-    trainer.model.moe_layers = lambda: dict(enumerate(gates))
+    biases = dict(enumerate(torch.zeros(90, 160)))
+    trainer.backend.router_biases = lambda: biases
     trainer.start()
-    for moe in gates:
-        moe.gate.e_score_correction_bias.uniform_(-0.1, 0.1, generator=generator)
+    for bias_E in biases.values():
+        bias_E.uniform_(-0.1, 0.1, generator=generator)
     step(trainer, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
     step(trainer, counts_LE=torch.randint(1, 99_999, (90, 160), generator=generator))
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
