@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: help setup demo test test-ops test-corpus test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
+.PHONY: help setup demo check test test-ops test-corpus test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -15,6 +15,10 @@ setup: ## create .venv and install what is missing
 
 demo: setup ## train a small model on this machine, from raw text to a chat (DEMO="--minutes 10" and other options)
 	@$(BIN)/glmforge demo $(DEMO)
+
+check: setup style ## before a commit, in two minutes: style, types, and the unit tests of the rooms that differ from main
+	$(TYPES)
+	@tests=$$($(BIN)/python scripts/changed_tests.py); [ -z "$$tests" ] || $(BIN)/python -m pytest -q -n 2 $$tests
 
 # Types and imports take more than a minute of one core: beside the tests, and shown below them.
 test: setup style ## lint, types, imports, and the tests of glmforge
@@ -27,6 +31,9 @@ test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, s
 
 test-corpus: setup ## the tests of glmforge_corpus
 	$(PYTEST) tests/corpus
+
+test-guides: setup ## every command of every guide, on the data that it makes; real Slurm and ssh on this machine
+	$(BIN)/python -m pytest -m guides --durations 15
 
 test-distributed: setup ## every layout against one process, on up to 8 processes
 	$(BIN)/python -m pytest -m full --durations 15

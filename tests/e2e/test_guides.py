@@ -10,7 +10,11 @@ from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
 from helpers.guide import GUIDES, Command, File, Launch, carry_out, check_launch, parsed, read_guide, unknown_commands
 
 BASE = "pre-training.md"
-ADAPTING = ("mid-training.md", "fine-tuning.md", "lora.md")
+ADAPTING = (
+    pytest.param("mid-training.md", marks=pytest.mark.guides),
+    pytest.param("lora.md", marks=pytest.mark.guides),
+    "fine-tuning.md",
+)
 ON_HOSTS = "infrastructure.md"
 ON_SLURM = ("slurm.md", "recovery.md")
 
@@ -31,6 +35,7 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
     carry_out(guide, tmp_path)
 
 
+@pytest.mark.guides
 def test_the_guide_to_infrastructure_does_what_it_says(short_path: Path) -> None:
     hosts_or_skip()
     try:
@@ -40,7 +45,7 @@ def test_the_guide_to_infrastructure_does_what_it_says(short_path: Path) -> None
             DevCluster.end(short_path / "lab")
 
 
-@pytest.mark.chaos  # minutes of jobs that are taken down and come back
+@pytest.mark.guides
 @pytest.mark.parametrize("guide", ON_SLURM)
 def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, short_path: Path) -> None:
     hosts_or_skip()
@@ -54,7 +59,14 @@ def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, short_path: P
 
 
 def test_every_guide_is_followed() -> None:
-    assert {path.name for path in GUIDES.glob("*.md")} == {BASE, *ADAPTING, ON_HOSTS, *ON_SLURM}
+    assert {path.name for path in GUIDES.glob("*.md")} == {
+        BASE,
+        "mid-training.md",
+        "fine-tuning.md",
+        "lora.md",
+        ON_HOSTS,
+        *ON_SLURM,
+    }
 
 
 @pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda path: path.stem)
