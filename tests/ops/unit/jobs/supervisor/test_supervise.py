@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.errors import LaunchError
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
-from glmforge_ops.jobs.supervisor.policy.growth import ATTEMPT_STARTED
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger, allow
+from glmforge_ops.jobs.supervisor.nodes import Ledger, allow
 from glmforge_ops.jobs.supervisor.supervise import LEASE_S, Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job
 
@@ -38,12 +36,12 @@ def test_a_job_that_finishes(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     status, starter, _ = supervise(job, lambda ranks, number: {})
     assert status == 0
-    assert [ranks.nodes for ranks in starter.started] == [("a", "b")]
+    assert starter.nodes == ["ab"]
     (attempt,) = job.read_attempts()
     assert attempt.verdict is not None
     assert attempt.verdict.cause is Cause.FINISHED
     assert [event["do"] for event in events(job, "decided")] == ["restart", "done"]
-    assert [event["nodes"] for event in events(job, ATTEMPT_STARTED)] == [["a", "b"]]
+    assert [event["nodes"] for event in events(job, "attempt started")] == [["a", "b"]]
 
 
 def test_an_error_of_the_code_stops_it_at_the_second_attempt(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_a_spare_takes_the_place_of_a_node_that_failed(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1})
     status, starter, _ = supervise(job, lambda ranks, number: {1: KILLED} if number == 1 else {}, ("a", "b", "c"))
     assert status == 0
-    assert [ranks.nodes for ranks in starter.started] == [("a", "b"), ("a", "c")]
+    assert starter.nodes == ["ab", "ac"]
 
 
 def test_a_node_that_fails_thrice_is_out(tmp_path: Path) -> None:
@@ -82,7 +80,7 @@ def test_a_node_that_fails_thrice_is_out(tmp_path: Path) -> None:
 
     status, starter, _ = supervise(job, script)
     assert status == 0
-    assert [ranks.nodes for ranks in starter.started] == [("a", "b")] * 3 + [("a",)]
+    assert starter.nodes == ["ab"] * 3 + ["a"]
     assert "3 failures" in Ledger.read(job).out()["b"].reason
     assert allow(job, ["b"]) == ["b"]
     assert not Ledger.read(job).out()
@@ -104,7 +102,7 @@ def test_a_scheduler_is_asked_for_other_nodes(tmp_path: Path) -> None:
     assert allocation.requeued == [[]]
     status, starter, _ = supervise(job, lambda ranks, number: {}, ("a", "c"), restart=1, can_requeue=True)
     assert status == 0
-    assert [ranks.nodes for ranks in starter.started] == [("a", "c")]
+    assert starter.nodes == ["ac"]
 
 
 def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path) -> None:
@@ -216,22 +214,6 @@ def test_a_supervisor_finishes_what_another_left(tmp_path: Path) -> None:
     assert causes == [Cause.UNKNOWN, Cause.FINISHED]
 
 
-def test_an_attempt_that_trained_has_achieved_something_though_its_supervisor_was_lost(tmp_path: Path) -> None:
-    """Its nodes went with the supervisor, and none of its ranks could write down how far it had come."""
-    job = a_job(tmp_path, nodes=2)
-
-    def breaks_down(ranks: object, number: int) -> dict[int, Ends]:
-        job.event("training", attempt=number, step=40)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        supervise(job, breaks_down)
-    supervise(job, lambda ranks, number: {})
-    assert job.read_attempts()[0].last_step == 41
-    restart = next(event for event in job.read_events() if event.get("do") == "restart" and event["attempt"] == 1)
-    assert restart["after_s"] == 0.0
-
-
 def test_no_attempt_is_wasted_while_the_scheduler_is_down(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2)
     place = {"is_given": True, "down": range(2, 12)}
@@ -264,25 +246,13 @@ def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: 
     assert not allocation.requeued
 
 
-def test_ranks_meet_where_the_first_node_says(tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2)
-    _, starter, _ = supervise(job, lambda ranks, number: {})
-    assert [(ranks.address, ranks.port) for ranks in starter.started] == [("10.0.0.1", 20_007)]
-    assert (job.read_attempts()[0].address, job.read_attempts()[0].port) == ("10.0.0.1", 20_007)
-
-
-def test_the_port_that_was_given_is_taken(tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2, port=4711)
-    _, starter, _ = supervise(job, lambda ranks, number: {})
+def test_each_attempt_has_a_port_of_its_own_but_for_one_that_was_given(tmp_path: Path) -> None:
+    """The last one's may still be held."""
+    _, starter, _ = supervise(a_job(tmp_path), lambda ranks, number: {0: KILLED} if number == 1 else {})
+    first, second = (ranks.port for ranks in starter.started)
+    assert first != second
+    _, starter, _ = supervise(a_job(tmp_path / "given", port=4711), lambda ranks, number: {})
     assert starter.started[0].port == 4711
-
-
-def test_a_first_node_that_cannot_be_asked_fails_the_attempt(tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0})
-    starter = FakeStarter(lambda ranks, number: {}, answer=LaunchError("a: has not answered within 30 s"))
-    assert Supervisor(job, starter, FakeAllocation(("a", "b")), wait_s=0.0).run() == 1
-    assert not starter.started
-    assert "a: has not answered" in str(events(job, "verdict")[-1]["why"])
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunFileError("attempt.json: No space left")])
