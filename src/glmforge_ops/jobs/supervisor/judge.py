@@ -15,7 +15,6 @@ comes back at the same step, which needs history. Without it, an error of the pr
 import signal
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
 
 from glmforge_ops.jobs.job import AttemptRecord, Cause, RankRecord, Verdict
 from glmforge_ops.jobs.supervisor.evidence import Evidence
@@ -35,11 +34,11 @@ PREEMPTED, HUNG, INTERRUPTED = 75, 124, 130
 """Exit statuses of our own (docs/runbook.md); 124 also is that of `timeout`."""
 
 _ENDED_BY_OTHERS: set[int | None] = {-signal.SIGTERM, 128 + signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGINT}
-"""Of a rank that was told to end: by a starter once another rank had failed, or by whoever stops the job."""
+"""Of a rank that was told to end: by the supervisor once another rank had failed, or by whoever stops the job."""
 _TOLD = {0, -signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGUSR1, 128 + signal.SIGUSR1}
 """Of one that did not end when it was told to, or that knows no USR1."""
-_OF_MACHINE = {signal.SIGKILL}
-_OF_EITHER = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+"""The machine's fault or the code's."""
 
 
 def judge(evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error: int = 2) -> Verdict:
@@ -52,48 +51,41 @@ def judge(evidence: Evidence, history: Sequence[AttemptRecord] = (), same_error:
     verdict = _not_started(evidence) or _ended_well(evidence) or _node_lost(evidence) or _hang(evidence)
     verdict = verdict or _orphaned(evidence) or _failed(evidence)
     if not evidence.still_ours and evidence.signals and verdict.cause is not Cause.FINISHED:
-        why = f"the scheduler, or a person, ended the job; {verdict.why}"
-        return Verdict(cause=Cause.STOPPED, why=why[:2000])
+        return _verdict(Cause.STOPPED, f"the scheduler, or a person, ended the job; {verdict.why}")
     step = next((rank.last_step for rank in evidence.ranks if rank.rank == verdict.rank), None)
-    verdict = verdict.model_copy(update={"step": step})
-    verdict = _with_fault(verdict, evidence)
+    verdict = _with_fault(verdict.model_copy(update={"step": step}), evidence)
     return _blame_code(verdict, evidence, history, same_error)
 
 
-def same_before(verdict: Verdict, attempt: AttemptRecord, history: Sequence[AttemptRecord]) -> list[AttemptRecord]:
-    """Earlier attempts that ended with the same error at the same step; before any step, those since the last step."""
-    if not verdict.error:
-        return []
-    if verdict.step is None:
-        trained = [number for number, each in enumerate(history, 1) if each.trained]
-        history = history[max(trained, default=0) :]
-    return [
-        each
-        for each in history
-        if each.verdict is not None
-        and each.number != attempt.number
-        and each.verdict.error == verdict.error
-        and each.verdict.step == verdict.step
-    ]
+def _verdict(
+    cause: Cause, why: str, *, rank: RankRecord | None = None, node: str | None = None, error: str | None = None
+) -> Verdict:
+    return Verdict(cause=cause, why=why[:2000], rank=None if rank is None else rank.rank, node=node, error=error)
+
+
+def _not_started(evidence: Evidence) -> Verdict | None:
+    """No starter could be run."""
+    why = evidence.not_started
+    return _verdict(Cause.UNKNOWN, why, error=_error_of_start(why, evidence)) if why else None
 
 
 def _ended_well(evidence: Evidence) -> Verdict | None:
     statuses = [rank.status for rank in evidence.ranks]
-    told = _told(evidence)
+    told = f"; the supervisor had got SIG{evidence.signals[0]} and passed it on" if evidence.signals else ""
     if evidence.status == 0 and all(status == 0 for status in statuses):
         stopped = evidence.event("stopped")
         if stopped is not None and evidence.event("finished") is None:
-            return Verdict(cause=Cause.STOPPED, why=f"the run was stopped after step {stopped.step}: {stopped.detail}")
-        return Verdict(cause=Cause.FINISHED, why="all ranks ended with status 0")
+            return _verdict(Cause.STOPPED, f"the run was stopped after step {stopped.step}: {stopped.detail}")
+        return _verdict(Cause.FINISHED, "all ranks ended with status 0")
     known: set[int | None] = {status for status in statuses if status} or {evidence.status}
     if known & {PREEMPTED} and known <= {PREEMPTED, *_ENDED_BY_OTHERS}:
         event = evidence.event("preempted")
         said = f": {event.detail}, after step {event.step}" if event is not None else ""
-        return Verdict(cause=_given_way(evidence), why=f"it gave way and saved{said}{told}")
+        return _verdict(_given_way(evidence), f"it gave way and saved{said}{told}")
     if INTERRUPTED in known and known <= {INTERRUPTED, *_ENDED_BY_OTHERS}:
-        return Verdict(cause=Cause.STOPPED, why="interrupted by Ctrl-C")
+        return _verdict(Cause.STOPPED, "interrupted by Ctrl-C")
     if evidence.signals and known <= {*_ENDED_BY_OTHERS, *_TOLD}:
-        return Verdict(cause=_given_way(evidence), why=f"it was told to end, and did not save{told}")
+        return _verdict(_given_way(evidence), f"it was told to end, and did not save{told}")
     return None
 
 
@@ -103,44 +95,33 @@ def _given_way(evidence: Evidence) -> Cause:
     return Cause.TIME_LIMIT if evidence.near_limit else Cause.PREEMPTED
 
 
-def _told(evidence: Evidence) -> str:
-    return f"; the supervisor had got SIG{evidence.signals[0]} and passed it on" if evidence.signals else ""
-
-
-def _not_started(evidence: Evidence) -> Verdict | None:
-    """No starter could be run."""
-    why = evidence.not_started
-    return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(why, evidence)) if why else None
-
-
 def _node_lost(evidence: Evidence) -> Verdict | None:
-    for node in evidence.attempt.nodes:
-        if node in evidence.lost:
-            rank = next((rank.rank for rank in evidence.ranks if rank.node == node), None)
-            others = len(evidence.lost.keys() & set(evidence.attempt.nodes)) - 1
-            more = f", and {others} more" if others else ""
-            why = f"node {node} was lost{more}: {evidence.lost[node]}"
-            return Verdict(cause=Cause.NODE_LOST, node=node, rank=rank, why=why[:2000])
-    return None
+    lost = [node for node in evidence.attempt.nodes if node in evidence.lost]
+    if not lost:
+        return None
+    rank = next((rank for rank in evidence.ranks if rank.node == lost[0]), None)
+    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+    why = f"node {lost[0]} was lost{more}: {evidence.lost[lost[0]]}"
+    return _verdict(Cause.NODE_LOST, why, node=lost[0], rank=rank)
 
 
 def _hang(evidence: Evidence) -> Verdict | None:
-    first = first_failing(evidence)
-    timed_out = [rank for rank in evidence.ranks if rank.status == HUNG]
-    hung = evidence.silent_s is not None or evidence.event("hang") is not None or evidence.hangs or timed_out
-    if not hung or (first is not None and first.status not in (HUNG, None) and not _is_ours_to_end(first, evidence)):
+    first, silent_s, event = first_failing(evidence), evidence.silent_s, evidence.event("hang")
+    timed_out = any(rank.status == HUNG for rank in evidence.ranks)
+    if not (silent_s is not None or event is not None or evidence.hangs or timed_out):
         return None
+    if first is not None and first.status not in (HUNG, None):
+        ours = first.status in {-signal.SIGKILL, *_ENDED_BY_OTHERS} and (evidence.hangs or silent_s)
+        if not ours:  # else it was ended after the hang
+            return None
+    how = event.detail if event is not None else f"ranks ended with status {HUNG}"
+    how = how if silent_s is None else f"nothing was printed and no step done for {silent_s:.0f} s"
     blamed = who_hangs(evidence.hangs)
-    how = f"nothing was printed and no step done for {evidence.silent_s:.0f} s" if evidence.silent_s is not None else ""
-    event = evidence.event("hang")
-    how = how or (event.detail if event is not None else f"ranks ended with status {HUNG}")
     if blamed is None:
-        return Verdict(cause=Cause.HANG, why=f"the run hung: {how}; no rank stands out"[:2000])
+        return _verdict(Cause.HANG, f"the run hung: {how}; no rank stands out")
     node = evidence.node_of(blamed.rank)
-    where = f"rank {blamed.rank} on {node}"
-    return Verdict(
-        cause=Cause.HANG, node=node, rank=blamed.rank, why=f"the run hung ({how}); {where}: {blamed.why}"[:2000]
-    )
+    why = f"the run hung ({how}); rank {blamed.rank} on {node}: {blamed.why}"
+    return _verdict(Cause.HANG, why, node=node).model_copy(update={"rank": blamed.rank})
 
 
 def _orphaned(evidence: Evidence) -> Verdict | None:
@@ -150,80 +131,62 @@ def _orphaned(evidence: Evidence) -> Verdict | None:
     first = first_failing(evidence)
     if first is not None and _followed(first, evidence.ended_early) < 2 and first.status is not None:
         return None
-    return Verdict(cause=Cause.UNKNOWN, why="its supervisor was lost: its node went down, or it was killed")
-
-
-def _is_ours_to_end(rank: RankRecord, evidence: Evidence) -> bool:
-    """Whether the rank's end was the supervisor's doing, or a starter's after the hang."""
-    return rank.status in {-signal.SIGKILL, *_ENDED_BY_OTHERS} and bool(evidence.hangs or evidence.silent_s)
+    return _verdict(Cause.UNKNOWN, "its supervisor was lost: its node went down, or it was killed")
 
 
 def _failed(evidence: Evidence) -> Verdict:
+    """By the rank that failed first: what it said, else how it ended."""
     first = first_failing(evidence)
     if first is None:
         return _without_rank(evidence)
-    words = read_words(first.last_words)
-    hosts = {*evidence.attempt.nodes, *(rank.host for rank in evidence.ranks), *_named_hosts(evidence)}
-    error = signature(words, hosts) or None
-    who = f"rank {first.rank} on {first.node} failed first"
-    status = first.status
+    words, status = read_words(first.last_words), first.status
+    error = signature(words, _hosts(evidence)) or None
+    who, told = f"rank {first.rank} on {first.node} failed first", f"{words.meaning} ({words.line})"
+    number = _signal_of(status)
     if words.kind is Kind.STORAGE:
         return _storage(evidence, first, words, error)
     if words.kind is Kind.MACHINE:
-        why = f"{who}: {words.meaning} ({words.line})"
-        return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=error)
+        return _verdict(Cause.MACHINE, f"{who}: {told}", rank=first, node=first.node, error=error)
     if status is None and evidence.ended_early:
-        return Verdict(cause=Cause.UNKNOWN, why="the supervisor ended the ranks, and none had said why it failed")
+        return _verdict(Cause.UNKNOWN, "the supervisor ended the ranks, and none had said why it failed")
     if status is None:
         why = f"{who}: it left no word, nor did the program that started it"
-        return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why)
-    if _signal(status) in _OF_MACHINE:
+        return _verdict(Cause.MACHINE, why, rank=first, node=first.node)
+    if number == signal.SIGKILL:
         why = f"{who}: it was killed (SIGKILL): by a person, by the node, or because memory ran out"
-        return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why)
-    if _signal(status) in _OF_EITHER and words.kind in (Kind.NOTHING, Kind.OWN, Kind.DOUBTFUL):
-        name = signal.Signals(_signal(status)).name
+        return _verdict(Cause.MACHINE, why, rank=first, node=first.node)
+    if number in _CRASHES and words.kind in (Kind.NOTHING, Kind.OWN, Kind.DOUBTFUL):
+        name = signal.Signals(number).name
         why = f"{who}: it crashed ({name}){': ' + words.line if words.line else ''}"
-        crash = f"{name} {error or ''}".strip()
-        return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=crash)
+        return _verdict(Cause.MACHINE, why, rank=first, node=first.node, error=f"{name} {error or ''}".strip())
     if words.kind is Kind.NOTHING and status in _ENDED_BY_OTHERS:
-        if (refusing := _refusing_node(evidence)) is not None:
-            return refusing
         said = read_starter(evidence.starter)
         why = f"{who}: it was told to end, and not by its supervisor{': ' + said if said else ''}"
-        return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=why[:2000])
+        return _refusing_node(evidence) or _verdict(Cause.UNKNOWN, why, rank=first)
     if words.kind is Kind.FOLLOWED:
-        why = f"{who}, and only noticed that another was lost: {words.line}"
-        return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=why[:2000])
+        return _verdict(Cause.UNKNOWN, f"{who}, and only noticed that another was lost: {words.line}", rank=first)
     if words.kind is Kind.PASSING:
-        return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=f"{who}: {words.meaning} ({words.line})"[:2000])
+        return _verdict(Cause.UNKNOWN, f"{who}: {told}", rank=first)
     if words.kind is Kind.DOUBTFUL:
-        why = f"{who}: {words.meaning} ({words.line})"
-        return Verdict(cause=Cause.MACHINE, node=first.node, rank=first.rank, why=why[:2000], error=error)
-    said = words.line or f"it ended with status {status}{_last_said(first)}"
-    place = f" ({words.place})" if words.place else ""
-    error = error or f"it ended with status {status} and named no error"
-    return Verdict(cause=Cause.UNKNOWN, rank=first.rank, why=f"{who}: {said}{place}"[:2000], error=error)
-
-
-def _last_said(rank: RankRecord) -> str:
-    last = next((line.strip() for line in reversed(rank.last_words) if line.strip()), "")
-    return f"; the last that it said: {last[:200]}" if last else ", and said nothing"
+        return _verdict(Cause.MACHINE, f"{who}: {told}", rank=first, node=first.node, error=error)
+    last = next((line.strip() for line in reversed(first.last_words) if line.strip()), "")
+    last = f"; the last that it said: {last[:200]}" if last else ", and said nothing"
+    why = f"{who}: {words.line or f'it ended with status {status}{last}'}{f' ({words.place})' if words.place else ''}"
+    return _verdict(Cause.UNKNOWN, why, rank=first, error=error or f"it ended with status {status} and named no error")
 
 
 def _without_rank(evidence: Evidence) -> Verdict:
     """No rank failed, as far as the records say, and yet the attempt did."""
-    status = evidence.status
+    said, how = read_starter(evidence.starter), f"the starter ended with status {evidence.status}"
     if (refusing := _refusing_node(evidence)) is not None:
         return refusing
     if not evidence.ranks:
-        said = read_starter(evidence.starter)
         last = said or next(reversed(evidence.starter), "")
-        how = f": {last}" if last else ""
-        why = f"no rank was started; the starter ended with status {status}{how}"
-        return Verdict(cause=Cause.UNKNOWN, why=why[:2000], error=_error_of_start(said, evidence))
+        why = f"no rank was started; {how}{f': {last}' if last else ''}"
+        return _verdict(Cause.UNKNOWN, why, error=_error_of_start(said, evidence))
     missing = evidence.world_size - len(evidence.ranks)
     more = f"; {missing} of {evidence.world_size} ranks left no record" if missing else ""
-    return Verdict(cause=Cause.UNKNOWN, why=f"the starter ended with status {status}, and no rank failed{more}")
+    return _verdict(Cause.UNKNOWN, f"{how}, and no rank failed{more}")
 
 
 def _refusing_node(evidence: Evidence) -> Verdict | None:
@@ -231,8 +194,7 @@ def _refusing_node(evidence: Evidence) -> Verdict | None:
     node = not_launched(evidence.starter)
     if node not in evidence.attempt.nodes:
         return None
-    why = f"no rank was started on {node}: {read_starter(evidence.starter)}"
-    return Verdict(cause=Cause.MACHINE, node=node, why=why[:2000])
+    return _verdict(Cause.MACHINE, f"no rank was started on {node}: {read_starter(evidence.starter)}", node=node)
 
 
 def _error_of_start(said: str, evidence: Evidence) -> str | None:
@@ -247,9 +209,8 @@ def _storage(evidence: Evidence, first: RankRecord, words: Words, error: str | N
     same = {rank.node for rank in evidence.ranks if read_words(rank.last_words).kind is Kind.STORAGE}
     of_one = same == {first.node} and len(evidence.attempt.nodes) > 1 and "checkpoint" not in words.meaning
     node = first.node if of_one else None
-    where = f"on {first.node}" if node else "of the job"
-    why = f"storage {where}: {words.meaning} (rank {first.rank}: {words.line})"
-    return Verdict(cause=Cause.STORAGE, node=node, rank=first.rank, why=why[:2000], error=error)
+    why = f"storage {f'on {node}' if node else 'of the job'}: {words.meaning} (rank {first.rank}: {words.line})"
+    return _verdict(Cause.STORAGE, why, rank=first, node=node, error=error)
 
 
 def first_failing(evidence: Evidence) -> RankRecord | None:
@@ -258,51 +219,51 @@ def first_failing(evidence: Evidence) -> RankRecord | None:
     Clocks of nodes differ, so what ranks say of each other comes before when they ended: the one that most of the
     others name; else, of those with a reason of their own, the one that ended first.
     """
-    failed = [rank for rank in evidence.ranks if rank.status != 0]
-    if not failed:
-        return None
-    by_rank = {rank.rank: rank for rank in failed}
-    names = Counter(named[0] for rank in failed if (named := who_was_lost(rank.last_words)) is not None)
+    failed = {rank.rank: rank for rank in evidence.ranks if rank.status != 0}
+    names = Counter(named[0] for rank in failed.values() if (named := who_was_lost(rank.last_words)) is not None)
     for number, _ in names.most_common():
-        if number in by_rank and who_was_lost(by_rank[number].last_words) is None:
-            return by_rank[number]
-    return min(failed, key=lambda rank: (_followed(rank, evidence.ended_early), _when(rank, evidence), rank.rank))
+        if number in failed and who_was_lost(failed[number].last_words) is None:
+            return failed[number]
+    # One without an end was lost with what started it: it is not known when, but not after the attempt's end.
+    return min(
+        failed.values(),
+        key=lambda rank: (
+            _followed(rank, evidence.ended_early),
+            rank.ended or evidence.attempt.ended or rank.began,
+            rank.rank,
+        ),
+        default=None,
+    )
 
 
 def _followed(rank: RankRecord, ended_early: bool) -> int:
     """0: failed by itself; 1: may have; 2: ended because others had, or by the supervisor."""
     if rank.status in _ENDED_BY_OTHERS or rank.status == PREEMPTED or (rank.status is None and ended_early):
         return 2
-    kind = read_words(rank.last_words).kind
-    if kind is Kind.FOLLOWED:
+    if read_words(rank.last_words).kind is Kind.FOLLOWED:
         return 2
     return 1 if rank.status == HUNG else 0
 
 
-def _when(rank: RankRecord, evidence: Evidence) -> datetime:
-    """One without an end was lost with what started it: it is not known when, but not after the attempt's end."""
-    return rank.ended or evidence.attempt.ended or rank.began
-
-
-def _named_hosts(evidence: Evidence) -> set[str]:
+def _hosts(evidence: Evidence) -> set[str]:
     named = (who_was_lost(rank.last_words) for rank in evidence.ranks)
-    return {each[1] for each in named if each is not None}
+    hosts = {*evidence.attempt.nodes, *(rank.host for rank in evidence.ranks)}
+    return hosts | {each[1] for each in named if each is not None}
 
 
-def _signal(status: int) -> int:
+def _signal_of(status: int | None) -> int:
     """The signal in a status, as `Popen` or as a shell tells it; 0 if there is none."""
-    return -status if status < 0 else status - 128 if status > 128 and status - 128 in set(signal.Signals) else 0
+    number = 0 if status is None else -status if status < 0 else status - 128
+    return number if number in set(signal.Signals) else 0
 
 
 def _with_fault(verdict: Verdict, evidence: Evidence) -> Verdict:
     """A failure that nothing explains, on a node whose check fails, is that node's."""
-    if verdict.cause not in (Cause.UNKNOWN, Cause.MACHINE, Cause.HANG):
-        return verdict
-    rank_node = evidence.node_of(verdict.rank) if verdict.rank is not None else None
-    for node in (verdict.node, rank_node):
-        if node is not None and node in evidence.faults:
-            why = f"{verdict.why}; node {node} fails a check: {evidence.faults[node]}"
-            return verdict.model_copy(update={"cause": Cause.MACHINE, "node": node, "why": why[:2000]})
+    if verdict.cause in (Cause.UNKNOWN, Cause.MACHINE, Cause.HANG):
+        for node in (verdict.node, None if verdict.rank is None else evidence.node_of(verdict.rank)):
+            if node is not None and node in evidence.faults:
+                why = f"{verdict.why}; node {node} fails a check: {evidence.faults[node]}"
+                return verdict.model_copy(update={"cause": Cause.MACHINE, "node": node, "why": why[:2000]})
     return verdict
 
 
@@ -311,10 +272,9 @@ def _blame_code(verdict: Verdict, evidence: Evidence, history: Sequence[AttemptR
 
     What may be either's (a crash, a failed computation on a GPU) has to happen on another node as well.
     """
-    attempt = evidence.attempt
     if verdict.cause not in (Cause.UNKNOWN, Cause.MACHINE) or verdict.error is None or _proven(verdict, evidence):
         return verdict
-    before = same_before(verdict, attempt, history)
+    before = _same_before(verdict, evidence.attempt, history)
     if len(before) + 1 < same_error:
         return verdict
     first_nodes = {each.verdict.node for each in before if each.verdict is not None and each.verdict.node is not None}
@@ -327,6 +287,16 @@ def _blame_code(verdict: Verdict, evidence: Evidence, history: Sequence[AttemptR
         f"{verdict.error}"
     )
     return verdict.model_copy(update={"cause": Cause.CODE, "node": None, "why": why[:2000]})
+
+
+def _same_before(verdict: Verdict, attempt: AttemptRecord, history: Sequence[AttemptRecord]) -> list[AttemptRecord]:
+    """Earlier attempts that ended with the same error at the same step; before any step, those since the last step."""
+    if verdict.step is None:
+        trained = [number for number, each in enumerate(history, 1) if each.trained]
+        history = history[max(trained, default=0) :]
+    others = [each for each in history if each.number != attempt.number and each.verdict is not None]
+    found = (verdict.error, verdict.step)
+    return [each for each in others if each.verdict and (each.verdict.error, each.verdict.step) == found]
 
 
 def _proven(verdict: Verdict, evidence: Evidence) -> bool:
