@@ -172,17 +172,10 @@ def _ended(verdict: Verdict, at: Situation) -> Decision | None:
     if verdict.cause is Cause.FINISHED:
         return Decision(Do.DONE, verdict.why)
     if verdict.cause is Cause.STOPPED:
-        return Decision(Do.STOP, verdict.why, exit_code=_status(verdict))
+        return Decision(Do.STOP, verdict.why, exit_code=130 if "Ctrl-C" in verdict.why else 0)
     if verdict.cause is Cause.CODE:
-        see = f"; see {at.log}" if at.log else ""
-        return Decision(Do.STOP, f"{verdict.why}{see}; fix it, then 'glmforge jobs resubmit'", exit_code=1)
+        return Decision(Do.STOP, f"{verdict.why}{_see(at)}; fix it, then 'glmforge jobs resubmit'", exit_code=1)
     return None
-
-
-def _status(verdict: Verdict) -> int:
-    if verdict.cause is Cause.CODE:
-        return 1
-    return 130 if "Ctrl-C" in verdict.why else 0
 
 
 def _leave(verdict: Verdict, at: Situation) -> Decision:
@@ -193,22 +186,19 @@ def _leave(verdict: Verdict, at: Situation) -> Decision:
 
 
 def _too_often(verdict: Verdict, history: Sequence[AttemptRecord], at: Situation) -> Decision | None:
-    see = f"; see {at.log}" if at.log else ""
     in_a_row = failures_in_a_row(history)
-    if in_a_row > at.config.max_restarts:
-        why = (
-            f"{in_a_row} attempts in a row made no step, and supervisor.max_restarts is {at.config.max_restarts}; "
-            f"the last: {verdict.why}{see}"
-        )
-        return Decision(Do.STOP, why, exit_code=1)
     failed = sum(each.verdict is not None and each.verdict.cause in _FAILURES for each in history)
-    if failed > at.config.max_restarts_in_all:
-        why = (
-            f"{failed} attempts have failed, and supervisor.max_restarts_in_all is {at.config.max_restarts_in_all}; "
-            f"the last: {verdict.why}{see}"
-        )
-        return Decision(Do.STOP, why, exit_code=1)
-    return None
+    if in_a_row > at.config.max_restarts:
+        why = f"{in_a_row} attempts in a row made no step, and supervisor.max_restarts is {at.config.max_restarts}"
+    elif failed > at.config.max_restarts_in_all:
+        why = f"{failed} attempts have failed, and supervisor.max_restarts_in_all is {at.config.max_restarts_in_all}"
+    else:
+        return None
+    return Decision(Do.STOP, f"{why}; the last: {verdict.why}{_see(at)}", exit_code=1)
+
+
+def _see(at: Situation) -> str:
+    return f"; see {at.log}" if at.log else ""
 
 
 def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
@@ -224,9 +214,9 @@ def _start(why: str, after_s: float, now: datetime, at: Situation) -> Decision:
     if at.can_requeue:
         return Decision(Do.REQUEUE, f"{why}; {lacking}: the scheduler is asked for others")
     absent_may_return = len(at.present) < at.wanted
-    due = at.ledger.next_due(at.config)
     longest = max(_LONGEST_WAIT_S, 2 * (at.config.node_back_after_s or 0.0))
-    if (absent_may_return or due is not None) and at.waited_s < longest:
+    out_may_return = bool(out) and at.config.node_back_after_s is not None
+    if (absent_may_return or out_may_return) and at.waited_s < longest:
         return Decision(Do.WAIT, f"{why}; {lacking}: waits for nodes", after_s=_wait(at))
     return Decision(Do.STOP, f"{why}; {lacking}; 'glmforge jobs allow' takes a node back", exit_code=1)
 

@@ -4,7 +4,7 @@ One program writes the file, the supervisor. A person who takes a node back (`gl
 instead, which counts for whatever happened before it: so neither overwrites what the other has written.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
@@ -15,7 +15,7 @@ from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import LaunchError
 from glmforge.files import read_json
 from glmforge.observe.run import write_text
-from glmforge_ops.jobs.job import JobDirectory, utc_now
+from glmforge_ops.jobs.job import JobDirectory
 
 ALLOWED = "node allowed"
 """The event by which a person takes a node back."""
@@ -37,12 +37,11 @@ class Failure(_Part):
 
 
 class Out(_Part):
-    """A node that is not used."""
+    """A node that is not used. `drained`: in the scheduler as well, by us."""
 
     since: AwareDatetime
     reason: str = Field(max_length=2000)
     drained: bool = False
-    """In the scheduler as well, by us."""
 
 
 class Node(_Part):
@@ -50,10 +49,6 @@ class Node(_Part):
 
     failures: tuple[Failure, ...] = ()
     out: Out | None = None
-
-    def recent(self, now: datetime) -> int:
-        """Failures that count."""
-        return sum(now - failure.time < FORGOTTEN_AFTER for failure in self.failures)
 
 
 class Ledger(_Part):
@@ -74,7 +69,7 @@ class Ledger(_Part):
                 ) from None
         for event in job.read_events():
             if event.get("event") == ALLOWED and isinstance(event.get("node"), str):
-                found = found.allowed(event["node"], _time(event.get("time")))
+                found = found.allowed(event["node"], datetime.fromisoformat(event["time"]))
         return found
 
     def write(self, path: Path) -> None:
@@ -86,7 +81,8 @@ class Ledger(_Part):
 
     def failures(self, name: str, now: datetime) -> int:
         """That count."""
-        return self.nodes[name].recent(now) if name in self.nodes else 0
+        failures = self.nodes[name].failures if name in self.nodes else ()
+        return sum(now - failure.time < FORGOTTEN_AFTER for failure in failures)
 
     def failed(self, name: str, failure: Failure) -> Self:
         node = self.nodes.get(name, Node())
@@ -105,8 +101,7 @@ class Ledger(_Part):
         if node is None:
             return self
         kept = tuple(failure for failure in node.failures if failure.time > at)
-        out = node.out if node.out is not None and node.out.since > at else None
-        return self._with(name, Node(failures=kept, out=out))
+        return self._with(name, Node(failures=kept, out=node.out if node.out and node.out.since > at else None))
 
     def due(self, config: SupervisorConfig, now: datetime) -> list[str]:
         """Nodes that have been out for long enough to be looked at again."""
@@ -114,13 +109,6 @@ class Ledger(_Part):
             return []
         least = timedelta(seconds=config.node_back_after_s)
         return [name for name, out in self.out().items() if now - out.since >= least]
-
-    def next_due(self, config: SupervisorConfig) -> datetime | None:
-        """When the first of those that are out is looked at again."""
-        if config.node_back_after_s is None:
-            return None
-        least = timedelta(seconds=config.node_back_after_s)
-        return min((out.since + least for out in self.out().values()), default=None)
 
     def _with(self, name: str, node: Node) -> Self:
         return self.model_copy(update={"nodes": {**self.nodes, name: node}})
@@ -131,16 +119,7 @@ def allow(job: JobDirectory, nodes: Iterable[str], who: str = "") -> list[str]:
     ledger, taken = Ledger.read(job), []
     for name in nodes:
         if name not in ledger.nodes:
-            known: Mapping[str, object] = ledger.out()
-            raise LaunchError(f"{job.name}: {name} is not out; out are: {', '.join(known) or 'none'}")
+            raise LaunchError(f"{job.name}: {name} is not out; out are: {', '.join(ledger.out()) or 'none'}")
         job.event(ALLOWED, f"{name} is used again{f', says {who}' if who else ''}", node=name)
         taken.append(name)
     return taken
-
-
-def _time(text: object) -> datetime:
-    try:
-        time = datetime.fromisoformat(str(text))
-    except ValueError:
-        return utc_now()
-    return time if time.tzinfo is not None else utc_now()

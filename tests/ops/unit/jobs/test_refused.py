@@ -1,7 +1,6 @@
 """Which starts count as refused: never an end that the job has earned."""
 
 import os
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -101,34 +100,3 @@ def test_a_script_that_ran_was_not_refused(submitted: Submitted) -> None:
     assert is_refused(replace(seen, restarts=1), starts_of(submitted.files, [])), "the next start may be"
     submitted.start("17", restart=1)
     assert not is_refused(replace(seen, restarts=1), starts_of(submitted.files, []))
-
-
-def test_its_marks_do_not_become_many(submitted: Submitted) -> None:
-    for restart in range(3):
-        submitted.start("17", restart)
-    submitted.start("18")
-    assert starts_of(submitted.files, []) == {("18", 0)}
-
-
-def test_a_script_that_is_run_by_hand_does_not_touch_the_mark(submitted: Submitted) -> None:
-    """And goes on, so that its supervisor says what is missing."""
-    submitted.start("17")
-    said = submitted.start(None)
-    assert "unbound" not in said
-    assert "gone" in said
-    assert starts_of(submitted.files, []) == {("17", 0)}
-
-
-def test_a_mark_that_cannot_be_left_is_no_reason_to_end(submitted: Submitted) -> None:
-    shutil.move(submitted.files.script, submitted.files.root.parent)
-    submitted.files.script = submitted.files.root.parent / "script.sh"
-    shutil.rmtree(submitted.files.root)
-    said = submitted.start("17")
-    assert "touch: " in said
-    assert "gone" in said, "it went on"
-
-
-@pytest.mark.parametrize("name", [".script-ran-17", ".script-ran-x-0", ".script-ran-17-0.tmp", ".script-ran-17--1"])
-def test_a_file_that_is_no_mark(submitted: Submitted, name: str) -> None:
-    (submitted.files.root / name).touch()
-    assert starts_of(submitted.files, []) == frozenset()

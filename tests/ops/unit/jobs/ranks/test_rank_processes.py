@@ -105,14 +105,6 @@ def test_a_full_disk_ends_no_rank(attempt: AttemptDirectory, tmp_path: Path) -> 
     assert record(attempt).status == 5
 
 
-def test_a_directory_that_is_gone_ends_no_rank(attempt: AttemptDirectory, tmp_path: Path) -> None:
-    """Not even its record can be written."""
-    done = tmp_path / "done"
-    script = f"rm -r {attempt.root}; echo lost; mkdir {done}; exit 6"
-    assert run_node(attempt, assignment(shell(script))) == 6
-    assert done.is_dir()
-
-
 def _waiting(extra: str = "") -> list[str]:
     """Says that it is there, and waits; a child in the same group does too."""
     return shell(f"{extra} sleep 1000 & echo child $!; echo ready $$; wait; wait")
@@ -133,13 +125,6 @@ def test_signals_are_passed_on(attempt: AttemptDirectory, number: signal.Signals
     assert texts(attempt)[-1] == f"got {name}"
     assert record(attempt).status == 75
     assert not any(map(is_running, pids))
-
-
-def test_what_a_command_leaves_behind_is_ended(attempt: AttemptDirectory) -> None:
-    node = start_node(attempt, assignment(shell("sleep 1000 >/dev/null 2>&1 & echo child $!; exit 3")))
-    assert node.wait(PATIENCE_S) == 3
-    (child,) = _started(attempt, 1)
-    until(lambda: not is_running(child), "the child's end")
 
 
 def test_who_does_not_end_in_the_grace_is_killed(attempt: AttemptDirectory) -> None:

@@ -1,6 +1,5 @@
 """What files tell of an attempt: the right one of several, and never more than is there."""
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,6 @@ import pytest
 
 from glmforge.observe.record_files import JsonlFile
 from glmforge_ops.jobs.supervisor.evidence import (
-    Evidence,
-    RunEvent,
-    first_step,
     gather,
     read_run_events,
 )
@@ -21,20 +17,6 @@ from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 def happened(run: Path, second: float, event: str, **facts: Any) -> None:
     with JsonlFile(run / "events.jsonl") as file:
         file.write({"time": at(second).isoformat(timespec="seconds"), "event": event, "step": 1, "detail": ""} | facts)
-
-
-def test_the_last_event_of_a_name(tmp_path: Path) -> None:
-    events = tuple(RunEvent("preempted", step, "", at(step)) for step in (1, 2))
-    found = Evidence(made_attempt(made_job(tmp_path)), events=events).event("preempted")
-    assert found is not None
-    assert found.step == 2
-
-
-def test_a_rank_without_a_record_is_found_by_its_place(tmp_path: Path) -> None:
-    job = made_job(tmp_path)
-    attempt = made_attempt(job, nodes=["a", "b", "c"])
-    found = gather(job, job.read(), attempt)
-    assert [found.node_of(rank) for rank in range(7)] == ["a", "a", "b", "b", "c", "c", None]
 
 
 def test_damaged_records_are_left_out(tmp_path: Path) -> None:
@@ -59,24 +41,6 @@ def test_events_that_say_no_time_or_step_are_none(tmp_path: Path, facts: dict[st
     happened(tmp_path, 5, "odd", **facts)
     happened(tmp_path, 6, "started")
     assert [event.event for event in read_run_events(tmp_path, BEGAN)] == ["started"]
-
-
-def test_events_that_are_damaged_tell_nothing(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text("damaged\n{}\n")
-    assert read_run_events(tmp_path, BEGAN) == []
-
-
-@pytest.mark.parametrize("name", ["started", "resumed"])
-def test_where_training_began(name: str) -> None:
-    events = [RunEvent("note", 3, "", BEGAN), RunEvent(name, 40, "", BEGAN), RunEvent("resumed", 50, "", BEGAN)]
-    assert first_step(events) == 40
-
-
-def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
-    job = made_job(tmp_path)
-    attempt = made_attempt(job)
-    os.mkfifo(job.attempt(1).root / "starter.log")
-    assert gather(job, job.read(), attempt).starter == ()
 
 
 @pytest.mark.parametrize(

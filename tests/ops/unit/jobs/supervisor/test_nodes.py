@@ -1,13 +1,11 @@
 """Nodes that have failed: what counts, for how long, and how a person takes one back."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.supervisor.nodes import ALLOWED, Failure, Ledger, Node, Out, allow
+from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Node, Out, allow
 from helpers.made_jobs import BEGAN, at, made_job
 
 
@@ -39,15 +37,6 @@ def test_what_came_after_a_node_was_allowed_counts() -> None:
     assert not Ledger(nodes={"b": node}).allowed("b", at(9)).out()
 
 
-def test_when_the_first_is_due() -> None:
-    config = SupervisorConfig(node_back_after_s=60)
-    ledger = Ledger(nodes={"b": out(30), "a": out(10), "c": Node()})
-    assert ledger.next_due(config) == at(70)
-    assert ledger.due(config, at(75)) == ["a"]
-    assert Ledger().next_due(config) is None
-    assert ledger.next_due(SupervisorConfig(node_back_after_s=None)) is None
-
-
 def test_one_that_has_failed_and_is_not_out_yet_can_be_allowed(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     Ledger(nodes={"b": Node(failures=(failure(1),)), "c": out(1)}).write(job.nodes)
@@ -58,23 +47,8 @@ def test_one_that_has_failed_and_is_not_out_yet_can_be_allowed(tmp_path: Path) -
         allow(job, ["d"])
 
 
-def test_a_time_that_cannot_be_read_is_now(tmp_path: Path) -> None:
-    job = made_job(tmp_path)
-    Ledger(nodes={"b": out(1), "c": out(1)}).write(job.nodes)
-    job.events.write_text(
-        f'{{"event": "{ALLOWED}", "node": "b", "time": "2026-03-01T12:00:00"}}\n'
-        f'{{"event": "{ALLOWED}", "node": "c", "time": "then"}}\n'
-    )
-    assert Ledger.read(job).out() == {}
-
-
 def test_a_damaged_file_is_told_with_the_mend(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     job.nodes.write_text('{"nodes": {"b": {"failures": 7}}}')
     with pytest.raises(LaunchError, match="move it away"):
         Ledger.read(job)
-
-
-def test_a_failure_counts_for_a_day() -> None:
-    assert Node(failures=(failure(0),)).recent(BEGAN + timedelta(hours=23)) == 1
-    assert Node(failures=(failure(0),)).recent(BEGAN + timedelta(hours=25)) == 0

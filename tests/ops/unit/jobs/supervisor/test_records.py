@@ -10,7 +10,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import Cause, JobDirectory, Verdict, utc_now
+from glmforge_ops.jobs.job import Cause, Verdict, utc_now
 from glmforge_ops.jobs.supervisor.nodes import Ledger, Node, Out
 from glmforge_ops.jobs.supervisor.records import Checker, Records
 from helpers.fake_starter import FakeAllocation
@@ -62,21 +62,6 @@ def test_nodes_whose_time_is_over_come_back_if_they_pass_a_check(tmp_path: Path)
     assert utc_now() - ledger.out()["b"].since < timedelta(hours=1)
     assert Ledger.read(records.job) == ledger, "it is written down"
     assert records.allocation.asked == ["undrain a"]  # type: ignore[attr-defined]
-
-
-def test_what_one_check_found_is_written_before_the_next(tmp_path: Path) -> None:
-    """Nobody knows how long a check takes, nor whether the supervisor lives to its end."""
-    job: list[JobDirectory] = []
-
-    def checker(nodes: Sequence[str]) -> Mapping[str, str]:
-        if nodes == ["b"]:
-            assert Ledger.read(job[0]).out()["a"].reason == "a check fails: Xid 79"
-        return {"a": "Xid 79"}
-
-    records = records_of(tmp_path, checker=checker, node_back_after_s=3600)
-    job.append(records.job)
-    Ledger(nodes={"a": out(2), "b": out(2)}).write(records.job.nodes)
-    assert set(records.ledger().out()) == {"a"}
 
 
 @pytest.mark.parametrize(("policy", "asked"), [("exclude", []), ("drain", ["drain b"])])

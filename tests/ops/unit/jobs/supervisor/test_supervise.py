@@ -55,15 +55,6 @@ def test_an_error_of_the_code_stops_it_at_the_second_attempt(tmp_path: Path) -> 
         assert part in why
 
 
-def test_who_submits_a_stopped_job_again_begins_anew(tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2)
-    supervise(job, lambda ranks, number: {0: ERROR, 1: ERROR})
-    status, starter, _ = supervise(job, lambda ranks, number: {0: ERROR} if number == 3 else {})
-    assert status == 0
-    assert len(starter.started) == 2
-    assert [attempt.number for attempt in job.read_attempts()] == [1, 2, 3, 4]
-
-
 def test_a_spare_takes_the_place_of_a_node_that_failed(tmp_path: Path) -> None:
     job = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1})
     status, starter, _ = supervise(job, lambda ranks, number: {1: KILLED} if number == 1 else {}, ("a", "b", "c"))
@@ -119,9 +110,6 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     [
         (100, "USR1@120", "time limit"),
         (300, "USR1@120", "preempted"),  # of a job of few minutes all of its time is near its end
-        (300, "USR1@600", "time limit"),
-        (100, None, "time limit"),
-        (3600, "USR1@600", "preempted"),
     ],
 )
 def test_a_warning_long_before_the_limit_is_of_a_preemption(
@@ -237,15 +225,6 @@ def test_a_node_is_drained_with_a_reason_where_that_is_wanted(tmp_path: Path) ->
     assert "1 failures, the last: rank 0 on a failed first" in allocation.drained["a"]
 
 
-def test_a_job_that_is_cancelled_between_attempts_is_not_queued_again(tmp_path: Path) -> None:
-    job = a_job(tmp_path, nodes=2)
-    allocation = FakeAllocation(("a", "b"), can_requeue=True, is_given=True, ours=False)
-    supervisor = Supervisor(job, FakeStarter(lambda ranks, number: {0: KILLED}), allocation, wait_s=0.0)
-    supervisor.told.append("TERM")
-    assert supervisor.run() == 75
-    assert not allocation.requeued
-
-
 def test_each_attempt_has_a_port_of_its_own_but_for_one_that_was_given(tmp_path: Path) -> None:
     """The last one's may still be held."""
     _, starter, _ = supervise(a_job(tmp_path), lambda ranks, number: {0: KILLED} if number == 1 else {})
@@ -269,18 +248,3 @@ def test_a_disk_that_takes_no_record_is_tried_again_with_back_off_and_not_for_ev
     decided = events(job, "decided")
     assert [event["after_s"] for event in decided] == [0.0, 5.0, 10.0, 20.0, 0.0]
     assert "No space left" in str(decided[-1]["why"])
-
-
-def test_a_disk_that_is_full_for_a_moment_costs_one_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, full = AttemptRecord.write, [True]
-
-    def once(record: AttemptRecord, path: Path) -> None:
-        if full:
-            full.pop()
-            raise RunFileError("attempt.json: No space left")
-        write(record, path)
-
-    job = a_job(tmp_path, nodes=2)
-    monkeypatch.setattr(AttemptRecord, "write", once)
-    status, starter, _ = supervise(job, lambda ranks, number: {})
-    assert (status, len(starter.started)) == (0, 1)
