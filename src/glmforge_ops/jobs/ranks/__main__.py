@@ -27,8 +27,7 @@ ORPHAN_GRACE_S = 5.0
 """That ranks have between SIGTERM and SIGKILL when the supervisor is gone: others may soon take their place."""
 
 LOOK_EVERY_S, SILENT_LOOKS = 10.0, 7
-"""How often the supervisor's heartbeat is looked at, which changes every two seconds, and after how many looks in a
-row without a change the supervisor is gone. Storage that hangs or fails gives no look."""
+"""How often the supervisor's heartbeat is looked at, and after how many looks in a row without a change it is gone."""
 
 _KILL, _ORPHANED = -1, -2
 _POLL_S = 0.2
@@ -65,6 +64,7 @@ class Node:
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._kill_at: float | None = None
         self._parent = os.getppid()
+        self._leaves = False
 
     def run(self, *, control: bool) -> int:
         for number in FORWARDED:
@@ -92,6 +92,7 @@ class Node:
                 self._signal(signal.SIGKILL)
             for rank in self._ranks:
                 rank.look()
+        self._leave_to_supervisor()
         failed = [rank for rank in self._ranks if rank.status]
         status = min(failed, key=lambda rank: rank.ended).status if failed else 0
         assert status is not None
@@ -131,31 +132,52 @@ class Node:
 
     def _watch_supervisor(self) -> None:
         """A link that is cut, or a node that is lost, ends no pipe: the files of the job tell of it."""
-        heartbeat, seen, unchanged = self._directory.parent.parent / ".supervisor", b"", 0
-        while True:
+        heartbeat = Heartbeat(self._directory)
+        while not self._leaves:
             time.sleep(LOOK_EVERY_S)
-            with contextlib.suppress(OSError, ValueError):
-                if _is_over(self._directory / "attempt.json"):
-                    self._orders.put(_ORPHANED)
-                    return
-                content = max(path for path in heartbeat.iterdir() if path.name.isdecimal()).read_bytes()
-                seen, unchanged = content, unchanged + 1 if content == seen else 0
-            if unchanged >= SILENT_LOOKS:
+            heartbeat.look()
+            if heartbeat.unchanged >= SILENT_LOOKS or _is_over(self._directory / "attempt.json"):
                 self._orders.put(_ORPHANED)
-                self._requeue()
                 return
 
-    def _requeue(self) -> None:
-        """The supervisor's node was lost, and Slurm keeps the job on its other nodes: nobody else queues it again."""
-        job = os.environ.get("SLURM_JOB_ID")
-        if job and self._assignment.requeue:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(["scontrol", "requeue", job], timeout=_REQUEUE_LIMIT_S, check=False)
+    def _leave_to_supervisor(self) -> None:
+        """Under Slurm, see that there is one: if its node was lost, Slurm keeps the job on the others for nothing."""
+        self._leaves = True
+        job, heartbeat = os.environ.get("SLURM_JOB_ID"), Heartbeat(self._directory)
+        heartbeat.look()
+        if not job or not self._assignment.requeue or not heartbeat.seen:
+            return
+        deadline = time.monotonic() + LOOK_EVERY_S * SILENT_LOOKS
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            heartbeat.look()
+            if not heartbeat.unchanged:
+                return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scontrol", "requeue", job], timeout=_REQUEUE_LIMIT_S, check=False)
+
+
+class Heartbeat:
+    """The supervisor's claim on the job's directory, of which it overwrites the contents every two seconds.
+
+    Attributes:
+        unchanged: looks in a row that have found the same. Storage that hangs or fails gives no look.
+    """
+
+    def __init__(self, attempt: Path) -> None:
+        self._claims, self.seen, self.unchanged = attempt.parent.parent / ".supervisor", b"", 0
+
+    def look(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            content = max(path for path in self._claims.iterdir() if path.name.isdecimal()).read_bytes()
+            self.seen, self.unchanged = content, self.unchanged + 1 if content == self.seen else 0
 
 
 def _is_over(record: Path) -> bool:
     """Whether the supervisor has ended this attempt without getting through to this node."""
-    return bool(json.loads(record.read_text()).get("ended")) if record.exists() else False
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(record.read_text()).get("ended") is not None
+    return False
 
 
 def _node_of_slurm(ranks: Assignment) -> int:

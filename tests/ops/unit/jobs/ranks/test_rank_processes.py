@@ -192,26 +192,47 @@ def test_what_is_wrong_is_told_in_one_line(attempt: AttemptDirectory) -> None:
         assert done.stderr.count("\n") == 1
 
 
-def orphaned(attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The status of a node's program once it believes its supervisor gone; looks are quick."""
-    quick = "import glmforge_ops.jobs.ranks.__main__ as m; m.LOOK_EVERY_S, m.ORPHAN_GRACE_S = 0.05, 0.1;"
-    assignment(_waiting("trap '' TERM;"), requeue=True).write(attempt.root)
-    command = [sys.executable, "-c", f"{quick} m._leave(m.main([{str(attempt.root)!r}, '--node', '0']))"]
-    return subprocess.run(command, timeout=PATIENCE_S, check=False).returncode
+def slurm_that_notes(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is asked of scontrol; and a supervisor of the job with one heartbeat."""
+    (root / ".supervisor").mkdir()
+    (root / ".supervisor/00000001").write_text("beat 7")
+    (root / "scontrol").write_text(f'#!/bin/sh\necho "$*" >>{root}/asked\n')
+    (root / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    return root / "asked"
+
+
+def orphaned(attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch, command: list[str] | None = None) -> int:
+    """The status of a node's program that is to believe its supervisor gone; looks are quick."""
+    quick = "import glmforge_ops.jobs.ranks.__main__ as m; m.LOOK_EVERY_S, m.ORPHAN_GRACE_S = 0.2, 0.1;"
+    assignment(command or _waiting("trap '' TERM;"), requeue=True).write(attempt.root)
+    program = [sys.executable, "-c", f"{quick} m._leave(m.main([{str(attempt.root)!r}, '--node', '0']))"]
+    return subprocess.run(program, timeout=PATIENCE_S, check=False).returncode
 
 
 def test_a_supervisor_without_heartbeat_is_gone_and_slurm_is_asked_to_queue_the_job_again(
     attempt: AttemptDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node was lost with it, and no pipe ends: its claim on the job's directory stays as it is."""
-    (tmp_path / ".supervisor").mkdir()
-    (tmp_path / ".supervisor/00000001").write_text("beat 7")
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n')
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    asked = slurm_that_notes(tmp_path, monkeypatch)
     assert orphaned(attempt, monkeypatch) == 128 + signal.SIGKILL
-    assert (tmp_path / "asked").read_text() == "requeue 17\n"
+    assert asked.read_text() == "requeue 17\n"
+
+
+def test_ranks_that_end_before_anybody_misses_the_supervisor_ask_for_it_as_well(
+    attempt: AttemptDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They notice sooner that those of the lost node are gone. A supervisor that lives is left to itself."""
+    asked = slurm_that_notes(tmp_path, monkeypatch)
+    assert orphaned(attempt, monkeypatch, shell("exit 3")) == 3
+    assert asked.read_text() == "requeue 17\n"
+    asked.unlink()
+    beats = "n=0; while :; do n=$((n + 1)); echo $n >.new; mv .new 00000001; sleep 0.01; done"
+    with subprocess.Popen(shell(beats), cwd=tmp_path / ".supervisor") as supervisor:
+        assert orphaned(attempt, monkeypatch, shell("exit 3")) == 3
+        supervisor.kill()
+    assert not asked.exists()
 
 
 def test_an_attempt_that_is_over_ends_here_too(attempt: AttemptDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

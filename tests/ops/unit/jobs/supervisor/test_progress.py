@@ -34,7 +34,5 @@ def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
     assert (progress.first_step(), progress.step()) == (40, None)
     run.metrics.write_text(json.dumps({"step": 41}) + "\n" + '{"step": 4')
     assert progress.step() == 41
-    attempt.log(0).write_text(
-        "2026-01-01T00:00:00Z 0 - begins\n2026-01-01T00:00:01Z 0 42 loss\n2026-01-01T0"
-    )
+    attempt.log(0).write_text("2026-01-01T00:00:00Z 0 - begins\n2026-01-01T00:00:01Z 0 42 loss\n2026-01-01T0")
     assert progress.step() == 42
