@@ -98,6 +98,7 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Inte
 _OURS = re.compile(r"^glmforge: ")
 _CONNECTED = re.compile(r"^\[Gloo\] Rank \d+ is connected to \d+ peer")
 _INDENT = " " * len("WARNING  ")
+_RANK = re.compile(r"^\[rank\d+\]:\s?")
 _CRASH = re.compile(r"error|fail|fatal|terminate called|assert|abort|cannot|not found|killed|denied", re.IGNORECASE)
 
 _NORMAL = (
@@ -154,8 +155,7 @@ def may_start_later(line: str) -> bool:
     """Whether that is of the moment, or of a machine: another one may be taken."""
     if _STARTS_LATER.search(line) is not None:
         return True
-    of_machine = (Kind.MACHINE, Kind.STORAGE, Kind.PASSING)
-    return any(sign.kind in of_machine and sign.pattern.search(line) for sign in SIGNS)
+    return any(_is_known(line, kind) for kind in (Kind.MACHINE, Kind.STORAGE, Kind.PASSING))
 
 
 def not_launched(lines: Sequence[str]) -> str | None:
@@ -191,51 +191,41 @@ def _telling_line(lines: Sequence[str]) -> tuple[str, str]:
     That of glmforge, else the last exception, else the last line with a known sign, else the last that speaks of an
     error. What a program prints without a word of failure is no error.
     """
-    cleaned = [_NORMAL[0][0].sub("", line).rstrip() for line in lines]
-    tests = (_OURS.search, lambda line: _EXCEPTION.search(_without_rank(line)), _is_known, _CRASH.search)
+    cleaned = [_RANK.sub("", _NORMAL[0][0].sub("", line).rstrip()) for line in lines]
     remarks = _remarks(cleaned)
     told = [index for index in reversed(range(len(cleaned))) if index not in remarks]
-    for test in tests:
+    for test in (_OURS.search, _EXCEPTION.search, _is_known, _CRASH.search):
         for index in told:
             if test(cleaned[index]):
-                return _without_rank(cleaned[index]).strip(), _place(cleaned[:index])
-    broken = [cleaned[index] for index in sorted(remarks, reverse=True) if _tells_of_machine(cleaned[index])]
-    return _without_rank(broken[0]).strip() if broken else "", ""
-
-
-def _tells_of_machine(line: str) -> bool:
-    return any(sign.kind is Kind.MACHINE and sign.pattern.search(line) for sign in SIGNS)
+                return cleaned[index].strip(), _place(cleaned[:index])
+    broken = [cleaned[index] for index in sorted(remarks, reverse=True) if _is_known(cleaned[index], Kind.MACHINE)]
+    return (broken[0].strip(), "") if broken else ("", "")
 
 
 def _remarks(lines: Sequence[str]) -> set[int]:
     """Lines of a log below the level of an error, with those that they go on in: after them the program went on."""
     found = set[int]()
     for index, line in enumerate(lines):
-        text = _without_rank(line)
-        goes_on = index - 1 in found and text.startswith(_INDENT)
-        if goes_on or text.startswith(("DEBUG ", "INFO ", "WARNING ")) or _CONNECTED.search(text):
+        goes_on = index - 1 in found and line.startswith(_INDENT)
+        if goes_on or line.startswith(("DEBUG ", "INFO ", "WARNING ")) or _CONNECTED.search(line):
             found.add(index)
     return found
 
 
-def _is_known(line: str) -> bool:
-    return any(sign.pattern.search(line) for sign in SIGNS)
-
-
-def _without_rank(line: str) -> str:
-    return re.sub(r"^\[rank\d+\]:\s?", "", line)
+def _is_known(line: str, kind: Kind | None = None) -> bool:
+    return any(sign.kind is (kind or sign.kind) and sign.pattern.search(line) for sign in SIGNS)
 
 
 def _place(before: Sequence[str]) -> str:
     """The innermost frame that is not of an installed package; the innermost one if all are."""
     innermost = ""
     for line in reversed(before):
-        frame = _FRAME.match(_without_rank(line))
+        frame = _FRAME.match(line)
         if frame is not None:
             place = f"{frame[1]}, line {frame[2]}, in {frame[3]}"
             if "site-packages/" not in frame[1] and "/lib/python3" not in frame[1]:
                 return place
             innermost = innermost or place
-        elif line.lstrip().startswith(("Traceback (most", "[rank")) and innermost:
+        elif line.lstrip().startswith("Traceback (most") and innermost:
             break
     return innermost

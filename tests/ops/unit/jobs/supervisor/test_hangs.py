@@ -23,7 +23,7 @@ gloo:all_reduce number 17 of group 0 default_pg: started, [[4]] -> [[4]]
 
 def test_a_report_of_the_watchdog_is_read() -> None:
     found = parse_dump(REPORT)
-    assert found == HangDump(2, 6, "node3", 40, "on_step_start", {"0 default_pg": ("gloo:all_reduce", 17)})
+    assert found == HangDump(2, 6, 40, {"0 default_pg": ("gloo:all_reduce", 17)})
     assert parse_dump(
         REPORT.replace("gloo:all_reduce number 17 of group 0 default_pg: started, [[4]] -> [[4]]", "none")
     )

@@ -104,7 +104,7 @@ def evidence(case: Case) -> Evidence:
 def dump(rank: int, number: int | None = None, step: int = 40, recorded: bool = True) -> HangDump:
     """`number` of the collective it is in; None for none."""
     open_ = {} if number is None else {"0 world": ("gloo:all_reduce", number)}
-    return HangDump(rank, 6, NODES[rank // 2], step, "on_step_start", open_ if recorded else None)
+    return HangDump(rank, 6, step, open_ if recorded else None)
 
 
 KEY_SIGNATURE = "KeyError: 'k' (/home/u/train.py, line 12, in step)"
