@@ -5,7 +5,7 @@ What has to be said although it looks like a default, since a job's environment 
 - `--ntasks`, `--nodes`, `--ntasks-per-node`: SLURM_NTASKS and its like are the job's, not the attempt's.
 - `--export=ALL`: SLURM_EXPORT_ENV may be NONE.
 - SRUN_CPUS_PER_TASK: srun no longer takes --cpus-per-task from the job; the task has the CPUs of all ranks of the node.
-- `--kill-on-bad-exit=0 --no-kill --wait=0`: the ranks that are left are saving, or writing where they hang, when one has
+- `--kill-on-bad-exit=0 --no-kill --wait=0`: the ranks that are left are saving, or write where they hang, when one has
   failed or its node was lost; how long they may is the supervisor's to say. Slurm would kill them without a word.
 - `--overlap`: the step of the attempt before may still hold its CPUs on a node that does not answer.
 
