@@ -64,6 +64,7 @@ class Node:
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._kill_at: float | None = None
         self._parent = os.getppid()
+        self._heartbeat = Heartbeat(directory)
         self._leaves = False
 
     def run(self, *, control: bool) -> int:
@@ -132,22 +133,22 @@ class Node:
 
     def _watch_supervisor(self) -> None:
         """A link that is cut, or a node that is lost, ends no pipe: the files of the job tell of it."""
-        heartbeat = Heartbeat(self._directory)
         while not self._leaves:
+            self._heartbeat.look()
             time.sleep(LOOK_EVERY_S)
-            heartbeat.look()
-            if heartbeat.unchanged >= SILENT_LOOKS or _is_over(self._directory / "attempt.json"):
+            if self._heartbeat.unchanged >= SILENT_LOOKS or _is_over(self._directory / "attempt.json"):
                 self._orders.put(_ORPHANED)
                 return
 
     def _leave_to_supervisor(self) -> None:
         """Under Slurm, see that there is one: if its node was lost, Slurm keeps the job on the others for nothing."""
         self._leaves = True
-        job, heartbeat = os.environ.get("SLURM_JOB_ID"), Heartbeat(self._directory)
+        job, heartbeat = os.environ.get("SLURM_JOB_ID"), self._heartbeat
+        missing = heartbeat.unchanged
         heartbeat.look()
         if not job or not self._assignment.requeue or not heartbeat.seen:
             return
-        deadline = time.monotonic() + LOOK_EVERY_S * SILENT_LOOKS
+        deadline = time.monotonic() + LOOK_EVERY_S * (SILENT_LOOKS - missing)
         while time.monotonic() < deadline:
             time.sleep(_POLL_S)
             heartbeat.look()
