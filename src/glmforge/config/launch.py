@@ -5,7 +5,7 @@ keeps all of them in its `job.yaml`, so that it can be submitted again as it was
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -39,6 +39,12 @@ STARTERS: dict[str, tuple[Starter, ...]] = {
     "mpi": ("mpirun",),
 }
 """Starters of each launcher; the first is the default."""
+
+UNSUPERVISED: tuple[Starter, ...] = ("torchrun", "mpirun")
+"""They start the ranks from the job's script, without a supervisor."""
+
+_GIVEN_UP = ("grow_after_s", "refused_starts", "companion_partition", "look_every_s")
+"""Settings of the supervisor in files of earlier versions: read, and without effect."""
 
 
 def _written(pattern: str, example: str) -> AfterValidator:
@@ -88,12 +94,7 @@ class SupervisorConfig(Strict):
         default=None, description="start and go on with so few; None: never with fewer than 'nodes'"
     )
     max_nodes: PositiveInt | None = Field(
-        default=None, description="grow to so many; None: to 'nodes', within the allocation"
-    )
-    grow_after_s: PositiveFloat | None = Field(
-        default=900.0,
-        description="with max_nodes: nodes outside the allocation that are idle for so long are fetched by saving and "
-        "being queued again; None: never",
+        default=None, description="start and go on with so many, if there are; None: with 'nodes'"
     )
     spare_nodes: NonNegativeInt = Field(
         default=0, description="allocated beside 'nodes', under Slurm if there are any, and used when one fails"
@@ -124,18 +125,12 @@ class SupervisorConfig(Strict):
         description="no line, no step and no slow work (trainer.alive) of any rank for so long is a hang; None: the "
         "run's own watchdog",
     )
-    refused_starts: NonNegativeInt = Field(
-        default=5,
-        description="in a row that Slurm refuses or holds before the job is given up; 0: nobody looks after it",
-    )
-    companion_partition: Word | None = Field(
-        default=None, description="of the small job that looks after it; None: the job's own"
-    )
-    look_every_s: PositiveFloat = Field(
-        default=600.0,
-        description="at a job that Slurm may hold, where a prolog that fails has it held; ever less often",
-    )
     check: bool = Field(default=True, description="check a node that is blamed, and one that comes back")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_given_up(cls, values: Any) -> Any:
+        return {name: values[name] for name in values if name not in _GIVEN_UP} if isinstance(values, dict) else values
 
 
 class LaunchConfig(Strict):
@@ -144,7 +139,9 @@ class LaunchConfig(Strict):
     launcher: Launcher = "local"
     starter: Starter | None = Field(default=None, description="None: the launcher's own")
     supervise: bool = Field(
-        default=True, description="restart, and replace nodes; else the script starts the ranks itself"
+        default=True,
+        description="restart, and replace nodes; else the script starts the ranks itself, as it always does with the "
+        "starters torchrun and mpirun",
     )
 
     nodes: PositiveInt = 1
@@ -200,6 +197,14 @@ class LaunchConfig(Strict):
     @property
     def chosen_starter(self) -> Starter:
         return self.starter or STARTERS[self.launcher][0]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _started_by_the_script(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        starter = values.get("starter") or STARTERS.get(values.get("launcher", ""), ("",))[0]
+        return {**values, "supervise": False} if starter in UNSUPERVISED else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

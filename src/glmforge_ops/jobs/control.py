@@ -1,14 +1,12 @@
 """Ending a job, and submitting it again."""
 
-import time
 from dataclasses import dataclass, field
 
 from glmforge.errors import LaunchError
 from glmforge.observe.record_files import RunFileError
+from glmforge_ops.jobs.cancelled import Cancelling, who
 from glmforge_ops.jobs.job import Submission
-from glmforge_ops.jobs.requeue.cancelled import Cancelling, who
-from glmforge_ops.jobs.requeue.companion import accompany, dismiss
-from glmforge_ops.jobs.requeue.queue_again import queue_again, tell_waiting
+from glmforge_ops.jobs.refused import tell_waiting
 from glmforge_ops.jobs.schedulers.base import Seen
 from glmforge_ops.jobs.state.find import Job, SchedulerOf
 from glmforge_ops.jobs.state.job_state import JobFiles, JobState
@@ -28,7 +26,6 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
     do it, or that cannot be noted.
 
     Its ranks are told as before a preemption: a training run saves first, as far as the scheduler gives it time.
-    One whose start Slurm refused is over, and would be queued again by its companion: it is cancelled, too.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be cancelled: {job.why}")
@@ -36,7 +33,6 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
         return f"{job.name}: is {job.state} already"
     cancelling = Cancelling()
     cancelling.note(job.directory, files.submission)
-    dismiss(job.directory)
     launcher = files.description.launch.launcher
     scheduler_of(launcher).cancel(files.submission.id)
     cancelling.finish()
@@ -72,19 +68,15 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Res
         raise LaunchError(f"{job.directory.script}: is missing; 'glmforge launch' makes the job anew, by another name")
     launch = files.description.launch
     scheduler_of(launch.launcher).check(launch)
-    submission = hand_over(job.directory, again=True)
-    warning = accompany(job.directory, submission)
-    return Resubmitted(submission, [] if warning is None else [warning])
+    return Resubmitted(hand_over(job.directory, again=True))
 
 
 def _queued_again(files: JobFiles, submission: Submission, seen: Seen, scheduler_of: SchedulerOf) -> list[str] | None:
     """Put it back under its number, which lifts a cancellation; warnings, or None if its scheduler has forgotten it."""
-    now = time.monotonic()
-    if not queue_again(scheduler_of(files.description.launch.launcher), seen, until=now):
+    if not scheduler_of(files.description.launch.launcher).again(seen):
         return None
     try:
         files.directory.event("submitted again", f"by {who()}", submission=submission.id)
     except RunFileError as error:
         raise LaunchError(f"{submission.id} is in the queue again, but that could not be noted: {error}") from error
-    warning = accompany(files.directory, submission)
-    return [*([] if warning is None else [warning]), *tell_waiting(files.directory, submission.id, until=now)]
+    return tell_waiting(files.directory, submission.id)

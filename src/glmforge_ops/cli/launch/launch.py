@@ -197,8 +197,6 @@ def _look_before(job: "NewJob", options: _Options) -> None:
 
 def _submit(job: "NewJob", options: _Options) -> None:
     from glmforge.config.secrets import require_secrets
-    from glmforge.files import escaped
-    from glmforge_ops.jobs.requeue.companion import accompany
     from glmforge_ops.jobs.schedulers.here import become, id_of_this_process
     from glmforge_ops.jobs.submit.hand_over import hand_over, note_submission
 
@@ -211,8 +209,6 @@ def _submit(job: "NewJob", options: _Options) -> None:
             submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
         else:
             submission = hand_over(job.directory, tasks=[task.directory for task in job.tasks])
-    if (warning := accompany(job.directory, submission)) is not None:
-        typer.echo(escaped(f"warning: {warning}"), err=True)
     _tell(job, submission, as_json=options.as_json, runs_here=in_foreground)
     if in_foreground:
         become(job.directory)

@@ -98,7 +98,7 @@ class LaunchOptions:
         typer.Option("--supervise/--no-supervise", help="Restart, and replace nodes that fail.", rich_help_panel=_HOW),
     ] = None
     min_nodes: Annotated[int | None, typer.Option(help="Go on with so few.", rich_help_panel=_HOW)] = None
-    max_nodes: Annotated[int | None, typer.Option(help="Grow to so many.", rich_help_panel=_HOW)] = None
+    max_nodes: Annotated[int | None, typer.Option(help="Use so many, if there are.", rich_help_panel=_HOW)] = None
     spare_nodes: Annotated[int | None, typer.Option(help="Beside --nodes.", rich_help_panel=_HOW)] = None
     options: Annotated[
         Path | None,
@@ -144,7 +144,10 @@ def read_launch(options: LaunchOptions) -> "LaunchConfig":
     given["hostfile"] = options.hostfile and str(options.hostfile.absolute())
     given["cluster"] = options.cluster and str(options.cluster.absolute())
     given["supervisor"] = {name: value for name in _SUPERVISOR if (value := getattr(options, name)) is not None} or None
-    return read_options(options.options, {name: value for name, value in given.items() if value is not None})
+    config = read_options(options.options, {name: value for name, value in given.items() if value is not None})
+    if options.supervise and not config.supervise:
+        raise typer.BadParameter(f"--supervise: not with starter {config.chosen_starter}; choose ssh, srun or local")
+    return config
 
 
 def _variable(text: str) -> tuple[str, str]:

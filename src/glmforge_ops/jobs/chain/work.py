@@ -20,12 +20,11 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.observe.run import write_text
 from glmforge.runtime.lease import Lease
+from glmforge_ops.jobs.cancelled import CANCELLED, Cancelling
 from glmforge_ops.jobs.chain.record import ChainDirectory, ChainRecord, StageRecord
 from glmforge_ops.jobs.do_all import do_all
 from glmforge_ops.jobs.in_turn import Runner, Turn, is_to_submit
 from glmforge_ops.jobs.job import JobDirectory, Submission
-from glmforge_ops.jobs.requeue.cancelled import CANCELLED, Cancelling
-from glmforge_ops.jobs.requeue.companion import accompany, dismiss
 from glmforge_ops.jobs.script.render import Script, render
 from glmforge_ops.jobs.state.find import Job, SchedulerOf, find_jobs
 from glmforge_ops.jobs.state.job_state import JobState
@@ -86,7 +85,6 @@ class Chain:
                 elif adopted := self._adopted(stage, job):
                     tell(stage.name, f"is {adopted.id}, as an earlier start had submitted it")
                     self._note(stage, adopted.id, needed)
-                    self._accompany(stage, adopted, tell)
                     ids[stage.name] = adopted.id
                 elif kept := self._kept(stage, job, needed):
                     tell(stage.name, f"is {job.state} as {kept}")
@@ -95,7 +93,6 @@ class Chain:
                     submission = self._submit(stage, needed)
                     after = f", after {', '.join(needed)}" if needed else ""
                     tell(stage.name, f"submitted as {submission.id}{after}")
-                    self._accompany(stage, submission, tell)
                     ids[stage.name] = submission.id
 
     def run_here(self, tell: Tell) -> dict[str, JobState]:
@@ -138,11 +135,6 @@ class Chain:
     def _start(self, stage: StageRecord, tell: Tell) -> None:
         submission = hand_over(self.directory.stage(stage), mend=self._resume)
         self._note(stage, submission.id, {})
-        self._accompany(stage, submission, tell)
-
-    def _accompany(self, stage: StageRecord, submission: Submission, tell: Tell) -> None:
-        if (warning := accompany(self.directory.stage(stage), submission)) is not None:
-            tell(stage.name, f"warning: {warning}")
 
     def _kept(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str | None:
         """The submission of a stage that waits or runs, if it may go on; one that waits for the wrong is cancelled."""
@@ -221,7 +213,6 @@ class Chain:
         if job.files is None or job.files.submission is None:
             return
         cancelling.note(job.directory, job.files.submission)
-        dismiss(job.directory)
         self.scheduler_of(job.files.description.launch.launcher).cancel(job.files.submission.id)
 
     def _hint(self, stage: StageRecord, jobs: Mapping[str, Job]) -> str:

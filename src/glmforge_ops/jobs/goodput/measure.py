@@ -16,7 +16,7 @@ from glmforge.observe.run import RunDirectory, write_text
 from glmforge_ops.jobs.goodput.accounting import Accounting, slurm_accounting
 from glmforge_ops.jobs.goodput.timeline import Allocation, Attempt, Span, Step, Use, spans_of
 from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDescription, JobDirectory, RankRecord, utc_now
-from glmforge_ops.jobs.requeue.refused_starts import STARTED
+from glmforge_ops.jobs.refused import STARTED
 
 GOODPUT = "goodput.json"
 """In the job's directory: what the job has cost until its newest attempt began."""

@@ -18,7 +18,7 @@ from glmforge_ops.jobs.show.words import (
 )
 from glmforge_ops.jobs.state.find import Job, as_dict
 from glmforge_ops.jobs.state.job_files import attempt_numbers
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 
 _SHOWN_ATTEMPTS = 20
 _SHOWN_WORDS = 15

@@ -40,7 +40,7 @@ class Job:
 
     @property
     def is_to_cancel(self) -> bool:
-        """Whether a cancellation changes anything: it is not over, or was refused, and its companion may bring it back.
+        """Whether a cancellation changes anything: it is not over, or its start was refused.
 
         False for one that is damaged: it cannot be noted there.
         """

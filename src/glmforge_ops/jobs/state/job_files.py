@@ -12,10 +12,10 @@ from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_end, read_text, shown
 from glmforge.runtime.lease import newest_claim
+from glmforge_ops.jobs.cancelled import is_cancelled
 from glmforge_ops.jobs.job import SUPERVISOR_LEASE, AttemptRecord, JobDescription, JobDirectory, Submission
 from glmforge_ops.jobs.last_records import last_records, newest_records
-from glmforge_ops.jobs.requeue.cancelled import is_cancelled
-from glmforge_ops.jobs.requeue.refused_starts import starts_of
+from glmforge_ops.jobs.refused import starts_of
 from glmforge_ops.jobs.state.job_state import JobFiles
 
 _LINE_BYTES = 1 << 15

@@ -13,7 +13,7 @@ from enum import StrEnum
 from glmforge.runtime.lease import Claim
 from glmforge.runtime.process import is_alive
 from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDescription, JobDirectory, Submission, Verdict
-from glmforge_ops.jobs.requeue.refused_starts import is_held_by_slurm, is_refused
+from glmforge_ops.jobs.refused import is_held_by_slurm, is_refused
 from glmforge_ops.jobs.schedulers.base import Seen, State
 
 

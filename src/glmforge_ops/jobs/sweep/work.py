@@ -12,9 +12,9 @@ from functools import partial
 
 from glmforge.observe.run import write_text
 from glmforge.runtime.lease import Lease
+from glmforge_ops.jobs.cancelled import CANCELLED, Cancelling
 from glmforge_ops.jobs.do_all import do_all
 from glmforge_ops.jobs.in_turn import Runner, Turn, is_to_submit
-from glmforge_ops.jobs.requeue.cancelled import CANCELLED, Cancelling
 from glmforge_ops.jobs.state.find import Job, SchedulerOf, find_jobs
 from glmforge_ops.jobs.state.job_state import JobState
 from glmforge_ops.jobs.submit.hand_over import hand_over, id_of_task, note_submission, submit

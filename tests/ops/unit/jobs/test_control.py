@@ -7,8 +7,8 @@ import pytest
 from glmforge.errors import LaunchError
 from glmforge.observe.record_files import RunFileError
 from glmforge_ops.jobs import control
+from glmforge_ops.jobs.cancelled import Cancelling, is_cancelled
 from glmforge_ops.jobs.job import Cause, JobDirectory, Submission
-from glmforge_ops.jobs.requeue.cancelled import Cancelling, is_cancelled
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.show.words import next_command
 from glmforge_ops.jobs.state.find import Job, find_jobs
@@ -75,15 +75,13 @@ def test_a_job_that_has_ended_is_left(tmp_path: Path, scheduler: MadeScheduler) 
 
 
 def test_a_job_whose_start_was_refused_is_cancelled_although_it_is_over(
-    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, scheduler: MadeScheduler
 ) -> None:
-    """Else its companion would have it queued again."""
-    job, dismissed = made_job(tmp_path), list[str]()
-    monkeypatch.setattr(control, "dismiss", lambda job: dismissed.append(job.name))
+    job = made_job(tmp_path)
     scheduler.know("17", State.FAILED, reason="NonZeroExitCode")
     assert control.cancel(found(tmp_path, scheduler), scheduler.of) == "air: cancelled (slurm 17, it was failed)"
     assert is_cancelled(job)
-    assert (dismissed, scheduler.cancelled) == (["air"], ["17"]), "it may be back in the queue just now"
+    assert scheduler.cancelled == ["17"], "it may be back in the queue just now"
     again = found(tmp_path, scheduler)
     assert again.state == "cancelled"
     assert control.cancel(again, scheduler.of) == "air: is cancelled already"
@@ -123,9 +121,7 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     done = control.resubmit(found(tmp_path, scheduler), scheduler.of)
     submission = done.submission
     assert (submission.id, submission.again) == ("1001", True)
-    assert [warning.partition(";")[0] for warning in done.warnings] == [
-        "no companion for a start that Slurm refuses: sbatch: is not on this machine"
-    ]
+    assert done.warnings == []
     assert job.read_submissions()[-1] == submission
     assert found(tmp_path, scheduler).state == "waiting"
 
@@ -145,9 +141,8 @@ def test_a_job_whose_start_was_refused_keeps_its_number(
     assert done.submission.id == "17"
     assert (scheduler.again_, scheduler.submitted) == (["17"], [])
     assert "submitted again" in [event["event"] for event in job.read_events()]
-    told = [event["detail"] for event in job.read_events() if event["event"] in ("companion refused", "waits in vain")]
+    told = [event["detail"] for event in job.read_events() if event["event"] == "waits in vain"]
     assert done.warnings == told
-    assert done.warnings[0].startswith("no companion for a start that Slurm refuses: sbatch: is not on this machine")
 
 
 def test_a_task_of_an_array_that_failed_is_submitted_anew(tmp_path: Path, scheduler: MadeScheduler) -> None:

@@ -83,10 +83,10 @@ def allow(
         glmforge jobs allow air node7
     """
     from glmforge.files import escaped
-    from glmforge_ops.jobs.requeue.cancelled import who
+    from glmforge_ops.jobs.cancelled import who
     from glmforge_ops.jobs.state.find import job_directory
     from glmforge_ops.jobs.submit.new_job import jobs_root
-    from glmforge_ops.jobs.supervisor.policy.ledger import allow as allow_nodes
+    from glmforge_ops.jobs.supervisor.nodes import allow as allow_nodes
 
     for node in allow_nodes(job_directory(jobs_root(jobs_dir), name), nodes, who()):
         typer.echo(escaped(f"{name}: {node} is used again"))

@@ -13,7 +13,7 @@ from glmforge_ops.jobs.goodput import measure
 from glmforge_ops.jobs.job import Cause, utc_now
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.submit import hand_over
-from glmforge_ops.jobs.supervisor.policy.ledger import Failure, Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
 
@@ -49,7 +49,6 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
     done = run(tmp_path, "resubmit", "a", "b")
     assert done.exit_code == 1
     assert done.stdout == "a: submitted again (slurm 1)\n"  # whose start was refused: under its number
-    assert "warning: a: no companion for a start that Slurm refuses: sbatch: is not on this machine" in done.stderr
     assert "b: is starting (2); wait until it ends, or 'glmforge jobs cancel b' first" in done.stderr
 
 

@@ -112,7 +112,7 @@ def test_a_job_is_submitted_and_known(here: Path) -> None:
     assert (described.launch.launcher, described.launch.ranks, described.directory) == ("slurm", 4, here)
     assert "lr: 0.0001" in job.run_config.read_text()
     assert [submission.id for submission in job.read_submissions()] == ["17"]
-    assert [event["event"] for event in job.read_events()] == ["submitted", "companion submitted"]
+    assert [event["event"] for event in job.read_events()] == ["submitted"]
     _, said = launch("demo", "--nodes", "2", "--gpus-per-node", "4")
     assert "plan: the kind of GPU is not known" in said
     assert "\ndemo-2: 2 nodes x 4 ranks, submitted to slurm as 17\n" in said

@@ -15,10 +15,8 @@ from glmforge.cli.app import app
 from glmforge.config.secrets import is_secret
 from glmforge.errors import GlmforgeError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.jobs.starters.base import Starter
 from glmforge_ops.jobs.starters.ssh import SshStarter
-from glmforge_ops.jobs.starters.torchrun import TorchrunStarter
-from helpers.ranks import attempt_in, ended, ranks_of, texts
+from helpers.ranks import assignment, attempt_in, ended, texts
 
 SECRET = "s3cr3t/+=$'\" x"
 URL = "http://me:pa55word@proxy:3128"
@@ -86,7 +84,7 @@ def slurm(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sinfo": "echo gpu:8",
         "squeue": "",
         "sbatch": f'case "$*" in --test-only*) ;; *script*.sh) {sys.executable} -c "import json, os; '
-        f"json.dump(dict(os.environ), open('{seen}', 'w'))\"; echo 17 ;; *) env >{here}/companion; echo 18 ;; esac",
+        f"json.dump(dict(os.environ), open('{seen}', 'w'))\"; echo 17 ;; esac",
     }
     for name, script in of.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -130,9 +128,6 @@ def test_slurm_has_it_from_the_environment(
     wanted = had.get("SBATCH_EXPORT", "ALL").split(",")
     assert {"WANDB_API_KEY", "PROXY"} <= {*wanted} or wanted == ["ALL"]
     assert no_secret(done.output, texts_below(here / "jobs"))
-    companion = here / "companion"  # which needs none of it
-    assert companion.exists() == (name in ("supervised", "options", "chain"))
-    assert not companion.exists() or no_secret(companion.read_text())
 
 
 @pytest.mark.parametrize(
@@ -163,8 +158,7 @@ def test_one_that_is_not_there_is_asked_for(here: Path) -> None:
     assert not (here / "jobs").exists()
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.MonkeyPatch, torchrun: bool) -> None:
+def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor in the file of what ranks are to do."""
     ssh = here / "ssh"
     ssh.write_text(
@@ -174,9 +168,8 @@ def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     attempt = attempt_in(here)
     command = [sys.executable, str(here / "program.py")]
-    ranks = ranks_of(attempt, command, ["far"], secrets=("WANDB_API_KEY", "PROXY"))
-    starter: Starter = (TorchrunStarter if torchrun else SshStarter)(Ssh(command=(str(ssh),)))
-    assert ended(starter.start(ranks)) == 0
+    ranks = assignment(command, ["far"], ranks_per_node=2, secrets=["WANDB_API_KEY", "PROXY"])
+    assert ended(SshStarter(Ssh(command=(str(ssh),))).start(attempt, ranks)) == 0
     assert [texts(attempt, rank)[-1] for rank in range(2)] == [PRINTED] * 2
     assert no_secret(texts_below(here / "attempts"), (here / "calls").read_text())
 

@@ -223,29 +223,6 @@ def test_what_waits_in_vain_is_submitted_again_whatever_is_noted_of_it(chain, sc
     assert scheduler.after["6"] == ("5",)
 
 
-def test_an_adopted_stage_has_a_companion(chain, scheduler, monkeypatch):
-    """And one that hinders it is told."""
-    submit(chain)
-    job_of(chain, "b").submissions.unlink()
-    monkeypatch.setattr(work, "submissions_in", lambda directory: {"life-b": ["2"]}.get(directory.name, []))
-    accompanied, told = [], []
-    monkeypatch.setattr(work, "accompany", lambda job, submission: accompanied.append((job.name, submission.id)))
-    chain.submit(lambda stage, words: None)
-    assert accompanied == [("life-b", "2")]
-    job_of(chain, "b").submissions.unlink()
-    monkeypatch.setattr(work, "accompany", lambda job, submission: "no companion: why")
-    chain.submit(lambda stage, words: told.append((stage, words)))
-    assert ("b", "warning: no companion: why") in told
-
-
-def test_what_keeps_a_companion_away_is_told(chain, scheduler, made, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "accompany", lambda job, submission: f"none for {submission.id}")
-    told = []
-    chain.submit(lambda stage, words: told.append((stage, words)))
-    assert ("a", "warning: none for 1") in told
-    assert ("d", "warning: none for 4") in told
-
-
 def test_a_stage_that_cannot_be_noted_is_cancelled(chain, scheduler):
     events, real = job_of(chain, "b").events, scheduler.submit
 

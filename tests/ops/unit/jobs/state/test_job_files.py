@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from glmforge_ops.jobs.cancelled import CANCELLED
 from glmforge_ops.jobs.columns import aligned
-from glmforge_ops.jobs.requeue.cancelled import CANCELLED
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.show.words import job_row
 from glmforge_ops.jobs.state.find import as_dict, find_jobs, job_names

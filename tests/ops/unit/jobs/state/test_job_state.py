@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from glmforge.runtime.lease import Lease
+from glmforge_ops.jobs.cancelled import CANCELLED
 from glmforge_ops.jobs.job import SUPERVISOR_LEASE, Cause, Submission
-from glmforge_ops.jobs.requeue.cancelled import CANCELLED
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.state.find import as_dict, find_jobs
 from glmforge_ops.jobs.state.job_state import JobState
