@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from glmforge.config import RunConfig, dump_config
+from glmforge.observe.job_records import AttemptDirectory, JobDirectory, RankRecord
 from glmforge.observe.record_files import read_jsonl
 from glmforge_ops.dev import DevOptions, development_cluster
 from glmforge_ops.dev.options import HEAD
-from glmforge_ops.jobs.job import AttemptDirectory, JobDirectory, RankRecord
-from glmforge_ops.jobs.requeue.companion import companions
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
 from helpers.job import start_job
 from helpers.tiny_data import TinyData
@@ -260,7 +259,7 @@ class Launched:
         if not self.files.submissions.exists():
             return
         if self.is_slurms:
-            self.cluster.run("scancel", "--quiet", self.number, *companions(self.files).values())
+            self.cluster.run("scancel", "--quiet", self.number)
             self.wait_until_gone()
         elif not self.is_over():
             self.glmforge("jobs", "cancel", self.config.name)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glmforge_ops.jobs.job import AttemptDirectory, RankRecord
+from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import Ranks, Running
 

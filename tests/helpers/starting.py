@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from helpers.ranks import PATIENCE_S
 
 _PROGRAM = """
@@ -13,7 +13,7 @@ import importlib, json, signal, sys, time
 from pathlib import Path
 from glmforge.runtime.ssh import Ssh
 from glmforge.runtime.slurm import address_of_node
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.starters.meeting import find_meeting_place
 from glmforge_ops.jobs.starters.base import Ranks
 

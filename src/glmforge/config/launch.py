@@ -5,7 +5,7 @@ keeps all of them in its `job.yaml`, so that it can be submitted again as it was
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -34,8 +34,8 @@ Starter = Literal["local", "ssh", "srun", "torchrun", "mpirun"]
 STARTERS: dict[str, tuple[Starter, ...]] = {
     "local": ("local", "torchrun"),
     "ssh": ("ssh", "torchrun"),
-    "slurm": ("srun", "torchrun", "mpirun"),
-    "pbs": ("ssh", "srun", "mpirun"),
+    "slurm": ("srun", "torchrun"),
+    "pbs": ("ssh", "srun"),
     "mpi": ("mpirun",),
 }
 """Starters of each launcher; the first is the default."""
@@ -79,6 +79,7 @@ Dependency = Annotated[
 ]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$", max_length=32_768)]
+SbatchArgument = Annotated[str, _written(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", "--mail-type=END")]
 
 
 class SupervisorConfig(Strict):
@@ -142,7 +143,7 @@ class LaunchConfig(Strict):
     launcher: Launcher = "local"
     starter: Starter | None = Field(default=None, description="None: the launcher's own")
     supervise: bool = Field(
-        default=True, description="restart, and replace nodes; else the script starts the ranks itself"
+        default=True, description="restart, and replace nodes; else, and with mpi, the script starts the ranks itself"
     )
 
     nodes: PositiveInt = 1
@@ -156,7 +157,9 @@ class LaunchConfig(Strict):
     account: Word | None = None
     exclusive: bool = Field(default=False, description="whole nodes")
     constraint: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.&|*()\[\],-]{1,200}$")] | None = None
+    nodelist: list[NodeName] = Field(default=[], description="nodes that it must have")
     exclude: list[NodeName] = Field(default=[], description="nodes that are not to be used")
+    sbatch_args: list[SbatchArgument] = Field(default=[], description="further options of sbatch, as they are")
     array: Array | None = None
     dependency: Dependency | None = None
     signal: Signal | None = Field(default="USR1@120", description="warning before the time limit and preemption")
@@ -199,11 +202,22 @@ class LaunchConfig(Strict):
     def chosen_starter(self) -> Starter:
         return self.starter or STARTERS[self.launcher][0]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_supervisor_of_mpi(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("launcher") == "mpi":
+            return {"supervise": False} | values
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.launcher == "mpi" and self.supervise:
+            refuse("supervise", "the launcher mpi has no supervisor; leave it out, or choose ssh")
         if self.chosen_starter not in STARTERS[self.launcher]:
             known = ", ".join(STARTERS[self.launcher])
             refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
+        if self.launcher == "pbs" and self.starter == "srun" and not self.supervise:
+            refuse("starter", "under PBS srun starts ranks for the supervisor only; leave it out")
         if self.launcher == "local" and self.nodes != 1:
             refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
         if self.launcher in ("slurm", "pbs") and (self.hosts or self.hostfile):

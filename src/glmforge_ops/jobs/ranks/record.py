@@ -1,6 +1,6 @@
 """A rank's record in the attempt's directory, and the mark of the first failure: what the supervisor judges by.
 
-The fields are those of `glmforge_ops.jobs.job.RankRecord`, which reads them.
+The fields are those of `glmforge.observe.job_records.RankRecord`, which reads them.
 """
 
 import contextlib

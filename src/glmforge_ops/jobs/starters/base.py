@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 
 
 @dataclass(frozen=True)

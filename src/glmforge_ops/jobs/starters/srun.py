@@ -21,7 +21,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.schedulers.slurm_jobs import asking
+from glmforge_ops.jobs.schedulers.base import asking
 from glmforge_ops.jobs.script.container import by_pyxis, is_apptainers
 from glmforge_ops.jobs.starters.base import Ranks
 from glmforge_ops.jobs.starters.running import (

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from glmforge_ops.jobs.job import RankRecord
+from glmforge.observe.job_records import RankRecord
 from glmforge_ops.jobs.starters.base import Running
 from glmforge_ops.jobs.supervisor.allocation.base import Allocation, ask_lost
 from glmforge_ops.jobs.supervisor.bell import Bell

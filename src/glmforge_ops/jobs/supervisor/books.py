@@ -13,10 +13,9 @@ from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import GlmforgeError
+from glmforge.observe.job_records import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.observe.record_files import RunFileError
-from glmforge_ops.jobs.goodput.measure import write_goodput
-from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDirectory, Verdict, utc_now
-from glmforge_ops.jobs.requeue.cancelled import is_cancelled
+from glmforge.report.goodput import write_goodput
 from glmforge_ops.jobs.supervisor.allocation.base import Allocation, ask_lost
 from glmforge_ops.jobs.supervisor.policy.decide import Do, with_failure
 from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
@@ -150,7 +149,7 @@ class Books:
     def cancelled(self) -> bool:
         """Whether somebody has cancelled the newest submission; not, if that cannot be read."""
         try:
-            return is_cancelled(self.job)
+            return self.job.is_cancelled()
         except GlmforgeError as error:
             self.say("events not read", f"{error}")
             return False

@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from glmforge_ops.jobs.job import AttemptDirectory, RankRecord
+from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge_ops.jobs.supervisor.bell import Bell
 from glmforge_ops.jobs.supervisor.verdict.evidence import read_ranks
 

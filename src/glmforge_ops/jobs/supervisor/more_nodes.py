@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from glmforge_ops.jobs.job import AttemptRecord, JobDescription, utc_now
+from glmforge.observe.job_records import AttemptRecord, JobDescription, utc_now
 from glmforge_ops.jobs.supervisor.books import Books
 from glmforge_ops.jobs.supervisor.policy.decide import Situation, choose_nodes
 from glmforge_ops.jobs.supervisor.policy.growth import GROWS, Growth, futile_times

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from glmforge_ops.jobs.job import AttemptRecord, JobDirectory, RankRecord, utc_now
+from glmforge.observe.job_records import AttemptRecord, JobDirectory, RankRecord, utc_now
 
 
 def phases_of(job: JobDirectory, attempt: AttemptRecord, ranks: Sequence[RankRecord]) -> dict[str, Any]:

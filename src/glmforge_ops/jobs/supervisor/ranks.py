@@ -3,7 +3,7 @@
 import zlib
 
 from glmforge.observe.job import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE, NAME_VARIABLE
-from glmforge_ops.jobs.job import AttemptDirectory, JobDescription
+from glmforge.observe.job_records import AttemptDirectory, JobDescription
 from glmforge_ops.jobs.starters.base import Ranks, Starter
 from glmforge_ops.jobs.starters.meeting import find_meeting_place
 from glmforge_ops.jobs.supervisor.allocation.base import Allocation

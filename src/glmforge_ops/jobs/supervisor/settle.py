@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from glmforge.errors import GlmforgeError
-from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDescription, Verdict, utc_now
+from glmforge.observe.job_records import AttemptRecord, Cause, JobDescription, Verdict, utc_now
 from glmforge_ops.jobs.starters.base import SilentNodeError
 from glmforge_ops.jobs.supervisor.attempt import Watched
 from glmforge_ops.jobs.supervisor.books import Books

@@ -16,11 +16,9 @@ from itertools import product
 from typing import Any
 
 from glmforge.errors import GlmforgeError
+from glmforge.observe.job_records import STARTED, SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, Verdict, utc_now
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import HeldError, Lease
-from glmforge_ops.jobs.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, Verdict, utc_now
-from glmforge_ops.jobs.requeue.companion import dismiss, look_soon
-from glmforge_ops.jobs.requeue.refused_starts import STARTED
 from glmforge_ops.jobs.starters.base import Running, Starter
 from glmforge_ops.jobs.supervisor.allocation.base import Allocation
 from glmforge_ops.jobs.supervisor.allocation.run_lock import last_seen, run_locks
@@ -103,7 +101,6 @@ class Supervisor:
         while True:
             decision = self._decide(verdict)
             if decision.do in (Do.DONE, Do.STOP):
-                dismiss(self.job)
                 return decision.exit_code
             if decision.do is Do.REQUEUE:
                 return self._requeue(verdict)
@@ -308,7 +305,6 @@ class Supervisor:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
         locks = [lock.seen() for lock in self.locks]
         self.books.say("requeued", "the scheduler is asked to queue the job again", without=out, locks=locks)
-        look_soon(self.job)
         self.lease.release()
         self.allocation.requeue(sorted({*out, *self.launch.exclude}))
         return 0

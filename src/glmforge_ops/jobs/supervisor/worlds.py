@@ -7,7 +7,7 @@ from pathlib import Path
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
-from glmforge_ops.jobs.job import JobDescription, JobDirectory
+from glmforge.observe.job_records import JobDescription, JobDirectory
 
 
 def bearable(job: JobDirectory, description: JobDescription) -> Callable[[int], bool]:

@@ -9,7 +9,7 @@ import pytest
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State
 from glmforge_ops.jobs.schedulers.pbs import Pbs
 from glmforge_ops.jobs.schedulers.slurm import Slurm

@@ -21,9 +21,9 @@ from pathlib import Path
 from glmforge.config import load_config
 from glmforge.errors import GlmforgeError
 from glmforge.files import escaped
+from glmforge.observe.job_records import JobDirectory, RankRecord
 from glmforge.runtime.lease import Claim, LastChange, Lease
 from glmforge.runtime.process import is_alive, this_process
-from glmforge_ops.jobs.job import JobDirectory, RankRecord
 
 _LOOKS_PER_LEASE = 20
 _LONGEST_S = 86400.0

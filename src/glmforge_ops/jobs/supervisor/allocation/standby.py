@@ -23,10 +23,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from glmforge.errors import HostError
+from glmforge.observe.job_records import SUPERVISOR_LEASE, JobDirectory
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import LastChange, Lease
 from glmforge_ops.hosts.machines import ask_slurm
-from glmforge_ops.jobs.job import SUPERVISOR_LEASE, JobDirectory
 from glmforge_ops.jobs.supervisor.allocation.lost_nodes import lost_nodes
 from glmforge_ops.jobs.supervisor.allocation.run_lock import RunLock, run_locks
 

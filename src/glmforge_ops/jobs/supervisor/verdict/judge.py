@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from glmforge_ops.jobs.job import AttemptRecord, Cause, RankRecord, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, RankRecord, Verdict
 from glmforge_ops.jobs.supervisor.verdict.errors import (
     Kind,
     Words,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.starters.srun import Step, end_leftovers
 from helpers.ranks import ranks_of
 

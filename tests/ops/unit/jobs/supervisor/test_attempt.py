@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import AttemptDirectory, RankRecord, utc_now
+from glmforge.observe.job_records import AttemptDirectory, RankRecord, utc_now
 from glmforge_ops.jobs.supervisor.attempt import Limits, Watch, patience
 from glmforge_ops.jobs.supervisor.bell import Bell
 from glmforge_ops.jobs.supervisor.progress import Progress

@@ -11,7 +11,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDirectory, RankRecord, Verdict, utc_now
+from glmforge.observe.job_records import AttemptRecord, Cause, JobDirectory, RankRecord, Verdict, utc_now
 from glmforge_ops.jobs.supervisor.books import Books, Checker
 from glmforge_ops.jobs.supervisor.policy.ledger import Ledger, Node, Out
 from glmforge_ops.jobs.supervisor.verdict.evidence import Evidence, RunEvent

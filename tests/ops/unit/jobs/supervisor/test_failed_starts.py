@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import Cause, JobDirectory, utc_now
+from glmforge.observe.job_records import Cause, JobDirectory, utc_now
 from glmforge_ops.jobs.starters.base import Ranks, SilentNodeError
 from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
 from glmforge_ops.jobs.supervisor.supervise import Supervisor

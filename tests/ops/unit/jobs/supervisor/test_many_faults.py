@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import Cause, JobDirectory
+from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge_ops.jobs.starters.base import Ranks
 from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
 from glmforge_ops.jobs.supervisor.supervise import Supervisor

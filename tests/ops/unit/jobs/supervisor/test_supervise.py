@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import LaunchError
+from glmforge.observe.job_records import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import HeldError, Lease
-from glmforge_ops.jobs.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
 from glmforge_ops.jobs.supervisor.policy.growth import ATTEMPT_STARTED
 from glmforge_ops.jobs.supervisor.policy.ledger import Ledger, allow
 from glmforge_ops.jobs.supervisor.supervise import LEASE_S, Supervisor

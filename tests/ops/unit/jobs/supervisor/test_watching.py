@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from glmforge_ops.jobs.job import RankRecord
+from glmforge.observe.job_records import RankRecord
 from glmforge_ops.jobs.supervisor import attempt
 from glmforge_ops.jobs.supervisor.attempt import Limits, Watch, Watched
 from glmforge_ops.jobs.supervisor.verdict.evidence import GROW, RunEvent

@@ -12,9 +12,9 @@ import pytest
 
 from glmforge.config import dump_config, load_config
 from glmforge.config.schema import RunConfig
+from glmforge.observe.job_records import JobDirectory, RankRecord
 from glmforge.runtime import lease as lease_module
 from glmforge.runtime.lease import LOCK, Claim, Lease, newest_claim
-from glmforge_ops.jobs.job import JobDirectory, RankRecord
 from glmforge_ops.jobs.starters.base import Ranks
 from glmforge_ops.jobs.supervisor.allocation.run_lock import RunLock, last_seen, run_locks
 from glmforge_ops.jobs.supervisor.supervise import Supervisor

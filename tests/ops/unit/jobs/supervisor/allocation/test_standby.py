@@ -11,10 +11,10 @@ import pytest
 
 from glmforge.config import dump_config, load_config
 from glmforge.errors import HostError
+from glmforge.observe.job_records import SUPERVISOR_LEASE, JobDirectory
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime import lease as lease_module
 from glmforge.runtime.lease import Lease
-from glmforge_ops.jobs.job import SUPERVISOR_LEASE, JobDirectory
 from glmforge_ops.jobs.supervisor.allocation import standby as standby_module
 from glmforge_ops.jobs.supervisor.allocation.run_lock import RunLock, last_seen
 from glmforge_ops.jobs.supervisor.allocation.standby import Standby, StandbyStep

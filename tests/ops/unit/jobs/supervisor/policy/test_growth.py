@@ -11,7 +11,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import utc_now
+from glmforge.observe.job_records import utc_now
 from glmforge_ops.jobs.supervisor.allocation.slurm import SlurmAllocation
 from glmforge_ops.jobs.supervisor.books import Books, Checker
 from glmforge_ops.jobs.supervisor.more_nodes import MoreNodes
