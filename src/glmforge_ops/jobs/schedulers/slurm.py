@@ -188,13 +188,13 @@ def queue() -> list[dict[str, Any]]:
 
 def accounting(ids: Sequence[str]) -> list[dict[str, Any]] | str:
     """A row of sacct for each start of these jobs; in words why there are none."""
-    why = "Slurm's controller has forgotten it, and accounting cannot be asked"
+    # A job that was requeued has a row for each start. sacct of 22.05 refuses its own times where they are seconds.
+    environment = asking() | {"SLURM_TIME_FORMAT": "standard"}
     try:
-        # A job that was requeued has a row for each start.
-        answer = ask("sacct", "--json", "--duplicates", f"--jobs={','.join(ids)}", environment=asking())
+        answer = ask("sacct", "--json", "--duplicates", f"--jobs={','.join(ids)}", environment=environment)
         return _jobs_in(answer, "sacct")
     except LaunchError as error:
-        return f"{why}: {error}"
+        return f"Slurm's controller has forgotten it, and accounting cannot be asked: {error}"
 
 
 def accounts_of(ids: Sequence[str], now: datetime) -> Accounting | None:

@@ -24,7 +24,6 @@ _BLAMED = {
     "Invalid qos": ("qos", "'sacctmgr show assoc user=$USER format=account,partition,qos' shows yours"),
     "Job dependency problem": ("dependency", "write it as in afterok:1234"),
     "Invalid feature": ("constraint", "'sinfo -o %f' shows the features that there are"),
-    "Invalid node name": ("exclude", "'sinfo' shows the nodes that there are"),
 }
 """What sbatch says -> the option that it is about, and what helps."""
 
@@ -52,6 +51,10 @@ def check(
     limit = of_partition[0].max_time if of_partition else "infinite"
     if launch.time is not None and seconds(launch.time) > seconds(limit):
         _refuse("time", f"{launch.time} is above the limit of partition {name}, {limit}")
+    names = {node.name for node in nodes}
+    for option, given in (("exclude", launch.exclude), ("nodelist", launch.nodelist)):
+        if unknown := [each for each in given if each not in names]:
+            _refuse(option, f"Slurm has no node '{unknown[0]}'; {suggest(unknown[0], sorted(names))}")
     _check_nodes(launch, of_partition, f"partition {name}")
     jobs = list(dict.fromkeys(_JOB.findall(launch.dependency or "")))
     seen = look(jobs) if jobs else {}
@@ -125,7 +128,6 @@ def _test(launch: LaunchConfig, environment: Mapping[str, str]) -> None:
         for said, (option, helps) in _BLAMED.items():
             if said in answer.reason:
                 value = getattr(launch, option)
-                value = ",".join(value) if isinstance(value, list) else value
                 given = f"does not take '{value}'" if value else "wants one to be given"
                 _refuse(option, f"Slurm {given} ({answer.reason}); {helps}")
         raise LaunchError(f"sbatch rejects this job: {answer.reason}")

@@ -266,6 +266,8 @@ def known(answers: Answers, test_only: tuple[int, str, str] = (0, "", "sbatch: J
             {"gpus_per_node": 8, "nodes": 3},
             "gpus-per-node: 8 on each of 3 nodes: partition main has at most 8; node1, node2 alone",
         ),
+        ({"exclude": ["nod1"]}, "exclude: Slurm has no node 'nod1'; did you mean 'node1'?"),
+        ({"nodelist": ["n"]}, "nodelist: Slurm has no node 'n'; "),
         ({"mem": "1T"}, "mem: 1048576 MB on each of 1 nodes: partition main has at most 64000"),
         (
             {"cpus_per_task": 3, "ranks_per_node": 2},
@@ -305,7 +307,7 @@ def test_what_can_be_passes(answers: Answers, changes: dict[str, object]) -> Non
     [
         ({"account": "lab"}, "Invalid account or account/partition", "account: Slurm does not take 'lab' ("),
         ({}, "Invalid account or account/partition combination", "account: Slurm wants one to be given ("),
-        ({"exclude": ["n1"]}, "Invalid node name specified", "exclude: Slurm does not take 'n1' (Invalid node name"),
+        ({"qos": "gold"}, "Invalid qos specification", "qos: Slurm does not take 'gold' (Invalid qos specification); "),
         ({}, "Job violates accounting/QOS policy", "sbatch rejects this job: Job violates accounting/QOS policy"),
     ],
 )
