@@ -57,7 +57,9 @@ def least_nodes(launch: LaunchConfig) -> int:
 
 def most_nodes(launch: LaunchConfig) -> int:
     """It has use for no more, spares included."""
-    return launch.nodes + launch.supervisor.spare_nodes if _is_range(launch) else least_nodes(launch)
+    if _is_range(launch):
+        return max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes
+    return least_nodes(launch)
 
 
 def _is_range(launch: LaunchConfig) -> bool:
