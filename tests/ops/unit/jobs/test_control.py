@@ -36,15 +36,21 @@ def test_a_job_that_runs_is_cancelled(tmp_path: Path, scheduler: MadeScheduler) 
     assert found(tmp_path, scheduler).state == "cancelled"
 
 
-def test_it_is_noted_before_the_scheduler_is_told(tmp_path: Path, scheduler: MadeScheduler) -> None:
+def test_it_is_noted_before_the_scheduler_is_told(
+    tmp_path: Path, scheduler: MadeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a supervisor that is started at this moment would go on."""
-    job = made_job(tmp_path)
+    job, noted = made_job(tmp_path), list[bool]()
+
+    def refuse(submission: str) -> None:
+        noted.append(job.is_cancelled())
+        raise LaunchError("scancel: no controller")
+
     scheduler.know("17", State.RUNNING)
-    chosen = found(tmp_path, scheduler)
-    scheduler.broken = "scancel: no controller"
+    monkeypatch.setattr(scheduler, "cancel", refuse)
     with pytest.raises(LaunchError, match="no controller"):
-        control.cancel(chosen, scheduler.of)
-    assert job.is_cancelled()
+        control.cancel(found(tmp_path, scheduler), scheduler.of)
+    assert noted == [True]
 
 
 def test_a_full_disk_keeps_no_job_running(

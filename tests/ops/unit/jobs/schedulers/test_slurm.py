@@ -14,7 +14,7 @@ from glmforge.errors import LaunchError
 from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.schedulers import base
 from glmforge_ops.jobs.schedulers.base import NoAnswerError, State
-from glmforge_ops.jobs.schedulers.slurm import STATES, Slurm, accounts_of, environment_of, state_of
+from glmforge_ops.jobs.schedulers.slurm import STATES, Slurm, accounting, accounts_of, environment_of, state_of
 from glmforge_ops.jobs.script.amounts import hours_minutes_seconds, megabytes, seconds
 from helpers.scheduler_programs import Answers
 
@@ -169,6 +169,16 @@ def test_nobodys_profile_changes_what_is_asked(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SCANCEL_INTERACTIVE", "1")
     Slurm().cancel("5")
+
+
+def test_accounts_are_asked_in_a_form_of_times_that_sacct_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sacct of 22.05 prints "Invalid time specification" with %s, and no JSON."""
+    (tmp_path / "sacct").write_text('#!/bin/sh\n[ "$SLURM_TIME_FORMAT" != %s ] && echo \'{"jobs": []}\'\n')
+    (tmp_path / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert accounting(["5"]) == []
 
 
 def test_every_state_means_something() -> None:
