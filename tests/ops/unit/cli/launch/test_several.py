@@ -2,7 +2,7 @@
 
 import pytest
 
-from glmforge_ops.cli.launch.several import spread
+from glmforge_ops.cli.launch.launch import spread
 
 
 @pytest.mark.parametrize(
