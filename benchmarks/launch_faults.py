@@ -50,7 +50,7 @@ STEPS = 100_000
 """Of the run, which is stopped before."""
 PHASES = ("detected_s", "decided_s", "started_s", "first_step_s")
 # Nodes fail far more often here than one may that is kept.
-SUPERVISOR = {"node_failures": 10_000, "max_restarts_in_all": 100_000, "look_every_s": 10.0}
+SUPERVISOR = {"node_failures": 10_000, "max_restarts_in_all": 100_000}
 
 
 def main() -> None:

@@ -48,7 +48,6 @@ SUPERVISOR = {
     "max_restarts": 100_000,
     "max_restarts_in_all": 100_000,
     "max_back_off_s": 10.0,
-    "look_every_s": 10.0,
 }
 MENDED_AFTER_S = (5.0, 60.0)
 """A fault lasts so long, by chance: shorter and longer than it takes to be noticed."""

@@ -1,17 +1,15 @@
-"""Jobs that were launched, under every launcher, through what happens on a cluster: they end by themselves, and well.
+"""Jobs that were launched, through what happens on a cluster with a real Slurm: they go on by themselves.
 
 Bit-equal losses of all steps, each recorded once, say that every sample was trained on once and in order, and that no
 state was lost or made up.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from helpers.chaos import small_disk
 from helpers.dev_cluster import Cluster
 from helpers.launch_faults import FAULTS
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed
@@ -26,30 +24,16 @@ STEPS = 100_000
 STRUCK_AFTER, STEPS_AFTER = 7, 5
 RANKS = 2
 SLURM = ["--launcher", "slurm", "--nodes", "2", "--cpus-per-task", "1"]
-HOSTS = ["--hosts", "node[1-2]", "--nodes", "2", "--detach"]
 LAUNCHERS = {
     "local": ["--launcher", "local", "--ranks-per-node", "2", "--detach"],
-    "local torchrun": ["--launcher", "local", "--starter", "torchrun", "--ranks-per-node", "2", "--detach"],
-    "ssh": ["--launcher", "ssh", *HOSTS],
-    "ssh torchrun": ["--launcher", "ssh", "--starter", "torchrun", *HOSTS],
+    "ssh": ["--launcher", "ssh", "--hosts", "node[1-2]", "--nodes", "2", "--detach"],
     "slurm": SLURM,
-    "slurm torchrun": [*SLURM, "--starter", "torchrun"],
-    "mpi": ["--launcher", "mpi", *HOSTS],
     "pbs": ["--launcher", "pbs", "--nodes", "2", "--starter", "srun"],
 }
 
 
 @pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A small file system, mounted before the hosts are made, so that they see it."""
-    with small_disk(tmp_path_factory.mktemp("disk") / "small", 64) as mounted:
-        if mounted is None:
-            pytest.skip("no file system can be mounted here")
-        yield mounted
-
-
-@pytest.fixture(scope="module")
-def cluster(disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with launch_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
@@ -74,66 +58,49 @@ def reference(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
     return Reference(tiny_data, tmp_path_factory.mktemp("unharmed"))
 
 
-@pytest.fixture(scope="module")
-def short_reference(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    directory = tmp_path_factory.mktemp("short")
-    return unharmed(small_run(tiny_data, directory / "run", FEW_STEPS), directory / "unharmed", RANKS)
-
-
 @pytest.fixture
-def start(cluster: Cluster, disk: Path, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+def start(cluster: Cluster, tiny_data: TinyData, tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     """Launches the run; whatever is left of it is ended."""
     jobs = []
 
     def start(*words: str, steps: int = STEPS) -> Launched:
-        checkpoints = disk / "checkpoints"
-        checkpoints.mkdir()
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run/checkpoints").symlink_to(checkpoints)
         jobs.append(launch(cluster, tmp_path, small_run(tiny_data, tmp_path / "run", steps), *words))
         return jobs[-1]
 
     yield start
     for job in jobs:
         job.end()
-    shutil.rmtree(disk / "checkpoints", ignore_errors=True)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_runs_it_to_the_same_losses(
-    launcher: str, start: Callable[..., Launched], short_reference: list[float]
+    launcher: str, start: Callable[..., Launched], tiny_data: TinyData, tmp_path: Path
 ) -> None:
-    if launcher == "mpi":
-        install_or_skip(("mpirun.openmpi",), ("openmpi-bin",))
     if launcher == "pbs":
         install_or_skip(("qsub", "qstat", "pbsnodes"), ("slurm-wlm-torque",))
     job = start(*LAUNCHERS[launcher], steps=FEW_STEPS)
-    assert job.finish() == short_reference
+    losses = job.finish()
+    assert losses == unharmed(small_run(tiny_data, tmp_path / "whole", FEW_STEPS), tmp_path / "unharmed", RANKS)
     assert job.causes() == ["finished"]
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: Reference, tmp_path: Path) -> None:
+def test_a_job_gets_over(name: str, start: Callable[..., Launched], reference: Reference) -> None:
     fault = FAULTS[name]
-    options = tmp_path / "options.yaml"
-    options.write_text("supervisor: {look_every_s: 10}\n")
-    job = start(*SLURM, "--spare-nodes", "0" if "supervisor" in name else "1", "--options", str(options))
+    job = start(*SLURM, "--spare-nodes", "0" if "supervisor" in name else "1")
     job.wait_for_step(STRUCK_AFTER)
     attempt = job.attempt
     mend = fault.strike(job)
     try:
-        if fault.causes:
-            told = job.wait_for_training(attempt)
-            print(name, told)
-            assert attempt <= told["after"] < attempt + fault.attempts
+        told = job.wait_for_training(attempt)
+        print(name, told)
+        assert told["after"] == attempt
     finally:
         mend()
     job.wait_for_step(job.step + STEPS_AFTER)
     losses = job.stop()
     assert losses == reference.first(len(losses))
-    assert bool(fault.causes) <= job.attempt - attempt <= fault.attempts * bool(fault.causes)
-    if name == "prolog fails":
-        assert job.events("hold released")
+    assert job.attempt == attempt + 1
     assert set(job.causes()[:-1]) <= fault.causes
 
 

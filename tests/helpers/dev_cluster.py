@@ -23,7 +23,7 @@ import pytest
 from glmforge.runtime.process import ProcessIdentity
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
 from glmforge_ops.dev.modes import namespaces_refusal
-from glmforge_ops.dev.packages import find, needed
+from glmforge_ops.dev.packages import needed
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4
@@ -130,56 +130,6 @@ def began_at(process: ProcessIdentity | None) -> float:
     assert process is not None
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + process.began / os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class ControllersClock:
-    """The clock of the controller (libfaketime), which can stay in one second; time goes on for everything else."""
-
-    file: Path
-
-    def stay(self) -> Iterator[None]:
-        """In one second, after all that has happened; a step is a millisecond: while time stands nothing is done."""
-        second = time.localtime(time.time() + 2)
-        for millisecond in range(1000):
-            self._write(time.strftime(f"%Y-%m-%d %H:%M:%S.{millisecond:03d}", second))
-            yield
-
-    def go_on(self) -> None:
-        self._write("+0")
-
-    def _write(self, text: str) -> None:
-        """At once, so that no half of it is read."""
-        new = self.file.with_suffix(".new")
-        new.write_text(f"{text}\n")
-        new.replace(self.file)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """For what is to go by this clock."""
-        return {
-            "LD_PRELOAD": "/usr/$LIB/faketime/libfaketimeMT.so.1",
-            "FAKETIME_TIMESTAMP_FILE": str(self.file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
-
-
-@contextmanager
-def controllers_clock(directory: Path) -> Iterator[ControllersClock]:
-    """The clock of clusters that start within the block; its files are in `directory`."""
-    install_slurm_or_skip()
-    install_or_skip(("faketime",), ("faketime",))
-    clock = ControllersClock(directory / "clock")
-    clock.go_on()
-    (directory / "bin").mkdir()
-    program = directory / "bin/slurmctld"
-    variables = " ".join(f"'{name}={value}'" for name, value in clock.environment.items())
-    program.write_text(f'#!/bin/sh\nexec env {variables} {find("slurmctld")} "$@"\n')
-    program.chmod(0o755)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-        yield clock
 
 
 def install_slurm_or_skip(*, accounting: bool = False) -> None:

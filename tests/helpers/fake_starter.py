@@ -2,17 +2,16 @@
 
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
-from glmforge.errors import HostError, LaunchError
-from glmforge.observe.job_records import JobDescription, JobDirectory, RankRecord, utc_now
+from glmforge.errors import HostError
+from glmforge.observe.job_records import AttemptDirectory, JobDescription, JobDirectory, RankRecord, utc_now
 from glmforge_ops.jobs.new_job import create_job
-from glmforge_ops.jobs.starters.base import Ranks
+from glmforge_ops.jobs.ranks.assignment import Assignment
 
 
 @dataclass
@@ -28,7 +27,7 @@ class Ends:
 NO_PROCESS = 2**22 + 1
 """No process has this number."""
 
-Script = Callable[[Ranks, int], Mapping[int, Ends]]
+Script = Callable[[Assignment, int], Mapping[int, Ends]]
 """From the ranks and the attempt's number to the ends of ranks; those that are not named end with status 0."""
 
 
@@ -54,32 +53,27 @@ class FakeRunning:
 
 @dataclass
 class FakeStarter:
-    """Writes the records of ranks at once, as if they had run and ended.
-
-    Attributes:
-        answer: of every node that is asked; an error is raised.
-    """
+    """Writes the records of ranks at once, as if they had run and ended."""
 
     script: Script
-    started: list[Ranks] = field(default_factory=list)
+    started: list[Assignment] = field(default_factory=list)
     name: str = "fake"
-    answer: str | LaunchError = "10.0.0.1 20007"
 
-    def ask(self, node: str, words: Sequence[str]) -> str:
-        if isinstance(self.answer, LaunchError):
-            raise self.answer
-        return self.answer
+    @property
+    def nodes(self) -> list[str]:
+        """Of each attempt, each node a letter."""
+        return ["".join(ranks.nodes) for ranks in self.started]
 
-    def start(self, ranks: Ranks) -> FakeRunning:
+    def start(self, attempt: AttemptDirectory, ranks: Assignment) -> FakeRunning:
         self.started.append(ranks)
-        number = int(ranks.directory.root.name)
+        number = int(attempt.root.name)
         ends = self.script(ranks, number)
         began = utc_now()
         status = 0
         for rank in range(ranks.world_size):
             end = ends.get(rank, Ends())
             node = ranks.nodes[rank // ranks.ranks_per_node]
-            write_rank(ranks.directory.root, rank, node, end, began, ranks.ranks_per_node)
+            write_rank(attempt.root, rank, node, end, began, ranks.ranks_per_node)
             status = status or (end.status if end.status is not None else 1)
         return FakeRunning(status)
 
@@ -111,14 +105,11 @@ class FakeAllocation:
     ask_s: float = 15.0
     gone: dict[str, str] = field(default_factory=dict)
     requeued: list[list[str]] = field(default_factory=list)
-    drained: dict[str, str] = field(default_factory=dict)
+    drained: dict[str, str | None] = field(default_factory=dict)
     ours: bool = True
     again: bool = False
     """The scheduler has queued the job again."""
     end: datetime | None = None
-    queued: float = 0.0
-    others: tuple[str, ...] = ()
-    """That are idle."""
     down: range = range(0)
     asked: int = 0
 
@@ -130,9 +121,6 @@ class FakeAllocation:
         if self.asked in self.down:
             raise HostError("'scontrol' fails: Unable to contact slurm controller; is slurmctld up?")
         return {node: why for node, why in self.gone.items() if node in nodes}
-
-    def watched(self, root: Path) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def address(self, node: str) -> str:
         return "127.0.0.1"
@@ -146,20 +134,11 @@ class FakeAllocation:
     def ends(self) -> datetime | None:
         return self.end
 
-    def queued_s(self) -> float:
-        return self.queued
-
     def requeue(self, without: Iterable[str]) -> None:
         self.requeued.append(list(without))
 
-    def idle(self) -> tuple[str, ...]:
-        return self.others
-
-    def drain(self, node: str, reason: str) -> None:
+    def drain(self, node: str, reason: str | None) -> None:
         self.drained[node] = reason
-
-    def undrain(self, node: str) -> None:
-        del self.drained[node]
 
 
 def a_job(

@@ -36,11 +36,6 @@ _COMMAND_LIMIT_S = 300.0
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 """Hosts in namespaces need root, which Open MPI refuses unless told so."""
 
-_PROLOG = """#!/bin/sh
-read -r name </proc/sys/kernel/hostname
-test ! -e {failing}
-"""
-
 CHECKPOINT = {"every_steps": 40, "ephemeral_every_steps": 5, "max_failed_saves": 1000}
 
 
@@ -49,22 +44,8 @@ def launch_cluster(directory: Path, options: DevOptions = SMALL, **changes: Any)
     """Slurm on three hosts of their own, which answer through ssh as well."""
     hosts_or_skip()
     install_slurm_or_skip()
-    prolog = directory.with_name(f"{directory.name}-prolog")
-    prolog.write_text(_PROLOG.format(failing=_failing(directory, "$name")))
-    prolog.chmod(0o755)
-    with development_cluster(directory, replace(options, prolog=prolog, **changes)) as dev:
+    with development_cluster(directory, replace(options, **changes)) as dev:
         yield Cluster(dev)
-
-
-def fail_prolog(cluster: Cluster, node: str) -> Path:
-    """Until the file that this gives is removed, the prolog of every job fails there, and Slurm drains the node."""
-    failing = _failing(cluster.directory, node)
-    failing.touch()
-    return failing
-
-
-def _failing(directory: Path, node: str) -> Path:
-    return directory.with_name(f"{directory.name}-failing-{node}")
 
 
 def small_run(data: TinyData, output_dir: Path, steps: int, **sections: Any) -> RunConfig:

@@ -4,13 +4,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.starters.base import Ranks, Running
+from glmforge_ops.jobs.starters.base import Running
 
 PATIENCE_S = 120.0
 
@@ -30,22 +29,17 @@ dist.destroy_process_group()
 """Every rank prints the sum of all ranks' numbers, counted from 1, and who it is."""
 
 
-def assignment(command: Sequence[str], **changes: Any) -> Assignment:
-    """One node of one rank that runs `command`."""
-    plain = Assignment(
-        command=list(command),
-        cwd="/",
-        environment={},
-        nodes=["here"],
-        ranks_per_node=1,
-        address="127.0.0.1",
-        port=29_999,
-        interface=None,
-        gpus_per_node=0,
-        cpus_per_task=1,
-        grace_s=PATIENCE_S,
-    )
-    return replace(plain, **changes)
+def assignment(command: Sequence[str], nodes: Sequence[str] = ("here",), **changes: Any) -> Assignment:
+    """One rank on each node, which runs `command`."""
+    given: dict[str, Any] = {
+        "cwd": "/",
+        "ranks_per_node": 1,
+        "address": "127.0.0.1",
+        "port": 29_999,
+        "cpus_per_task": 1,
+        "grace_s": PATIENCE_S,
+    }
+    return Assignment(command=list(command), nodes=list(nodes), **(given | changes))
 
 
 def attempt_in(directory: Path, number: int = 1) -> AttemptDirectory:
@@ -107,16 +101,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def ranks_of(attempt: AttemptDirectory, command: Sequence[str], nodes: Sequence[str], **changes: Any) -> Ranks:
-    """Two ranks on each node."""
-    given: dict[str, Any] = {
-        "ranks_per_node": 2,
-        "cwd": Path("/"),
-        "address": "127.0.0.1",
-        "port": 29_998,
-        "cpus_per_task": 1,
-        "grace_s": PATIENCE_S,
-    }
-    return Ranks(directory=attempt, nodes=tuple(nodes), command=tuple(command), **(given | changes))

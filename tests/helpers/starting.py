@@ -12,22 +12,15 @@ _PROGRAM = """
 import importlib, json, signal, sys, time
 from pathlib import Path
 from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.slurm import address_of_node
 from glmforge.observe.job_records import AttemptDirectory
-from glmforge_ops.jobs.starters.meeting import find_meeting_place
-from glmforge_ops.jobs.starters.base import Ranks
+from glmforge_ops.jobs.ranks.assignment import Assignment
 
 given = json.loads(Path(sys.argv[1]).read_text())
 starter, ssh = given.pop("starter"), given.pop("ssh")
 kind = getattr(importlib.import_module(f"glmforge_ops.jobs.starters.{starter}"), f"{starter.title()}Starter")
-ssh = None if ssh is None else Ssh.of_command(ssh)
-starter = kind() if ssh is None else kind(ssh)
-if given["address"] is None:
-    address_of = str if ssh else address_of_node
-    place = find_meeting_place(starter, given["nodes"], given["port"], address_of=address_of)
-    given["address"], given["port"] = place
+starter = kind() if ssh is None else kind(Ssh.of_command(ssh))
 attempt = AttemptDirectory(Path(given.pop("directory")))
-running = starter.start(Ranks(directory=attempt, cwd=Path(given.pop("cwd")), **given))
+running = starter.start(attempt, Assignment(**given))
 asked = set()
 while (status := running.poll()) is None:
     for name in ("USR1", "INT", "TERM", "KILL"):
@@ -35,7 +28,7 @@ while (status := running.poll()) is None:
             asked.add(name)
             running.kill() if name == "KILL" else running.signal(signal.Signals["SIG" + name])
     time.sleep(0.05)
-(attempt.root / "status").write_text(f"{status} {getattr(running, 'unreachable', {})}")
+(attempt.root / "status").write_text(str(status))
 """
 
 

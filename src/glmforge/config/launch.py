@@ -40,6 +40,12 @@ STARTERS: dict[str, tuple[Starter, ...]] = {
 }
 """Starters of each launcher; the first is the default."""
 
+UNSUPERVISED: tuple[Starter, ...] = ("torchrun", "mpirun")
+"""They start the ranks from the job's script, without a supervisor."""
+
+_GIVEN_UP = ("grow_after_s", "refused_starts", "companion_partition", "look_every_s")
+"""Settings of the supervisor in files of earlier versions: read, and without effect."""
+
 
 def _written(pattern: str, example: str) -> AfterValidator:
     """Text of a form; who gets it wrong is shown an example rather than a regular expression."""
@@ -89,12 +95,7 @@ class SupervisorConfig(Strict):
         default=None, description="start and go on with so few; None: never with fewer than 'nodes'"
     )
     max_nodes: PositiveInt | None = Field(
-        default=None, description="grow to so many; None: to 'nodes', within the allocation"
-    )
-    grow_after_s: PositiveFloat | None = Field(
-        default=900.0,
-        description="with max_nodes: nodes outside the allocation that are idle for so long are fetched by saving and "
-        "being queued again; None: never",
+        default=None, description="start and go on with so many, if there are; None: with 'nodes'"
     )
     spare_nodes: NonNegativeInt = Field(
         default=0, description="allocated beside 'nodes', under Slurm if there are any, and used when one fails"
@@ -123,18 +124,12 @@ class SupervisorConfig(Strict):
     silent_after_s: PositiveFloat | None = Field(
         default=None, description="no line and no step of any rank for so long is a hang; None: the run's own watchdog"
     )
-    refused_starts: NonNegativeInt = Field(
-        default=5,
-        description="in a row that Slurm refuses or holds before the job is given up; 0: nobody looks after it",
-    )
-    companion_partition: Word | None = Field(
-        default=None, description="of the small job that looks after it; None: the job's own"
-    )
-    look_every_s: PositiveFloat = Field(
-        default=600.0,
-        description="at a job that Slurm may hold, where a prolog that fails has it held; ever less often",
-    )
     check: bool = Field(default=True, description="check a node that is blamed, and one that comes back")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_given_up(cls, values: Any) -> Any:
+        return {name: values[name] for name in values if name not in _GIVEN_UP} if isinstance(values, dict) else values
 
 
 class LaunchConfig(Strict):
@@ -143,7 +138,9 @@ class LaunchConfig(Strict):
     launcher: Launcher = "local"
     starter: Starter | None = Field(default=None, description="None: the launcher's own")
     supervise: bool = Field(
-        default=True, description="restart, and replace nodes; else, and with mpi, the script starts the ranks itself"
+        default=True,
+        description="restart, and replace nodes; else the script starts the ranks itself, as it always does with the "
+        "starters torchrun and mpirun",
     )
 
     nodes: PositiveInt = 1
@@ -204,15 +201,14 @@ class LaunchConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_supervisor_of_mpi(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("launcher") == "mpi":
-            return {"supervise": False} | values
-        return values
+    def _started_by_the_script(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        starter = values.get("starter") or STARTERS.get(values.get("launcher", ""), ("",))[0]
+        return {**values, "supervise": False} if starter in UNSUPERVISED else values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.launcher == "mpi" and self.supervise:
-            refuse("supervise", "the launcher mpi has no supervisor; leave it out, or choose ssh")
         if self.chosen_starter not in STARTERS[self.launcher]:
             known = ", ".join(STARTERS[self.launcher])
             refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")

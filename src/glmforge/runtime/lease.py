@@ -16,8 +16,6 @@ Lustre), and it cannot say who holds it. Here the claims are numbered files:
 * A holder that was suspended, or cut off from the storage, finds a higher number when it comes back, and stops:
   `ensure_held` raises, and so does every writer that asks `ensure_writable` before it writes. What is left is the
   moment between asking and writing.
-* Who knows more of a holder than its machine tells (the program that started it, and saw it end) takes its claim away
-  with a next number that nobody holds (`void`).
 
 Two things follow from what storage can promise. A machine that vanished keeps its directory for `lease_s`; and where
 the other machine sees changes later than that (an NFS mount with long caching of attributes), `lease_s` must be longer.
@@ -87,22 +85,6 @@ class Found(NamedTuple):
     content: bytes
     """Changes with every sign of life."""
     claim: Claim | None
-
-
-class LastChange:
-    """Since when something has been what it is, by the watcher's clock."""
-
-    def __init__(self) -> None:
-        self._value: object = None
-        self._since = 0.0
-
-    def seconds_since(self, value: object, at_least: float = 0.0) -> float:
-        """How long it has been `value`, as far as was seen; `at_least` so long, if somebody else saw that before."""
-        now = time.monotonic()
-        if value != self._value:
-            self._value, self._since = value, now
-        self._since = min(self._since, now - at_least)
-        return now - self._since
 
 
 class Lease:
@@ -194,14 +176,6 @@ class Lease:
         except FileNotFoundError:
             return Found(0, b"", None)
 
-    def void(self, number: int) -> bool:
-        """Take away the claim `number`, for whoever claims next; False if it was not the newest any more.
-
-        Its holder, should it come back, finds that it has lost the directory. Raises `OSError` if nothing can be
-        written there.
-        """
-        return self.newest().number == number and self._put(self._new_claim(released=True), number + 1)
-
     def covers(self, path: Path) -> bool:
         """Whether `path` lies in the directory."""
         return Path(os.path.abspath(path)).is_relative_to(self._claims.parent)  # noqa: PTH100
@@ -251,7 +225,7 @@ class Lease:
             self._number, self._claim = number, claim
         return self._claim is not None
 
-    def _new_claim(self, *, released: bool = False) -> Claim:
+    def _new_claim(self) -> Claim:
         now, inode = _utc_now(), self._claims.stat().st_ino
         return Claim(
             token=self._token,
@@ -260,7 +234,6 @@ class Lease:
             inode=inode,
             since=now,
             last_beat=now,
-            released=released,
         )
 
     def _put(self, claim: Claim, number: int) -> bool:

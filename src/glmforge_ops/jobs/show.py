@@ -11,7 +11,7 @@ from glmforge_ops.jobs.logs import first_to_fail
 from glmforge_ops.jobs.new_job import task_numbers
 from glmforge_ops.jobs.registry import Job, as_dict
 from glmforge_ops.jobs.state import JobFiles, JobState, changed_at
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 
 COLUMNS = ("name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why")
 _ATTEMPT_COLUMNS = ("attempt", "submission", "nodes", "began", "took", "steps", "ended with")

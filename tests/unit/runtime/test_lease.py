@@ -17,7 +17,7 @@ import pytest
 from glmforge.errors import GlmforgeError
 from glmforge.files import open_regular
 from glmforge.runtime import lease as room
-from glmforge.runtime.lease import Claim, Found, HeldError, Lease, LeaseLostError, ensure_writable
+from glmforge.runtime.lease import Claim, HeldError, Lease, LeaseLostError, ensure_writable
 
 HOLDER = """
 import sys
@@ -200,50 +200,6 @@ def test_a_sign_of_life_from_another_machine_is_a_refusal_whatever_its_clock_say
     rewrite(tmp_path, beats=1, last_beat="1999-01-01T00:00:05Z")
     with pytest.raises(HeldError, match=r"'glmforge train' on node-7 .*last heartbeat 1999-01-01T00:00:05Z"):
         lease.attempt()
-
-
-def test_a_claim_that_was_taken_away_is_free_at_once_and_its_holder_has_lost_it(start: Start, tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    holder = start()
-    assert holder.ask() == "holds"
-    who_knows = Lease(directory, "who knows that it has ended", lease_s=3600)
-    on_another_machine(directory)
-    assert who_knows.void(who_knows.newest().number)
-    with Lease(directory, "next", lease_s=3600) as lease:
-        assert holder.ask().startswith(f"lost: {directory}: taken over by 'next'")
-        assert holder.end() == 0
-        lease.ensure_held()
-
-
-def test_a_claim_that_is_the_newest_no_more_is_not_taken_away(tmp_path: Path) -> None:
-    with Lease(tmp_path, "first"):
-        pass
-    late = Lease(tmp_path, "late")
-    assert late.newest().number == 1
-    with Lease(tmp_path, "second") as second:
-        assert not late.void(1)
-        second.ensure_held()
-    assert [path.name for path in claims(tmp_path)] == ["00000002"]
-
-
-def test_of_a_claim_that_is_taken_and_taken_away_at_once_one_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody claims the next number between the look and the write."""
-    with Lease(tmp_path, "first"):
-        pass
-    late, second, look = Lease(tmp_path, "late"), Lease(tmp_path, "second"), Lease.newest
-
-    def look_and_be_slow(lease: Lease) -> Found:
-        found = look(lease)
-        second.acquire()
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Lease, "newest", look_and_be_slow)
-        assert not late.void(1)
-    second.ensure_held()
-    second.release()
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 2048, b"{}", b"\xff\xfe"])

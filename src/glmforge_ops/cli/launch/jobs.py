@@ -215,7 +215,7 @@ def allow(
     """
     from glmforge_ops.jobs.control import who
     from glmforge_ops.jobs.registry import job_directory, jobs_root
-    from glmforge_ops.jobs.supervisor.policy.ledger import allow as allow_nodes
+    from glmforge_ops.jobs.supervisor.nodes import allow as allow_nodes
 
     allowed = allow_nodes(job_directory(jobs_root(jobs_dir), name), nodes, who())
     print_lines([f"{name}: {node} is used again" for node in allowed])

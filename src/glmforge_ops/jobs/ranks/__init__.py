@@ -1,13 +1,9 @@
-"""What starts each rank of an attempt on its node, and stays beside it to the end.
+"""The program that starts the ranks of a node and stays with them until they have ended.
 
-    python -P -m glmforge_ops.jobs.ranks ATTEMPT_DIRECTORY --by srun       (one per rank; rank numbers are srun's)
-    python -P -m glmforge_ops.jobs.ranks ATTEMPT_DIRECTORY --node 1        (one per node, all of its ranks)
+    python -P -m glmforge_ops.jobs.ranks ATTEMPT_DIRECTORY --node 1 --control     (here, or through ssh)
+    python -P -m glmforge_ops.jobs.ranks ATTEMPT_DIRECTORY --slurm-node           (by srun, one task per node)
 
-It reads from the attempt's directory what is to be run, sets the variables that every training program knows, writes
-the rank's log and its record, passes signals on, and ends the command when the one who asked for it is gone. It starts
-once per rank, on thousands of nodes at the same time: only Python's standard library is imported, and little of that.
-
-One loop of one thread reads, watches and passes on. A second thread writes files, so that storage that hangs or is full
-never keeps a training process waiting for someone to read its output. A second process, the guard, does nothing but
-end the commands if the first is killed.
+It reads `ranks.json` of the attempt's directory, sets the variables that every training program knows, writes each
+rank's log and record, passes signals on, and ends the ranks when the supervisor is gone. Only light modules are
+imported: it starts on thousands of nodes at the same time.
 """

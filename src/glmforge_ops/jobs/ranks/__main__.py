@@ -1,111 +1,192 @@
-"""`python -P -m glmforge_ops.jobs.ranks DIRECTORY (--node N | --by STARTER)`: run by starters, not by hand."""
+"""`python -P -m glmforge_ops.jobs.ranks DIRECTORY ...`: run by starters, see `USAGE`."""
 
+import contextlib
 import json
 import os
-import re
+import queue
 import signal
+import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.ranks.agent import Agent
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.ranks.guard import Guard
-from glmforge_ops.jobs.ranks.ports import hold
-from glmforge_ops.jobs.ranks.rank import FindStep, Rank
-from glmforge_ops.jobs.ranks.seats import STARTERS, Seat, node_of_slurm, seat_by, seats_of_node
-from glmforge_ops.jobs.ranks.steps import VARIABLE
-from glmforge_ops.jobs.ranks.variables import NUMBERS, attempt_number, find_interface, rank_variables
-from glmforge_ops.jobs.ranks.watch import Watch
-from glmforge_ops.jobs.ranks.writer import Writer
+from glmforge_ops.jobs.ranks.rank import Rank
+from glmforge_ops.jobs.ranks.variables import attempt_number, interface_to, rank_variables
 
-_OPTIONS = ("--control", "--secrets", "--beats", "--torchrun")
-USAGE = f"DIRECTORY (--node N | --slurm-node) [{'] ['.join(_OPTIONS)}] | DIRECTORY --by {'|'.join(STARTERS)}"
-_STORAGE_LIMIT_S = 30.0
+USAGE = "usage: python -P -m glmforge_ops.jobs.ranks DIRECTORY (--node N | --slurm-node) [--control] [--secrets]"
+
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Passed on to every rank. After SIGTERM, SIGINT and SIGHUP the ranks have their grace, and are killed."""
+
+ORPHAN_GRACE_S = 5.0
+"""That ranks have between SIGTERM and SIGKILL when the supervisor is gone: others may soon take their place."""
+
+LOOK_EVERY_S, SILENT_LOOKS = 10.0, 7
+"""How often the supervisor's heartbeat is looked at, and after how many looks in a row without a change it is gone."""
+
+_KILL, _ORPHANED = -1, -2
+_POLL_S = 0.2
+_REQUEUE_LIMIT_S = 60
 
 
 def main(arguments: list[str]) -> int:
     """The status of the rank that failed first, 128 and the signal if one ended it; 0 if none did."""
     try:
-        asked = _parse(arguments)
-        if "--secrets" in asked.options:
+        match arguments:
+            case [directory, "--node", number, *flags] if number.isdecimal() and {*flags} <= {"--control", "--secrets"}:
+                ranks, node = Assignment.read(Path(directory)), int(number)
+            case [directory, "--slurm-node"]:
+                flags, ranks = [], Assignment.read(Path(directory))
+                node = _node_of_slurm(ranks)
+            case _:
+                raise LaunchError(USAGE)
+        if node >= len(ranks.nodes):
+            raise LaunchError(f"--node {node}: the attempt has nodes 0 to {len(ranks.nodes) - 1}")
+        if "--secrets" in flags:
             os.environ.update(_read_secrets(sys.stdin.fileno()))
-        assignment = Assignment.read(asked.directory)
-        if "--torchrun" in asked.options:
-            return _run_torchrun(asked, assignment)
-        if asked.by in STARTERS:
-            seats = [seat_by(asked.by, assignment, os.environ)]
-        else:
-            seats = seats_of_node(assignment, _node_of(asked, assignment))
-        return _run(asked, assignment, seats, _step_finder(assignment.step_pattern))
+        return Node(Path(directory).absolute(), ranks, node).run(control="--control" in flags)
     except LaunchError as error:
         print(f"glmforge_ops.jobs.ranks: {error}", file=sys.stderr, flush=True)
         return 1
 
 
-def _run(asked: "_Asked", assignment: Assignment, seats: list[Seat], find_step: FindStep | None) -> int:
-    guard = Guard()
-    writer = Writer()
-    interface = find_interface(assignment)
-    held = hold(assignment.port) if seats[0].rank == 0 else None
-    ranks = [Rank(asked.directory, assignment, seat, writer, find_step) for seat in seats]
-    watch = Watch(ranks, guard, assignment.grace_s, asked.control(), beats="--beats" in asked.options)
-    watch.start()
-    attempt = attempt_number(asked.directory)
-    for rank in ranks:
-        variables = rank_variables(assignment, rank.seat, os.environ, attempt=attempt, by=asked.by, interface=interface)
-        rank.start(variables | {VARIABLE: rank.steps.path} if rank.steps.path else variables, guard)
-        rank.write_record()
-    writer.start()
-    watch.run()
-    for rank in ranks:
-        rank.finish()
-    writer.close(_STORAGE_LIMIT_S)
-    guard.close()
-    if held is not None:
-        os.close(held)
-    return _status(ranks)
+class Node:
+    """The ranks of one node. What is to be done arrives in one queue: numbers of signals, `_KILL`, `_ORPHANED`."""
+
+    def __init__(self, directory: Path, ranks: Assignment, node: int) -> None:
+        self._directory, self._assignment, self._node = directory, ranks, node
+        self._ranks = [Rank(directory, ranks, node, local) for local in range(ranks.ranks_per_node)]
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._kill_at: float | None = None
+        self._parent = os.getppid()
+        self._heartbeat = Heartbeat(directory)
+        self._leaves = False
+
+    def run(self, *, control: bool) -> int:
+        for number in FORWARDED:
+            signal.signal(number, self._on_signal)
+        attempt, interface = attempt_number(self._directory), self._assignment.interface
+        interface = interface or interface_to(self._assignment.address)
+        for rank in self._ranks:
+            rank.start(
+                rank_variables(
+                    self._assignment, self._node, rank.local, os.environ, attempt=attempt, interface=interface
+                )
+            )
+        for rank in self._ranks:
+            rank.follow()
+        if control:
+            threading.Thread(target=self._read_control, name="control", daemon=True).start()
+        threading.Thread(target=self._watch_supervisor, name="supervisor", daemon=True).start()
+        while any(rank.is_running for rank in self._ranks):
+            with contextlib.suppress(queue.Empty):
+                self._obey(self._orders.get(timeout=_POLL_S))
+            if os.getppid() != self._parent:
+                self._parent = os.getppid()
+                self._obey(_ORPHANED)
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._signal(signal.SIGKILL)
+            for rank in self._ranks:
+                rank.look()
+        self._leave_to_supervisor()
+        failed = [rank for rank in self._ranks if rank.status]
+        status = min(failed, key=lambda rank: rank.ended).status if failed else 0
+        assert status is not None
+        return status if status >= 0 else 128 - status
+
+    def _obey(self, order: int) -> None:
+        if order == _KILL:
+            self._kill_within(0.0)
+            return
+        number = signal.SIGTERM if order == _ORPHANED else order
+        self._signal(number)
+        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            grace_s = self._assignment.grace_s
+            self._kill_within(min(ORPHAN_GRACE_S, grace_s) if order == _ORPHANED else grace_s)
+
+    def _signal(self, number: int) -> None:
+        for rank in self._ranks:
+            rank.signal(number)
+
+    def _kill_within(self, grace_s: float) -> None:
+        """An earlier time stands."""
+        at = time.monotonic() + grace_s
+        self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._orders.put(number)
+
+    def _read_control(self) -> None:
+        """Lines of standard input: "signal NUMBER" and "kill"; its end is the end of whoever holds it."""
+        for line in os.fdopen(os.dup(0)):
+            word, _, number = line.strip().partition(" ")
+            if word == "signal" and number.isdecimal():
+                self._orders.put(int(number))
+            elif word == "kill":
+                self._orders.put(_KILL)
+        self._orders.put(_ORPHANED)
+
+    def _watch_supervisor(self) -> None:
+        """A link that is cut, or a node that is lost, ends no pipe: the files of the job tell of it."""
+        while not self._leaves:
+            self._heartbeat.look()
+            time.sleep(LOOK_EVERY_S)
+            if self._heartbeat.unchanged >= SILENT_LOOKS or _is_over(self._directory / "attempt.json"):
+                self._orders.put(_ORPHANED)
+                return
+
+    def _leave_to_supervisor(self) -> None:
+        """Under Slurm, see that there is one: if its node was lost, Slurm keeps the job on the others for nothing."""
+        self._leaves = True
+        job, heartbeat = os.environ.get("SLURM_JOB_ID"), self._heartbeat
+        missing = heartbeat.unchanged
+        heartbeat.look()
+        if not job or not self._assignment.requeue or not heartbeat.seen:
+            return
+        deadline = time.monotonic() + LOOK_EVERY_S * (SILENT_LOOKS - missing)
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            heartbeat.look()
+            if not heartbeat.unchanged:
+                return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(["scontrol", "requeue", job], timeout=_REQUEUE_LIMIT_S, check=False)
 
 
-def _run_torchrun(asked: "_Asked", assignment: Assignment) -> int:
-    node = _node_of(asked, assignment)
-    guard, writer = Guard(), Writer()
-    agent = Agent(asked.directory, assignment, node, writer)
-    watch = Watch([agent], guard, assignment.grace_s, asked.control(), beats="--beats" in asked.options)
-    watch.start()
-    agent.start({name: value for name, value in os.environ.items() if name not in NUMBERS}, guard)
-    writer.start()
-    watch.run()
-    agent.finish()
-    writer.close(_STORAGE_LIMIT_S)
-    guard.close()
-    return agent.status if agent.status >= 0 else 128 - agent.status
+class Heartbeat:
+    """The supervisor's claim on the job's directory, of which it overwrites the contents every two seconds.
 
-
-def _status(ranks: list[Rank]) -> int:
-    failed = [rank for rank in ranks if rank.status != 0]
-    if not failed:
-        return 0
-    status = min(failed, key=lambda rank: rank.ended_at).status
-    assert status is not None
-    return status if status >= 0 else 128 - status
-
-
-class _Asked(NamedTuple):
-    """The command line. `by` is a starter whose variables tell the rank, "node" for a node's number, "slurm-node".
-
-    Options: --control, standard input is the control channel; --secrets, its first line is variables that stand in no
-    file; --beats, and its silence means that a link is cut; --torchrun, the node's ranks are started by torchrun.
+    Attributes:
+        unchanged: looks in a row that have found the same. Storage that hangs or fails gives no look.
     """
 
-    directory: Path
-    by: str
-    node: int = 0
-    options: frozenset[str] = frozenset()
+    def __init__(self, attempt: Path) -> None:
+        self._claims, self.seen, self.unchanged = attempt.parent.parent / ".supervisor", b"", 0
 
-    def control(self) -> int | None:
-        return sys.stdin.fileno() if "--control" in self.options else None
+    def look(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            content = max(path for path in self._claims.iterdir() if path.name.isdecimal()).read_bytes()
+            self.seen, self.unchanged = content, self.unchanged + 1 if content == self.seen else 0
+
+
+def _is_over(record: Path) -> bool:
+    """Whether the supervisor has ended this attempt without getting through to this node."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(record.read_text()).get("ended") is not None
+    return False
+
+
+def _node_of_slurm(ranks: Assignment) -> int:
+    """By its name: Slurm sorts the nodes of a step by its own order."""
+    name = os.environ.get("SLURMD_NODENAME", "")
+    if name not in ranks.nodes:
+        raise LaunchError(f"SLURMD_NODENAME = {name!r} is not one of the attempt's nodes ({', '.join(ranks.nodes)})")
+    return ranks.nodes.index(name)
 
 
 def _read_secrets(control: int) -> dict[str, str]:
@@ -115,41 +196,8 @@ def _read_secrets(control: int) -> dict[str, str]:
         if not (byte := os.read(control, 1)):
             raise LaunchError("the connection ended before it had handed over the job's variables")
         line += byte
-    return json.loads(line)
-
-
-def _node_of(asked: _Asked, assignment: Assignment) -> int:
-    return node_of_slurm(assignment, os.environ) if asked.by == "slurm-node" else asked.node
-
-
-def _parse(arguments: list[str]) -> _Asked:
-    """A few forms only: a parser of the library's costs more time than all else here."""
-    match arguments:
-        case [directory, "--node", node, *rest] if node.isdecimal() and set(rest) <= {*_OPTIONS}:
-            return _Asked(Path(directory).absolute(), "node", int(node), frozenset(rest))
-        case [directory, "--slurm-node", *rest] if set(rest) <= {*_OPTIONS}:
-            return _Asked(Path(directory).absolute(), "slurm-node", 0, frozenset(rest))
-        case [directory, "--by", by] if by in STARTERS:
-            return _Asked(Path(directory).absolute(), by)
-    raise LaunchError(f"usage: python -P -m glmforge_ops.jobs.ranks {USAGE}")
-
-
-def _step_finder(pattern: str | None) -> FindStep | None:
-    if pattern is None:
-        return None
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise LaunchError(f"step pattern {pattern!r}: not a regular expression ({error}); correct it") from None
-    if compiled.groups < 1:
-        raise LaunchError(f"step pattern {pattern!r}: has no group for the number, such as 'step (\\d+)'")
-
-    def find(line: str) -> int | None:
-        found = compiled.search(line)
-        text = found[1] if found else None
-        return int(text) if text and text.isdecimal() and len(text) < 18 else None
-
-    return find
+    found: dict[str, str] = json.loads(line)
+    return found
 
 
 def _leave(status: int) -> NoReturn:
@@ -160,5 +208,4 @@ def _leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _leave(main(sys.argv[1:]))

@@ -1,109 +1,73 @@
-"""What the ranks of an attempt are to do: the file `ranks.json`, written by a starter, read on every node.
+"""What the ranks of an attempt run: the file `ranks.json`, written by a starter, read on every node.
 
-A file rather than arguments: environments hold secrets, which a command line shows to everybody on the machine, and
-every starter would quote it in another way.
+A file rather than arguments: environments hold secrets, which a command line shows to every user of the machine.
 """
 
-import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from glmforge.errors import LaunchError
 from glmforge.files import open_regular
 
 FILE = "ranks.json"
-_MAX_BYTES = 8 << 20
-_TYPES: dict[str, tuple[type, ...]] = {
-    "command": (list,),
-    "cwd": (str,),
-    "environment": (dict,),
-    "nodes": (list,),
-    "ranks_per_node": (int,),
-    "address": (str,),
-    "port": (int,),
-    "interface": (str, type(None)),
-    "gpus_per_node": (int,),
-    "cpus_per_task": (int, type(None)),
-    "grace_s": (int, float),
-    "log_bytes": (int, type(None)),
-    "step_pattern": (str, type(None)),
-}
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """As `glmforge_ops.jobs.starters.base.Ranks` describes it.
+    """The ranks of an attempt: `ranks_per_node` on each of `nodes`, numbered node by node.
 
     Attributes:
-        log_bytes: most bytes of a rank's log; None: as much as it prints.
-        step_pattern: regular expression whose first group is the step, sought in each line; None: none is sought.
+        command: of every rank, which runs in `cwd`.
+        environment: variables besides those that a rank gets anyway.
+        secrets: names of more of them, whose values are the supervisor's own and stand in no file.
+        address, port: where ranks meet: an address of the first node that all nodes reach.
+        interface: between nodes; None: that of the route to `address`.
+        container: image that every rank runs in.
+        grace_s: that ranks have to end by themselves after a signal.
+        requeue: under Slurm: queue the job again if the supervisor's node is lost.
     """
 
     command: list[str]
     cwd: str
-    environment: dict[str, str]
     nodes: list[str]
     ranks_per_node: int
     address: str
     port: int
-    interface: str | None
-    gpus_per_node: int
-    cpus_per_task: int | None
-    grace_s: float
-    log_bytes: int | None = None
-    step_pattern: str | None = None
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Raises `LaunchError` if there is none, or one of another program."""
-        path = directory / FILE
-        try:
-            with open_regular(path) as file:
-                content = file.read(_MAX_BYTES + 1)
-        except OSError as error:
-            raise LaunchError(
-                f"{path}: cannot be read here ({error.strerror}); the jobs' directory must lie on storage that all "
-                "nodes see"
-            ) from None
-        try:
-            given = json.loads(content) if len(content) <= _MAX_BYTES else None
-        except ValueError:
-            given = None
-        return cls._of(given, path)
-
-    @classmethod
-    def _of(cls, given: Any, path: Path) -> Self:
-        known = {field.name for field in fields(cls)}
-        wrong = "the whole" if not isinstance(given, dict) else _first_wrong(given)
-        if wrong is not None:
-            raise LaunchError(f"{path}: {wrong} is not what a starter of this version writes; start the attempt again")
-        return cls(**{name: value for name, value in given.items() if name in known})
-
-    def write(self, directory: Path) -> None:
-        """For its owner only."""
-        path = directory / FILE
-        new = path.with_suffix(".new")
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123
-            json.dump(asdict(self), file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+    environment: dict[str, str] = field(default_factory=dict)
+    secrets: list[str] = field(default_factory=list)
+    interface: str | None = None
+    gpus_per_node: int = 0
+    cpus_per_task: int | None = None
+    container: str | None = None
+    grace_s: float = 60.0
+    requeue: bool = False
 
     @property
     def world_size(self) -> int:
         return len(self.nodes) * self.ranks_per_node
 
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Raises `LaunchError` if it is not there, or was written by another version."""
+        path = directory / FILE
+        try:
+            with open_regular(path) as file:
+                return cls(**json.loads(file.read()))
+        except OSError as error:
+            raise LaunchError(
+                f"{path}: cannot be read here ({error.strerror}); put the jobs' directory on storage that all nodes see"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise LaunchError(f"{path}: written by another version ({error}); start the attempt again") from None
 
-def _first_wrong(given: dict[str, Any]) -> str | None:
-    for name, types in _TYPES.items():
-        if not isinstance(given.get(name), types) or (isinstance(given.get(name), bool)):
-            return name
-    texts = [*given["command"], *given["nodes"], *given["environment"].values()]
-    if not all(isinstance(text, str) and "\0" not in text for text in texts):
-        return "command, nodes or environment"
-    return None if given["command"] and given["nodes"] and given["ranks_per_node"] > 0 else "command or nodes"
+    def write(self, directory: Path) -> None:
+        """For its owner only."""
+        new = directory / f"{FILE}.new"
+        with open(new, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(directory / FILE)

@@ -1,163 +1,250 @@
-"""One rank: its command as a process group of its own, its two streams, its log and its record."""
+"""One rank: its command as a process group of its own, its log and its record.
 
+A thread per rank reads what the command prints. On a full disk lines are dropped and counted; the rank goes on. The
+record has the fields of `glmforge.observe.job_records.RankRecord`, which reads it.
+"""
+
+import ctypes
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.ranks.guard import Guard, signal_groups
-from glmforge_ops.jobs.ranks.lines import LineReader, timestamp
-from glmforge_ops.jobs.ranks.record import RecordOfRank, mark_failure, write_record
-from glmforge_ops.jobs.ranks.seats import Seat
-from glmforge_ops.jobs.ranks.steps import StepFile
-from glmforge_ops.jobs.ranks.writer import RankLog, Writer
+from glmforge_ops.jobs.ranks.steps import VARIABLE, StepFile
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """As shells have it."""
 
-FindStep = Callable[[str], int | None]
+MAX_LINE = 16 << 10
+"""Bytes of a line that are kept."""
+
+BAR_EVERY_S = 10.0
+_LAST_OUTPUT_S = 2.0
+_NUM_LAST_WORDS, _MAX_WORDS = 40, 1000
+_COLOUR = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
 
 class Rank:
     """A rank of this node. `start` never raises: a command that cannot be started has ended."""
 
-    def __init__(
-        self, directory: Path, assignment: Assignment, seat: Seat, writer: Writer, find_step: FindStep | None
-    ) -> None:
-        name = f"rank-{seat.rank:05d}"
-        self.seat, self._directory, self._assignment, self._writer = seat, directory, assignment, writer
-        self._find_step = find_step
-        self._log = RankLog(directory / f"{name}.log", seat.rank, assignment.log_bytes, writer)
-        self._record = RecordOfRank(
-            directory / f"{name}.json",
-            seat.rank,
-            seat.local_rank,
-            assignment.nodes[seat.node],
-            socket.gethostname(),
-            began=time.time(),
-        )
-        self.steps = StepFile(seat.rank)
-        self._found_step: int | None = None
+    def __init__(self, directory: Path, ranks: Assignment, node: int, local: int) -> None:
+        self.rank, self.local = node * ranks.ranks_per_node + local, local
+        self._ranks, self._node = ranks, ranks.nodes[node]
+        self._path = directory / f"rank-{self.rank:05d}.json"
+        self._log = _Log(directory / f"rank-{self.rank:05d}.log")
+        self._steps = StepFile(self.rank)
+        self._words: deque[str] = deque(maxlen=_NUM_LAST_WORDS)
         self._process: subprocess.Popen[bytes] | None = None
-        self.streams: dict[IO[bytes], LineReader] = {}
+        self._reader = threading.Thread(target=self._read, name=f"rank {self.rank}", daemon=True)
+        self.began, self.ended = time.time(), 0.0
+        self.status: int | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                self._ranks.command,
+                bufsize=0,
+                cwd=self._ranks.cwd,
+                env={**environment, VARIABLE: self._steps.path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # Killed with this process: it would train beside the rank that takes its place.
+                preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            name = getattr(error, "filename", None) or self._ranks.command[0]
+            why = getattr(error, "strerror", None) or str(error)
+            self._keep([f"[glmforge] {name}: cannot be started on {socket.gethostname()}: {why}"])
+            missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            self._end(NOT_FOUND if missing else NOT_EXECUTABLE)
+
+    def follow(self) -> None:
+        """Read what it prints, from now on: no thread runs while the node's processes are forked."""
+        if self.is_running:
+            self._write_record()
+            self._reader.start()
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None and self._record.ended is None
-
-    @property
-    def status(self) -> int | None:
-        """Negative: the signal that ended it. None while it runs."""
-        return self._record.status
-
-    @property
-    def ended_at(self) -> float:
-        """In seconds since 1970; once it has ended."""
-        assert self._record.ended is not None
-        return self._record.ended
-
-    def start(self, environment: Mapping[str, str], guard: Guard) -> None:
-        try:
-            process = self._process = subprocess.Popen(
-                self._assignment.command,
-                cwd=self._assignment.cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=lambda: guard.add(os.getpid()),
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            self._refused(error)
-            return
-        self._record.pid = process.pid
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            self.streams[stream] = LineReader()
-
-    def write_record(self) -> None:
-        content = self._record.content()
-        self._writer.do(lambda: write_record(self._record.path, content))
-
-    def read(self, stream: IO[bytes]) -> bool:
-        """Keep what has come on one of the `streams`; False once it has ended."""
-        try:
-            data = os.read(stream.fileno(), 1 << 18)
-        except BlockingIOError:
-            return True
-        if not data:
-            self.close_stream(stream)
-            return False
-        self._keep(self.streams[stream].feed(data, time.monotonic()))
-        return True
-
-    def close_stream(self, stream: IO[bytes]) -> None:
-        self._keep(self.streams.pop(stream).end())
-        stream.close()
+        return self._process is not None and self.status is None
 
     def signal(self, number: int) -> None:
-        """To the command's process group, and whatever it has started there."""
+        """To the command's process group."""
         if self.is_running and self._process is not None:
-            signal_groups({self._process.pid}, number)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
 
-    def look(self, guard: Guard) -> bool:
-        """Whether the command has ended since it was looked at last. What it leaves in its group is ended too."""
+    def look(self) -> None:
+        """Note the command's end. What it leaves in its group is killed, before its number can be another's."""
         process = self._process
-        if process is None or not self.is_running:
-            return False
-        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return False
-        ended = time.time()
-        signal_groups({process.pid}, signal.SIGKILL)  # before it is waited for: then its number may be another's
-        self._end(process.wait(), ended)
-        guard.remove(process.pid)
-        return True
+        if not self.is_running or process is None:
+            return
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self.signal(signal.SIGKILL)
+            self._end(process.wait())
 
-    def finish(self) -> None:
-        """Close what is open, and write down how it ended."""
-        for stream in list(self.streams):
-            self.close_stream(stream)
-        self.steps.close()
-        self._record.last_step = self._step()
-        self._log.close(timestamp(time.time()))
-        self._writer.do(self._write_last)
+    def _end(self, status: int) -> None:
+        self.ended, self.status = time.time(), status
+        if self._reader.ident is not None:
+            self._reader.join(_LAST_OUTPUT_S)  # a process that left the group may keep the pipe open for ever
+        self._log.close(self._head())
+        self._write_record()
+        self._steps.close()
 
-    def _write_last(self) -> None:
-        self._record.dropped_lines = self._log.dropped
-        write_record(self._record.path, self._record.content())
-
-    def _end(self, status: int, ended: float) -> None:
-        self._record.ended, self._record.status = ended, status
-        self._record.last_step = self._step()
-        self.write_record()
-        if status != 0:
-            content = self._record.content()
-            self._writer.do(lambda: mark_failure(self._directory, content))
-
-    def _refused(self, error: OSError | subprocess.SubprocessError) -> None:
-        """What cannot be started: the directory or the program; `error` names which."""
-        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
-        name = getattr(error, "filename", None) or self._assignment.command[0]
-        why = getattr(error, "strerror", None) or str(error)
-        self._keep([f"[glmforge] {name}: cannot be started on {self._record.host}: {why}"])
-        self._end(NOT_FOUND if missing else NOT_EXECUTABLE, time.time())
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        lines = Lines()
+        while data := os.read(self._process.stdout.fileno(), 1 << 16):
+            self._keep(lines.feed(data, time.monotonic()))
+        self._keep(lines.end())
 
     def _keep(self, lines: list[str]) -> None:
-        if not lines:
-            return
-        if self._find_step is not None:
-            for line in lines:
-                step = self._find_step(line)
-                self._found_step = self._found_step if step is None else step
-        self._record.say(lines)
-        self._log.add(timestamp(time.time()), self._step(), lines)
+        self._words.extend(line[:_MAX_WORDS] for line in lines if line.strip())
+        self._log.write(self._head(), lines)
 
-    def _step(self) -> int | None:
-        return self._found_step if self._find_step is not None else self.steps.read()
+    def _head(self) -> str:
+        step = self._steps.read()
+        return f"{timestamp(time.time())} {self.rank} {'-' if step is None else step} "
+
+    def _write_record(self) -> None:
+        """A reader finds the old record or the new one. Where there is no room, without the last lines."""
+        content: dict[str, Any] = {
+            "rank": self.rank,
+            "local_rank": self.local,
+            "node": self._node,
+            "host": socket.gethostname(),
+            "pid": 0 if self._process is None else self._process.pid,
+            "began": timestamp(self.began),
+            "ended": timestamp(self.ended) if self.ended else None,
+            "status": self.status,
+            "last_step": self._steps.read(),
+            "last_words": list(self._words),
+        }
+        new = self._path.with_suffix(".json.new")
+        for text in (json.dumps(content), json.dumps(content | {"last_words": []})):
+            with suppress(OSError):
+                with open(new, "w", encoding="utf-8", opener=_private) as file:
+                    file.write(f"{text}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                new.replace(self._path)
+                return
+
+
+class _Log:
+    """A rank's log: time, rank, step and text of each line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._dropped, self._why = path, -1, 0, ""
+
+    def write(self, head: str, lines: list[str]) -> None:
+        lost = [f"[glmforge] {self._dropped} lines were dropped: {self._why}"] if self._dropped else []
+        if lines and self._write("".join(f"{head}{line}\n" for line in [*lost, *lines]).encode()):
+            self._dropped = 0
+        else:
+            self._dropped += len(lines)
+
+    def close(self, head: str) -> None:
+        if self._dropped:
+            self._write(f"{head}[glmforge] {self._dropped} lines were dropped: {self._why}\n".encode())
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _write(self, data: bytes) -> bool:
+        """All of it or nothing, so that no line is half."""
+        size = None
+        try:
+            if self._file < 0:
+                self._file = _private(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+            size = os.fstat(self._file).st_size
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError as error:
+            self._why = error.strerror or type(error).__name__
+            if size is not None:
+                with suppress(OSError):
+                    os.ftruncate(self._file, size)
+            return False
+        return True
+
+
+class Lines:
+    """Makes lines of what a command prints: whole, bounded, printable.
+
+    A progress bar, which writes its line again and again behind carriage returns, gives its last state, and one every
+    `BAR_EVERY_S`.
+    """
+
+    def __init__(self) -> None:
+        self._part, self._more = b"", 0
+        self._is_bar = self._redraws = False
+        self._shown: str | None = None
+        self._shown_at = -BAR_EVERY_S
+
+    def feed(self, data: bytes, now: float) -> list[str]:
+        """Lines that end with `data`; `now` in seconds of any clock."""
+        *whole, part = data.split(b"\n")
+        lines: list[str] = []
+        for piece in whole:
+            self._add(piece)
+            lines += self._end()
+        self._add(part)
+        if self._is_bar and now - self._shown_at >= BAR_EVERY_S:
+            self._shown, self._shown_at = self._text(), now
+            lines.append(self._shown)
+        return lines
+
+    def end(self) -> list[str]:
+        """What has not ended with a line break."""
+        return self._end() if self._part else []
+
+    def _add(self, piece: bytes) -> None:
+        for number, text in enumerate(piece.split(b"\r")):
+            self._redraws = self._redraws or number > 0
+            self._is_bar = self._is_bar or self._redraws
+            if text and self._redraws:
+                self._part, self._more, self._redraws = b"", 0, False
+            room = MAX_LINE - len(self._part)
+            self._part += text[:room]
+            self._more += max(0, len(text) - room)
+
+    def _end(self) -> list[str]:
+        text, shown = self._text(), self._shown
+        self._part, self._more, self._shown = b"", 0, None
+        self._is_bar = self._redraws = False
+        return [] if text == shown else [text]
+
+    def _text(self) -> str:
+        return printable(self._part) + (f" ... ({self._more} bytes more)" if self._more else "")
+
+
+def printable(line: bytes) -> str:
+    """A line without what could steer a terminal; bytes that are not UTF-8 stand as their escapes."""
+    text = _COLOUR.sub(b"", line).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in text)
+
+
+def timestamp(now: float) -> str:
+    """UTC with microseconds, as records and logs have it: 2026-01-31T23:59:59.123456Z."""
+    microseconds = round(now * 1e6)
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(microseconds // 1_000_000))
+    return f"{seconds}.{microseconds % 1_000_000:06d}Z"
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

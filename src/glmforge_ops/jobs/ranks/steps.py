@@ -1,46 +1,35 @@
-"""The step that a rank has reached: a small file of the node, written by the training program, read for every line.
+"""The step that a rank has reached: a small file of the node, written by the training program.
 
 The program finds its path in GLMFORGE_STEP_FILE. It writes the number as eight bytes, little-endian, at the beginning;
 a shell's `echo 12 >"$GLMFORGE_STEP_FILE"` is understood as well.
 """
 
-import contextlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "GLMFORGE_STEP_FILE"
-_MAX_STEP = 1 << 56
 
 
 class StepFile:
-    """Made anew, in memory where there is /dev/shm. `last` is what was read last; None before anything was."""
+    """A new file, in memory where there is /dev/shm. `read` gives the newest step; None before the first."""
 
     def __init__(self, rank: int) -> None:
-        self.path = ""
-        self.last: int | None = None
-        self._file: int | None = None
-        for directory in ("/dev/shm", os.environ.get("TMPDIR", "/tmp"), "/tmp"):
-            path = Path(directory, f"glmforge-step-{os.getpid()}-{rank}-{os.urandom(4).hex()}")
-            try:
-                self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except OSError:
-                continue
-            self.path = str(path)
-            return
+        places = ("/dev/shm", os.environ.get("TMPDIR", "/tmp"))
+        directory = next((place for place in places if os.access(place, os.W_OK)), "/tmp")
+        self.path = str(Path(directory, f"glmforge-step-{os.getpid()}-{rank}-{os.urandom(4).hex()}"))
+        self._last: int | None = None
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def read(self) -> int | None:
-        if self._file is not None:
-            step = step_of(os.pread(self._file, 32, 0))
-            self.last = self.last if step is None else step
-        return self.last
+        step = step_of(os.pread(self._file, 32, 0))
+        self._last = self._last if step is None else step
+        return self._last
 
     def close(self) -> None:
-        if self._file is not None:
-            self.read()
-            os.close(self._file)
-            self._file = None
-            with contextlib.suppress(OSError):
-                Path(self.path).unlink()
+        os.close(self._file)
+        with suppress(OSError):
+            Path(self.path).unlink()
 
 
 def step_of(content: bytes) -> int | None:
@@ -48,4 +37,4 @@ def step_of(content: bytes) -> int | None:
     if len(content) == 8 and content[7] == 0:
         return int.from_bytes(content, "little")
     text = content.strip()
-    return int(text) if text.isdigit() and int(text) < _MAX_STEP else None
+    return int(text) if text.isdigit() and len(text) < 18 else None

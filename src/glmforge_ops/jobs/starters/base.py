@@ -1,58 +1,30 @@
-"""What starts the ranks of an attempt.
+"""What all starters share: the attempt's `ranks.json`, a process that ends with the supervisor, a bounded end."""
 
-A starter takes the nodes it is given and no others: which they are is the supervisor's choice. Whatever the starter,
-each rank is started by `jobs.ranks` on its node, which sets the variables that every training program knows,
-keeps the rank's log and its record, and ends it when the one who asked for it is gone.
-"""
-
+import contextlib
+import ctypes
+import os
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from glmforge.errors import LaunchError
+from glmforge.files import open_regular
 from glmforge.observe.job_records import AttemptDirectory
+from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.script.container import in_apptainer
 
+KILL_LIMIT_S = 10.0
+"""That ending every process may take; a node that does not answer in it ends its ranks itself."""
 
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks of an attempt: `ranks_per_node` on each of `nodes`, numbered node by node.
+STARTER_LOG = "starter.log"
+"""In an attempt's directory: what srun, or the node's own program, has said. Through ssh, one for each node."""
 
-    Attributes:
-        directory: of the attempt; exists already, on storage that all nodes see.
-        command: of every rank.
-        environment: variables besides those that a rank gets anyway.
-        secrets: more of them, whose values are this process's own, and are not to stand in any file.
-        address, port: where ranks meet: an address of the first node that all nodes reach.
-        interface: between nodes; None: that of the route to `address`.
-        cwd: the directory in which they run.
-        grace_s: that ranks have to end by themselves after a signal, or after one of them has failed.
-        log_bytes: most bytes of each rank's log; None: as much as it prints.
-        step_pattern: regular expression whose first group is the step, sought in the output of a program that does
-            not write GLMFORGE_STEP_FILE.
-    """
-
-    directory: AttemptDirectory
-    nodes: tuple[str, ...]
-    ranks_per_node: int
-    command: tuple[str, ...]
-    cwd: Path
-    address: str
-    port: int
-    environment: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()
-    interface: str | None = None
-    gpus_per_node: int = 0
-    cpus_per_task: int | None = None
-    container: str | None = None
-    grace_s: float = 60.0
-    log_bytes: int | None = None
-    step_pattern: str | None = None
-
-    @property
-    def world_size(self) -> int:
-        return len(self.nodes) * self.ranks_per_node
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
 
 class Running(Protocol):
@@ -73,18 +45,83 @@ class Starter(Protocol):
 
     name: str
 
-    def start(self, ranks: Ranks) -> Running: ...
-
-    def ask(self, node: str, words: Sequence[str]) -> str:
-        """What a program prints on a node, reached in the way in which ranks are.
-
-        Raises `LaunchError` if the program fails, `SilentNodeError` if the node does not answer.
-        """
+    def start(self, attempt: AttemptDirectory, ranks: Assignment) -> Running: ...
 
 
-class SilentNodeError(LaunchError):
-    """A node that was asked is not reached, or does not answer: the node's fault, as far as can be seen from here."""
+def ranks_command(attempt: AttemptDirectory, *arguments: str) -> list[str]:
+    """The command line of `jobs.ranks` on a node: the same Python, at the same path.
 
-    def __init__(self, node: str, why: str) -> None:
-        super().__init__(f"{node}: {why}")
-        self.node = node
+    -P: what lies in the working directory is not imported in place of Python's own modules.
+    """
+    return [sys.executable, "-P", "-m", "glmforge_ops.jobs.ranks", str(attempt.root), *arguments]
+
+
+def write_assignment(attempt: AttemptDirectory, ranks: Assignment, *, container_by_starter: bool = False) -> None:
+    """What `jobs.ranks` reads on every node. Raises `LaunchError` if it cannot be written."""
+    if ranks.container is not None and not container_by_starter:
+        places = places_in_container(attempt, ranks)
+        wrapped = in_apptainer(ranks.container, places, gpus=ranks.gpus_per_node > 0)
+        ranks = replace(ranks, command=[*wrapped, *ranks.command])
+    try:
+        ranks.write(attempt.root)
+    except OSError as error:
+        raise LaunchError(f"{attempt.root}: cannot be written to ({error.strerror}); free some space") from None
+
+
+def places_in_container(attempt: AttemptDirectory, ranks: Assignment) -> list[Path]:
+    """What ranks need of their node: where they run, what the job's directory says, and the file of their step."""
+    return [Path(ranks.cwd), attempt.job, Path("/dev/shm")]
+
+
+def spawn(
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a starter's program in a session of its own: a Ctrl-C on the terminal is the supervisor's to pass on.
+
+    It gets SIGTERM when this process is killed. Raises `LaunchError` if the program is not there.
+    """
+    with _opened(log) as said:
+        try:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=stdin,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
+        except FileNotFoundError:
+            raise LaunchError(
+                f"there is no '{command[0]}' on this machine; install it, or choose another --starter"
+            ) from None
+        except OSError as error:
+            raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """On a full disk what starters say is lost, and nothing else."""
+    try:
+        file = open_regular(path, "ab")
+    except OSError:
+        file = Path(os.devnull).open("ab")  # noqa: SIM115
+    with file:
+        yield file
+
+
+def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """Until all have ended, at most so long; what is left of a starter's own processes is killed."""
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

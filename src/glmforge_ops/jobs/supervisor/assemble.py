@@ -1,15 +1,18 @@
 """The supervisor of a job, with what belongs to its launcher."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig
-from glmforge.errors import LaunchError
+from glmforge.config.layout import resolve_layout
+from glmforge.config.load import load_config
+from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import read_text
-from glmforge.observe.job_records import JobDirectory
+from glmforge.observe.job_records import JobDescription, JobDirectory
 from glmforge.runtime.hostfile import HostLine, expand_hosts, read_host_lines
 from glmforge_ops.health.checks.check import Context, Level
 from glmforge_ops.health.checks.examine import REACH, examine
@@ -21,12 +24,10 @@ from glmforge_ops.hosts.machines import fanout_of, load_cluster, machines_of, ss
 from glmforge_ops.jobs.schedulers.here import id_of_this_process
 from glmforge_ops.jobs.starters.base import Starter
 from glmforge_ops.jobs.starters.local import LocalStarter
-from glmforge_ops.jobs.starters.mpirun import MpirunStarter
 from glmforge_ops.jobs.starters.srun import SrunStarter
 from glmforge_ops.jobs.starters.ssh import SshStarter
-from glmforge_ops.jobs.starters.torchrun import TorchrunStarter
-from glmforge_ops.jobs.supervisor.allocation.base import Allocation, Here
-from glmforge_ops.jobs.supervisor.allocation.slurm import SlurmAllocation
+from glmforge_ops.jobs.supervisor.places import Allocation, Here
+from glmforge_ops.jobs.supervisor.slurm import SlurmAllocation
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
 
 _CHECKS = ("gpu.count", "gpu.ecc", "gpu.remapped-rows", "gpu.xid", "nvlink.links")
@@ -36,14 +37,20 @@ _PROBE_S = 15.0
 
 def supervisor_of(job: JobDirectory) -> Supervisor:
     """Raises `LaunchError` if there is no such job, or this is no place to supervise it."""
-    launch = job.read().launch
+    description = job.read()
+    launch = description.launch
     cluster = load_cluster(launch.cluster)
     fanout = fanout_of(cluster)
     fanout = replace(fanout, ssh=replace(fanout.ssh, connect_timeout_s=min(fanout.ssh.connect_timeout_s, 8)))
-    allocation = allocation_of(launch, cluster, fanout)
     # Whatever speaks of a broken node is of its GPUs: without any there is nothing to look at.
     checker = NodeChecker(cluster.model_copy(update={"gpus_per_node": launch.gpus_per_node}), fanout)
-    return Supervisor(job, starter_of(launch), allocation, checker=checker if launch.gpus_per_node else None)
+    return Supervisor(
+        job,
+        starter_of(launch),
+        allocation_of(launch, cluster, fanout),
+        bearable(job, description),
+        checker if launch.gpus_per_node else None,
+    )
 
 
 def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) -> Allocation:
@@ -90,12 +97,35 @@ def starter_of(launch: LaunchConfig) -> Starter:
         return LocalStarter()
     if launch.chosen_starter == "srun":
         return SrunStarter()
-    ssh = ssh_of(load_cluster(launch.cluster))
     if launch.chosen_starter == "ssh":
-        return SshStarter(ssh)
-    if launch.chosen_starter == "torchrun":
-        return TorchrunStarter(ssh)
-    return MpirunStarter(ssh)
+        return SshStarter(ssh_of(load_cluster(launch.cluster)))
+    raise LaunchError(f"starter {launch.chosen_starter}: its jobs are not supervised; launch it with --no-supervise")
+
+
+def bearable(job: JobDirectory, description: JobDescription) -> Callable[[int], bool]:
+    """Whether the job can run on so many nodes: of a training run, what its layout and its batches allow.
+
+    Of another program only what it asks for, and what its options say.
+    """
+    ranks, run = description.launch.ranks, job.root / "run.yaml"
+    if description.kind != "train" or not run.exists():
+        supervisor, wanted = description.launch.supervisor, description.launch.nodes
+        least, most = supervisor.min_nodes or wanted, supervisor.max_nodes or wanted
+        return lambda nodes: least <= nodes <= most
+    try:
+        config = load_config(run)
+    except ConfigError as error:
+        raise LaunchError(str(error)) from None
+
+    @cache
+    def bears(nodes: int) -> bool:
+        try:
+            resolve_layout(config, nodes * ranks)
+        except ConfigError:
+            return False
+        return nodes >= config.fault_tolerance.min_nodes
+
+    return bears
 
 
 class NodeChecker:

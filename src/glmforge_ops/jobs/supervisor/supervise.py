@@ -2,42 +2,59 @@
 
 All that it knows lies in the job's directory: what has been tried and how it ended (`attempts/`), what was decided
 (`events.jsonl`), which nodes are out (`nodes.json`). So one that was killed with its node goes on in another where it
-stopped: it finishes the record of an attempt that was left, and decides on what is written. Two at once are told apart
-by a lease on the directory.
+stopped: it finishes the record of an attempt that was left, and decides on what is written. A lease on the directory
+keeps two from working at once.
 
 A decision is written down before it is carried out. One that finds a decision which was not carried out decides again
 from the same facts, and comes to the same.
 """
 
+import socket
 import time
+import zlib
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from glmforge.errors import GlmforgeError
-from glmforge.observe.job_records import STARTED, SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, Verdict, utc_now
-from glmforge.observe.record_files import RunFileError
+from glmforge.observe.job import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE, NAME_VARIABLE
+from glmforge.observe.job_records import (
+    STARTED,
+    SUPERVISOR_LEASE,
+    AttemptDirectory,
+    AttemptRecord,
+    Cause,
+    JobDirectory,
+    Verdict,
+    utc_now,
+)
 from glmforge.runtime.lease import HeldError, Lease
+from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import Running, Starter
-from glmforge_ops.jobs.supervisor.allocation.base import Allocation
-from glmforge_ops.jobs.supervisor.allocation.run_lock import last_seen, run_locks
-from glmforge_ops.jobs.supervisor.attempt import HURRY_OTHERS_S, HURRY_S, Limits, Watch, Watched
-from glmforge_ops.jobs.supervisor.bell import Bell
-from glmforge_ops.jobs.supervisor.books import Books, Checker
-from glmforge_ops.jobs.supervisor.leftovers import wait_for_ranks
-from glmforge_ops.jobs.supervisor.more_nodes import MoreNodes
-from glmforge_ops.jobs.supervisor.phases import phases_of
-from glmforge_ops.jobs.supervisor.policy.decide import Decision, Do, Situation, decide
-from glmforge_ops.jobs.supervisor.policy.growth import ATTEMPT_STARTED
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
-from glmforge_ops.jobs.supervisor.progress import Progress
-from glmforge_ops.jobs.supervisor.ranks import ranks_of, where_to_meet
-from glmforge_ops.jobs.supervisor.settle import settle
-from glmforge_ops.jobs.supervisor.verdict.evidence import GROW, read_ranks, run_directory
-from glmforge_ops.jobs.supervisor.worlds import bearable
+from glmforge_ops.jobs.supervisor.decide import Decision, Do, Situation, decide
+from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather, read_ranks, run_directory
+from glmforge_ops.jobs.supervisor.judge import first_failing, judge
+from glmforge_ops.jobs.supervisor.nodes import Ledger
+from glmforge_ops.jobs.supervisor.places import Allocation, meeting_address
+from glmforge_ops.jobs.supervisor.progress import Progress, logged_step
+from glmforge_ops.jobs.supervisor.records import Checker, Records
+from glmforge_ops.jobs.supervisor.watch import Limits, Seen, SignalQueue, Watch
 
 LEASE_S = 20.0
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
+"""Below those that Linux gives to outgoing connections."""
+
+_HURRY_OTHERS_S = 5.0
+"""For programs other than ours, whose ranks notice a failure at once or never."""
+
+_LEFT_OVER_S = 10.0
+_USUAL_WARNING_S = 60
+"""Before a time limit, if a job's options name no other."""
+_SLACK_S = 120
+"""A warning may come a minute earlier than asked for; saving takes time as well, but that goes on after it."""
 
 
 @dataclass
@@ -45,6 +62,7 @@ class Supervisor:
     """Of one job.
 
     Args:
+        bears: whether the job can run on so many nodes.
         checker: None looks at no node.
         limits: of waiting; None takes the job's own.
         wait_s: most seconds of a single wait between attempts, for tests.
@@ -53,6 +71,7 @@ class Supervisor:
     job: JobDirectory
     starter: Starter
     allocation: Allocation
+    bears: Callable[[int], bool] = lambda _: True
     checker: Checker | None = None
     limits: Limits | None = None
     wait_s: float = 3600.0
@@ -61,28 +80,25 @@ class Supervisor:
         self.description = self.job.read()
         self.launch = self.description.launch
         self.config = self.launch.supervisor
-        self.books = Books(self.job, self.config, self.allocation, self.checker)
-        self.bears = bearable(self.job, self.description)
-        self.locks = run_locks(self.job, self.books.say)
+        self.records = Records(self.job, self.config, self.allocation, self.checker)
         self.told: list[str] = []
         """Signals that came, and mean that the allocation is to be given back."""
         self._waiting_since: float | None = None
 
     def run(self) -> int:
         """Supervise the job; the exit status. Raises `HeldError` if another supervisor of the job lives."""
-        with Bell() as self.bell, ExitStack() as stack:
+        with SignalQueue() as self.signals, ExitStack() as stack:
             self.lease = self._take_lease(stack)
             began = len(self.job.read_attempts())
-            self.books.say(
+            self.records.say(
                 STARTED,
                 f"submission {self.allocation.submission}" + (f", {began} attempts so far" if began else ""),
                 submission=self.allocation.submission,
                 restart=self.allocation.restart,
                 attempts=began,
             )
-            with self.allocation.watched(self.job.root):
-                status = self._loop()
-            self.books.say("supervisor ended", f"status {status}", status=status)
+            status = self._loop()
+            self.records.say("supervisor ended", f"status {status}", status=status)
             return status
 
     def _take_lease(self, stack: ExitStack) -> Lease:
@@ -103,65 +119,61 @@ class Supervisor:
             if decision.do in (Do.DONE, Do.STOP):
                 return decision.exit_code
             if decision.do is Do.REQUEUE:
-                return self._requeue(verdict)
+                return self._requeue()
             if not self._wait(decision.after_s):
                 verdict = verdict or Verdict(cause=Cause.PREEMPTED, why="told to end before the first attempt")
-                continue
-            if decision.do is Do.RESTART:
+            elif decision.do is Do.RESTART:
                 verdict = self._attempt(decision)
 
     def _what_was_left(self) -> Verdict | None:
         """The verdict that is to be decided on; None if the job is to begin, or to go on after a requeue."""
-        history = self.books.history()
+        history = self.records.history()
         if not history:
             return None
         last = history[-1]
-        queued_s = self.allocation.queued_s()
-        for lock, seen in product(self.locks, last_seen(self.job)):
-            lock.was_seen(seen, queued_s)
-        self._look_at_locks()
-        if last.verdict is None:
-            return self._finish_record(last)
-        self._ranks_have_ended(last)
+        if last.verdict is None:  # its supervisor was lost
+            lost = self.records.lost(last.nodes)
+            if self._is_of_this_start(last) or not self.allocation.is_given:
+                self._wait_for_ranks(self.job.attempt(last.number), lost)
+            return self._settle(last, Seen(lost=lost), orphaned=True)
         decided = [event for event in self.job.read_events() if event.get("event") == "decided"]
         if decided and decided[-1].get("attempt") == last.number and decided[-1].get("do") == Do.REQUEUE:
             return None
         return last.verdict
 
-    def _finish_record(self, attempt: AttemptRecord) -> Verdict:
-        """Of an attempt whose supervisor was lost."""
-        directory = self.job.attempt(attempt.number)
-        lost = self.books.lost(attempt.nodes)
-        if self._is_of_this_start(attempt) or not self.allocation.is_given:
-            wait_for_ranks(directory, lost, self.config.grace_s, self.bell)
-        return self._settle(attempt, Watched(lost=lost), orphaned=True)
+    def _wait_for_ranks(self, directory: AttemptDirectory, lost: Collection[str]) -> None:
+        """Ranks that outlive their supervisor end by themselves. Those of lost nodes tell nobody when they have."""
+        deadline = time.monotonic() + self.config.grace_s + _LEFT_OVER_S
+        while time.monotonic() < deadline:
+            left = [rank for rank in read_ranks(directory.root) if rank.ended is None and rank.node not in lost]
+            if not any(rank.host != socket.gethostname() or Path(f"/proc/{rank.pid}").exists() for rank in left):
+                return
+            self.signals.wait(0.2)
 
     def _decide(self, verdict: Verdict | None) -> Decision:
         if not self.told and self.allocation.queued_again():
             self.told.append("scheduler")
-        history = self.books.history()
-        ledger = self.books.ledger()
-        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        history = self.records.history()
         situation = Situation(
             config=self.config,
             wanted=self.launch.nodes,
-            present=self.books.present(),
+            present=self.records.present(),
             bears=self.bears,
             can_requeue=self._can_requeue(),
             may_stay=not self.told,
-            waited_s=waited,
-            last_words=self.books.log_of(verdict, history),
-            ledger=ledger,
-            known=self.books.known,
+            waited_s=0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since,
+            log=self._log_of(verdict, history),
+            ledger=self.records.ledger(),
+            known=self.records.known,
         )
-        if self.books.cancelled():
+        if self.records.cancelled():
             decision = Decision(Do.STOP, "it was cancelled")
         else:
             decision = decide(verdict, history, utc_now(), situation)
-        if decision.do is not Do.WAIT:
-            self._waiting_since = None
-        if decision.do is not Do.WAIT or self._waiting_since is None:
-            self.books.say(
+        waits_already = decision.do is Do.WAIT and self._waiting_since is not None
+        if not waits_already:
+            self._waiting_since = time.monotonic() if decision.do is Do.WAIT else None
+            self.records.say(
                 "decided",
                 f"{decision.do}: {decision.why}",
                 attempt=history[-1].number if history else None,
@@ -172,9 +184,13 @@ class Supervisor:
                 after_s=decision.after_s,
                 exit_code=decision.exit_code,
             )
-        if decision.do is Do.WAIT and self._waiting_since is None:
-            self._waiting_since = time.monotonic()
         return decision
+
+    def _log_of(self, verdict: Verdict | None, history: list[AttemptRecord]) -> str:
+        """Of the rank that failed first."""
+        if verdict is None or verdict.rank is None or not history:
+            return ""
+        return str(self.job.attempt(history[-1].number).log(verdict.rank))
 
     def _can_requeue(self) -> bool:
         """Not a job that is being cancelled: it would come back."""
@@ -182,10 +198,13 @@ class Supervisor:
         return wanted and (not self.told or self.allocation.still_ours())
 
     def _attempt(self, decision: Decision) -> Verdict:
-        self.books.add_up()
+        self.records.add_up()
         number = 1 + max((int(path.name) for path in self.job.attempts.glob("[0-9]*")), default=0)
-        directory = self.job.attempt(number)
-        address, port, no_place = self._where_to_meet(decision.nodes, number)
+        directory, not_started = self.job.attempt(number), ""
+        try:
+            address = meeting_address(self.allocation, decision.nodes)
+        except GlmforgeError as error:
+            address, not_started = "", str(error)
         attempt = AttemptRecord(
             number=number,
             submission=self.allocation.submission,
@@ -195,7 +214,7 @@ class Supervisor:
             ranks_per_node=self.launch.ranks,
             starter=self.starter.name,
             address=address,
-            port=port,
+            port=self._port(number),
             began=utc_now(),
         )
         try:
@@ -203,108 +222,146 @@ class Supervisor:
             directory.root.mkdir(mode=0o700)
             attempt.write(directory.record)
         except OSError as error:
-            return self.books.not_begun(attempt, f"{directory.root}: cannot be written ({error.strerror})")
-        except RunFileError as error:
-            return self.books.not_begun(attempt, str(error))
+            return self.records.not_begun(attempt, f"{directory.root}: cannot be written ({error.strerror})")
+        except GlmforgeError as error:
+            return self.records.not_begun(attempt, str(error))
         shown = {"nodes", "spares", "ranks_per_node", "starter", "address", "port"}
-        facts = attempt.model_dump(mode="json", include=shown)
         where = f"{len(attempt.nodes) * attempt.ranks_per_node} ranks on {', '.join(decision.nodes)}"
-        self.books.say(ATTEMPT_STARTED, f"attempt {number}: {where}", attempt=number, **facts)
-        if no_place is not None:
-            return self._settle(attempt, Watched(), failed_to_start=no_place)
-        ranks = ranks_of(self.description, directory, decision.nodes, number, address, port)
+        facts = attempt.model_dump(mode="json", include=shown)
+        self.records.say("attempt started", f"attempt {number}: {where}", attempt=number, **facts)
         self.lease.ensure_held()
         try:
-            running = self.starter.start(ranks)
+            running = None if not_started else self.starter.start(directory, self._ranks(attempt))
         except GlmforgeError as error:
-            return self._settle(attempt, Watched(), failed_to_start=error)
+            running, not_started = None, str(error)
+        if running is None:
+            return self._settle(attempt, Seen(), not_started=not_started)
         try:
-            watched = self._watch(running, attempt)
+            seen = self._watch(running, attempt)
         except BaseException:  # whatever ends the supervisor ends its ranks
             running.kill()
             raise
-        return self._settle(attempt, watched)
+        return self._settle(attempt, seen)
 
-    def _where_to_meet(self, nodes: tuple[str, ...], number: int) -> tuple[str, int, GlmforgeError | None]:
-        """Address and port; or none, and why."""
-        try:
-            return *where_to_meet(self.description, self.starter, self.allocation, nodes, number), None
-        except GlmforgeError as error:
-            return "", 0, error
+    def _port(self, number: int) -> int:
+        """Another one than the last attempt's, which may still be held, or than other jobs on the first node have."""
+        own = zlib.crc32(f"{self.job.name} {self.allocation.submission}".encode()) + 101 * number
+        return self.launch.port or FIRST_PORT + own % NUM_PORTS
 
-    def _watch(self, running: Running, attempt: AttemptRecord) -> Watched:
-        directory = self.job.attempt(attempt.number)
-        limits = self.limits or self._limits()
-        progress = Progress(directory, run_directory(self.description), attempt.began)
+    def _ranks(self, attempt: AttemptRecord) -> Assignment:
+        job, launch = self.description, self.launch
+        variables = {
+            NAME_VARIABLE: job.name,
+            ATTEMPT_VARIABLE: str(attempt.number),
+            DIRECTORY_VARIABLE: str(self.job.root.absolute()),
+        }
+        return Assignment(
+            command=list(job.command),
+            cwd=str(job.directory.absolute()),
+            nodes=attempt.nodes,
+            ranks_per_node=launch.ranks,
+            address=attempt.address,
+            port=attempt.port,
+            environment={**variables, **job.env, **launch.plain_env},
+            secrets=list(launch.secrets),
+            interface=launch.interface,
+            gpus_per_node=launch.gpus_per_node,
+            cpus_per_task=launch.cpus_per_task,
+            container=launch.container,
+            grace_s=self.config.grace_s,
+            requeue=launch.requeue and self.allocation.can_requeue,
+        )
+
+    def _watch(self, running: Running, attempt: AttemptRecord) -> Seen:
+        progress = Progress(self.job.attempt(attempt.number), run_directory(self.description), attempt.began)
+        is_ours = self.description.kind == "train"
+        limits = self.limits or Limits(
+            self.config.grace_s,
+            self.config.silent_after_s,
+            ask_s=self.allocation.ask_s,
+            hurry_s=Limits.hurry_s if is_ours else _HURRY_OTHERS_S,
+        )
 
         def say(event: str, detail: str, **facts: Any) -> None:
             self.lease.ensure_held(max_age_s=1.0)
-            self.books.say(event, detail, attempt=attempt.number, **facts)
+            self.records.say(event, detail, attempt=attempt.number, **facts)
 
         def on_training(step: int) -> None:
-            facts = phases_of(self.job, attempt, progress.ranks())
-            say("training", f"the first step after step {step} is done", step=step, **facts)
+            facts = self.records.training(attempt, step, progress.ranks())
+            say("training", f"the first step after step {step} is done", **facts)
 
         return Watch(
-            running,
-            progress,
-            self.allocation,
-            tuple(attempt.nodes),
-            limits,
-            say,
-            self.bell,
-            on_look=self._look_at_locks,
-            on_training=on_training,
-            wants_more=MoreNodes(self.books, self.description, self.bears, attempt, progress, say).wanted,
+            running, progress, limits, self.signals, lambda: self.records.lost(attempt.nodes), say, on_training
         ).until_ended()
 
-    def _limits(self) -> Limits:
-        hurry_s = HURRY_S if self.description.kind == "train" else HURRY_OTHERS_S
-        return Limits(self.config.grace_s, self.config.silent_after_s, hurry_s, ask_s=self.allocation.ask_s)
-
-    def _settle(self, attempt: AttemptRecord, watched: Watched, **known: Any) -> Verdict:
-        verdict = settle(self.books, self.description, attempt, watched, **known)
-        self._ranks_have_ended(attempt)
-        self.told += [name for name in watched.signals if name != GROW]
+    def _settle(self, attempt: AttemptRecord, seen: Seen, *, orphaned: bool = False, not_started: str = "") -> Verdict:
+        """Judge an attempt that has ended, and write down how it did."""
+        evidence = self._gather(attempt, seen, orphaned=orphaned, not_started=not_started)
+        history = self.records.history()
+        verdict = judge(evidence, history, self.config.same_error)
+        blames = verdict.node is not None and verdict.cause in (Cause.MACHINE, Cause.HANG)
+        if blames and verdict.node is not None and self.config.bad_node != "ignore":
+            evidence = replace(evidence, faults=self.records.faults([verdict.node]))
+            verdict = judge(evidence, history, self.config.same_error)
+        attempt = evidence.attempt.model_copy(update={"verdict": verdict})
+        self.records.ended(attempt, _fault_of(evidence, seen))
+        self.records.count_failure(verdict, attempt, evidence.faults)
         if self._is_of_this_start(attempt):  # what an earlier one was told is done
-            self._leaves_allocation(verdict, watched)
+            self.told += seen.signals
+            # Ranks that gave way without our asking were told by the scheduler, which will take the nodes.
+            gave_way = verdict.cause in (Cause.PREEMPTED, Cause.TIME_LIMIT)
+            self.told += ["scheduler"] if self.allocation.is_given and gave_way else []
         return verdict
+
+    def _gather(self, attempt: AttemptRecord, seen: Seen, **known: Any) -> Evidence:
+        attempt = attempt.model_copy(update={"ended": utc_now(), "status": seen.status})
+        evidence = gather(self.job, self.description, attempt)
+        silent = {rank.node for rank in evidence.ranks if rank.ended is None}
+        lost = dict(seen.lost)
+        if seen.status != 0 and (silent or len(evidence.ranks) < evidence.world_size):
+            lost |= self.records.lost([node for node in attempt.nodes if node not in lost])
+        ends = self.allocation.ends()
+        seconds = (self.launch.signal or "").partition("@")[2]
+        warned_s = (int(seconds) if seconds else _USUAL_WARNING_S) + _SLACK_S
+        steps = [logged_step(self.job.attempt(attempt.number)), *(event.step for event in evidence.events)]
+        steps += [rank.last_step for rank in evidence.ranks]
+        told = {"first_step": first_step(evidence.events), "last_step": max(filter(None, steps), default=None)}
+        return replace(
+            evidence,
+            attempt=attempt.model_copy(update=told),
+            lost=lost,
+            signals=tuple(seen.signals),
+            silent_s=seen.silent_s,
+            ended_early=seen.ended_early,
+            still_ours=self.allocation.still_ours() and (self.allocation.is_given or "TERM" not in seen.signals),
+            near_limit=ends is not None and ends - utc_now() < timedelta(seconds=warned_s),
+            **known,
+        )
 
     def _is_of_this_start(self, attempt: AttemptRecord) -> bool:
         return (attempt.submission, attempt.restart) == (self.allocation.submission, self.allocation.restart)
-
-    def _ranks_have_ended(self, attempt: AttemptRecord) -> None:
-        ranks, _ = read_ranks(self.job.attempt(attempt.number).root)
-        for lock in self.locks:
-            lock.ended(ranks)
-
-    def _look_at_locks(self) -> None:
-        for lock in self.locks:
-            lock.look()
-
-    def _leaves_allocation(self, verdict: Verdict, watched: Watched) -> None:
-        """Ranks that gave way without our asking were told by the scheduler, which will take the nodes."""
-        gave_way = verdict.cause in (Cause.PREEMPTED, Cause.TIME_LIMIT)
-        if self.allocation.is_given and gave_way and GROW not in watched.signals:
-            self.told.append("scheduler")
 
     def _wait(self, seconds: float) -> bool:
         """Whether the time passed without a signal."""
         until = time.monotonic() + min(seconds, self.wait_s)
         while True:
-            self._look_at_locks()
-            self.told += [number.name.removeprefix("SIG") for number in self.bell.take()]
-            if self.told:
-                return False
-            left = until - time.monotonic()
-            if left <= 0:
-                return True
-            self.bell.wait(min(left, 1.0))
+            self.told += [number.name.removeprefix("SIG") for number in self.signals.take()]
+            if self.told or time.monotonic() >= until:
+                return not self.told
+            self.signals.wait(min(until - time.monotonic(), 1.0))
 
-    def _requeue(self, verdict: Verdict | None) -> int:
+    def _requeue(self) -> int:
         out = [name for name, each in Ledger.read(self.job).out().items() if not each.drained]
-        locks = [lock.seen() for lock in self.locks]
-        self.books.say("requeued", "the scheduler is asked to queue the job again", without=out, locks=locks)
+        self.records.say("requeued", "the scheduler is asked to queue the job again", without=out)
         self.lease.release()
         self.allocation.requeue(sorted({*out, *self.launch.exclude}))
         return 0
+
+
+def _fault_of(evidence: Evidence, seen: Seen) -> datetime | None:
+    """When it went wrong: the last sign of life of ranks that hang, or whose node was lost; else the end of the first
+    that failed."""
+    if seen.silent_since is not None:
+        return datetime.fromtimestamp(seen.silent_since, UTC)
+    first = first_failing(evidence)
+    return first.ended if first is not None else None

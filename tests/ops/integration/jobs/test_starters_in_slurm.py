@@ -1,6 +1,5 @@
-"""Ranks by srun and by torchrun, in a job on a real Slurm of two nodes: places, signals, and the end."""
+"""Ranks by srun, in a job on a real Slurm of two nodes: places, signals, and the end."""
 
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,10 +21,10 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-def submit(cluster: Cluster, attempt: AttemptDirectory, starter: str, command: list[str]) -> str:
+def submit(cluster: Cluster, attempt: AttemptDirectory, command: list[str]) -> str:
     """A job whose batch script starts two ranks on each of its nodes; the last node is the first in order."""
     nodes = list(reversed(cluster.dev.nodes))
-    words = starting_command(attempt, starter, command, nodes, address=None)
+    words = starting_command(attempt, "srun", command, nodes)
     script = attempt.root / "job.sh"
     script.write_text(f"#!/bin/bash\nexport {_TRAPS}\nexec {' '.join(words)}\n")
     log = attempt.root / "job.log"
@@ -42,11 +41,10 @@ def wait_for_ranks(cluster: Cluster, job: str, attempt: AttemptDirectory) -> Non
     cluster.poll(job, lambda: all(texts(attempt, rank) for rank in range(4)), PATIENCE_S)
 
 
-@pytest.mark.parametrize("starter", ["srun", "torchrun"])
-def test_four_ranks_reduce_in_the_order_that_was_given(cluster: Cluster, tmp_path: Path, starter: str) -> None:
+def test_four_ranks_reduce_in_the_order_that_was_given(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm's own order of nodes is another: rank 0 is where the others look for it all the same."""
     attempt = attempt_in(tmp_path)
-    job = submit(cluster, attempt, starter, [sys.executable, "-c", ALL_REDUCE])
+    job = submit(cluster, attempt, [sys.executable, "-c", ALL_REDUCE])
     assert status_of(cluster, job, attempt) == 0, said(attempt)
     for rank in range(4):
         words = f"sum 10 RANK={rank} LOCAL_RANK={rank % 2} LOCAL_WORLD_SIZE=2 NODE_RANK={rank // 2}"
@@ -54,35 +52,30 @@ def test_four_ranks_reduce_in_the_order_that_was_given(cluster: Cluster, tmp_pat
         assert record(attempt, rank).node == list(reversed(cluster.dev.nodes))[rank // 2]
 
 
-@pytest.mark.parametrize(("starter", "own"), [("srun", 75), ("torchrun", 1)])
-def test_a_warning_reaches_every_rank(cluster: Cluster, tmp_path: Path, starter: str, own: int) -> None:
-    """torchrun ends with 1 whatever its ranks ended with; their records tell."""
+def test_a_warning_reaches_every_rank(cluster: Cluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     command = ["bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done"]
-    job = submit(cluster, attempt, starter, command)
+    job = submit(cluster, attempt, command)
     wait_for_ranks(cluster, job, attempt)
     ask(attempt, "USR1")
-    assert status_of(cluster, job, attempt) == own, said(attempt)
-    statuses = [rank.status for rank in attempt.read_ranks()]
-    # torchrun ends the others of its node as soon as one has failed.
-    assert set(statuses) <= ({75} if starter == "srun" else {75, -signal.SIGTERM})
-    assert 75 in statuses
+    assert status_of(cluster, job, attempt) == 75, said(attempt)
+    assert [rank.status for rank in attempt.read_ranks()] == [75] * 4
 
 
 def test_killed_ranks_end(cluster: Cluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    job = submit(cluster, attempt, "srun", ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
+    job = submit(cluster, attempt, ["bash", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
     wait_for_ranks(cluster, job, attempt)
     ask(attempt, "KILL")
     assert status_of(cluster, job, attempt) != 0
 
 
-def test_one_failure_and_the_others_grace(cluster: Cluster, tmp_path: Path) -> None:
-    """The others end by themselves, and are not killed by srun before they have."""
+def test_after_one_failure_the_others_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    """They end by themselves, and are not killed by srun before they have."""
     attempt = attempt_in(tmp_path)
-    go_on = attempt.root / "first-failure.json"
-    script = f'[ "$RANK" = 2 ] && exit 9; until [ -s {go_on} ]; do sleep 0.05; done; echo saved'
-    job = submit(cluster, attempt, "srun", ["bash", "-c", script])
+    failed = f"grep -q '\"status\": 9' {attempt.rank(2)}"
+    script = f'[ "$RANK" = 2 ] && exit 9; until {failed}; do sleep 0.05; done; echo saved'
+    job = submit(cluster, attempt, ["bash", "-c", script])
     assert status_of(cluster, job, attempt) == 9
     assert [rank.status for rank in attempt.read_ranks()] == [0, 0, 9, 0]
     assert texts(attempt, 3) == ["saved"]

@@ -1,4 +1,4 @@
-"""Ranks through ssh, and by mpirun and torchrun over ssh, on two hosts with names, addresses and links of their own."""
+"""Ranks through ssh, on two hosts with names, addresses and links of their own."""
 
 import os
 import signal
@@ -13,11 +13,8 @@ import pytest
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.dev import HEAD, DevCluster, DevOptions, development_cluster
 from helpers.dev_cluster import hosts_or_skip
-from helpers.packages import install_or_skip
 from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts, until
 from helpers.starting import ask, said, starting_command
-
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def waiting(attempt: AttemptDirectory, trap: str) -> list[str]:
@@ -37,19 +34,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
 def started(
     cluster: DevCluster,
     attempt: AttemptDirectory,
-    starter: str,
     command: list[str],
     nodes: list[str],
-    address: str | None = None,
+    address: str = "10.0.0.1",
 ) -> Iterator["subprocess.Popen[str]"]:
-    """A supervisor on the head; ended with the block. Without an `address` the first node is asked for one."""
-    if starter == "mpirun":
-        install_or_skip(("mpirun.openmpi",), ("openmpi-bin",))
+    """A supervisor on the head; ended with the block."""
     ssh = " ".join(cluster.ssh_command)
-    words = starting_command(attempt, starter, command, nodes, ssh=ssh, address=address)
+    words = starting_command(attempt, "ssh", command, nodes, ssh=ssh, address=address)
     process = subprocess.Popen(
         cluster.command(HEAD, *words),
-        env=cluster.environment_on(HEAD) | _AS_ROOT | {"PATH": os.environ["PATH"]},
+        env=cluster.environment_on(HEAD) | {"PATH": os.environ["PATH"]},
         start_new_session=True,
         text=True,
         stderr=subprocess.PIPE,
@@ -68,13 +62,12 @@ def status_of(process: "subprocess.Popen[str]", attempt: AttemptDirectory) -> in
     return int((attempt.root / "status").read_text().split()[0])
 
 
-@pytest.mark.parametrize("starter", ["ssh", "mpirun", "torchrun"])
-def test_four_ranks_reduce(cluster: DevCluster, tmp_path: Path, starter: str) -> None:
+def test_four_ranks_reduce(cluster: DevCluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
     nodes = ["node2", "node1"]
-    with started(cluster, attempt, starter, [sys.executable, "-c", ALL_REDUCE], nodes) as process:
-        assert status_of(process, attempt) == 0, said(attempt)
     address = cluster.run("node2", "hostname", "-I").stdout.split()[0]
+    with started(cluster, attempt, [sys.executable, "-c", ALL_REDUCE], nodes, address) as process:
+        assert status_of(process, attempt) == 0, said(attempt)
     for rank in range(4):
         words = texts(attempt, rank)[-1].split()
         assert words[:5] == ["sum", "10", f"RANK={rank}", f"LOCAL_RANK={rank % 2}", "LOCAL_WORLD_SIZE=2"]
@@ -92,26 +85,18 @@ def wait_for_ranks(attempt: AttemptDirectory) -> None:
     until(lambda: len(processes_of(attempt)) == 4, "all of them seen")  # not what they are just starting
 
 
-@pytest.mark.parametrize(
-    ("starter", "name"), [("ssh", "USR1"), ("mpirun", "USR1"), pytest.param("mpirun", "TERM", marks=pytest.mark.chaos)]
-)
-def test_signals_reach_every_rank(cluster: DevCluster, tmp_path: Path, starter: str, name: str) -> None:
+def test_a_signal_reaches_every_rank(cluster: DevCluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    with started(
-        cluster, attempt, starter, waiting(attempt, "trap 'exit 75' USR1 TERM"), ["node1", "node2"]
-    ) as process:
+    with started(cluster, attempt, waiting(attempt, "trap 'exit 75' USR1"), ["node1", "node2"]) as process:
         wait_for_ranks(attempt)
-        ask(attempt, name)
+        ask(attempt, "USR1")
         assert status_of(process, attempt) == 75, said(attempt)
     assert [rank.status for rank in attempt.read_ranks()] == [75] * 4
 
 
-@pytest.mark.parametrize(
-    "starter", ["ssh", *(pytest.param(each, marks=pytest.mark.chaos) for each in ("mpirun", "torchrun"))]
-)
-def test_nothing_is_left_when_the_supervisor_is_killed(cluster: DevCluster, tmp_path: Path, starter: str) -> None:
+def test_nothing_is_left_when_the_supervisor_is_killed(cluster: DevCluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    with started(cluster, attempt, starter, waiting(attempt, "trap '' TERM"), ["node1", "node2"]) as process:
+    with started(cluster, attempt, waiting(attempt, "trap '' TERM"), ["node1", "node2"]) as process:
         wait_for_ranks(attempt)
         os.killpg(process.pid, signal.SIGKILL)
         until(lambda: not processes_of(attempt), "the ranks' end")
@@ -127,10 +112,9 @@ def _found(wanted: Callable[[list[bytes]], bool]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("starter", ["ssh", pytest.param("mpirun", marks=pytest.mark.chaos)])
-def test_killed_ranks_end(cluster: DevCluster, tmp_path: Path, starter: str) -> None:
+def test_killed_ranks_end(cluster: DevCluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    with started(cluster, attempt, starter, waiting(attempt, "trap '' TERM"), ["node1", "node2"]) as process:
+    with started(cluster, attempt, waiting(attempt, "trap '' TERM"), ["node1", "node2"]) as process:
         wait_for_ranks(attempt)
         ask(attempt, "KILL")
         assert status_of(process, attempt) != 0
@@ -139,7 +123,7 @@ def test_killed_ranks_end(cluster: DevCluster, tmp_path: Path, starter: str) -> 
 
 def test_a_node_that_cannot_be_reached_is_named_and_the_others_are_ended(cluster: DevCluster, tmp_path: Path) -> None:
     attempt = attempt_in(tmp_path)
-    with started(cluster, attempt, "ssh", ["sleep", "1000"], ["node1", "nowhere"], "10.0.0.1") as process:
+    with started(cluster, attempt, ["sleep", "1000"], ["node1", "nowhere"]) as process:
         assert status_of(process, attempt) == 255
-    assert "'nowhere': 'its name is not known; " in (attempt.root / "status").read_text()
+    assert "Could not resolve hostname nowhere" in said(attempt)
     assert {rank.status for rank in attempt.read_ranks()} <= {-signal.SIGKILL}

@@ -14,9 +14,9 @@ import pytest
 
 from glmforge.observe.job_records import Cause, JobDirectory, RankRecord
 from glmforge_ops.jobs.starters.local import LocalStarter
-from glmforge_ops.jobs.supervisor.allocation.base import Here
-from glmforge_ops.jobs.supervisor.attempt import Limits
+from glmforge_ops.jobs.supervisor.places import Here
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
+from glmforge_ops.jobs.supervisor.watch import Limits
 from helpers.fake_starter import a_job
 
 LIMIT_S = 240.0

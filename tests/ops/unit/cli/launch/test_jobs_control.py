@@ -12,7 +12,7 @@ from glmforge.errors import LaunchError
 from glmforge.observe.job_records import Cause, utc_now
 from glmforge_ops.jobs import submit
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.supervisor.policy.ledger import Failure, Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
 

@@ -15,10 +15,8 @@ from glmforge.cli.app import app
 from glmforge.config.secrets import is_secret
 from glmforge.errors import GlmforgeError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.jobs.starters.base import Starter
 from glmforge_ops.jobs.starters.ssh import SshStarter
-from glmforge_ops.jobs.starters.torchrun import TorchrunStarter
-from helpers.ranks import attempt_in, ended, ranks_of, texts
+from helpers.ranks import assignment, attempt_in, ended, texts
 
 SECRET = "s3cr3t/+=$'\" x"
 URL = "http://me:pa55word@proxy:3128"
@@ -158,8 +156,7 @@ def test_one_that_is_not_there_is_asked_for(here: Path) -> None:
     assert not (here / "jobs").exists()
 
 
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.MonkeyPatch, torchrun: bool) -> None:
+def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor in the file of what ranks are to do."""
     ssh = here / "ssh"
     ssh.write_text(
@@ -169,9 +166,8 @@ def test_through_ssh_it_is_on_no_command_line(here: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     attempt = attempt_in(here)
     command = [sys.executable, str(here / "program.py")]
-    ranks = ranks_of(attempt, command, ["far"], secrets=("WANDB_API_KEY", "PROXY"))
-    starter: Starter = (TorchrunStarter if torchrun else SshStarter)(Ssh(command=(str(ssh),)))
-    assert ended(starter.start(ranks)) == 0
+    ranks = assignment(command, ["far"], ranks_per_node=2, secrets=["WANDB_API_KEY", "PROXY"])
+    assert ended(SshStarter(Ssh(command=(str(ssh),))).start(attempt, ranks)) == 0
     assert [texts(attempt, rank)[-1] for rank in range(2)] == [PRINTED] * 2
     assert no_secret(texts_below(here / "attempts"), (here / "calls").read_text())
 

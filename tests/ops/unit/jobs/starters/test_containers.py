@@ -1,6 +1,5 @@
 """What ranks see of their machine in a container."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,8 @@ import pytest
 from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters import srun
-from glmforge_ops.jobs.starters.running import write_assignment
-from helpers.ranks import ranks_of
+from glmforge_ops.jobs.starters.base import write_assignment
+from helpers.ranks import assignment
 
 
 def test_apptainer_binds_the_whole_directory_of_the_job(tmp_path: Path) -> None:
@@ -17,12 +16,11 @@ def test_apptainer_binds_the_whole_directory_of_the_job(tmp_path: Path) -> None:
     job = JobDirectory(tmp_path / "jobs" / "air")
     attempt = job.attempt(1)
     attempt.root.mkdir(parents=True)
-    ranks = ranks_of(attempt, ["python", "train.py"], ["me"])
-    write_assignment(replace(ranks, container="docker://a/b", gpus_per_node=0))
+    write_assignment(attempt, assignment(["python", "train.py"], container="docker://a/b"))
     command = Assignment.read(attempt.root).command
     assert command[-3:] == ["docker://a/b", "python", "train.py"]
     bound = [command[place + 1] for place, word in enumerate(command) if word == "--bind"]
-    assert bound == [str(ranks.cwd.absolute()), str(job.root), "/dev/shm"]
+    assert bound == ["/", str(job.root), "/dev/shm"]
     assert "--nv" not in command
 
 
@@ -34,11 +32,9 @@ def test_srun_starts_the_images_that_its_plugin_takes(
 ) -> None:
     monkeypatch.setattr(srun, "_has_containers", lambda: plugin)
     job = JobDirectory(tmp_path / "jobs" / "air")
-    ranks = replace(ranks_of(job.attempt(1), ["python"], ["me"]), container=image)
-    options = srun.container_options(ranks)
+    options = srun._container_options(job.attempt(1), assignment(["python"], container=image))
     if not by_srun:
         assert options == []
         return
-    cwd = ranks.cwd.absolute()
-    mounts = ",".join(f"{place}:{place}" for place in (cwd, job.root, "/dev/shm"))
-    assert options == [f"--container-image={image}", f"--container-mounts={mounts}", f"--container-workdir={cwd}"]
+    mounts = ",".join(f"{place}:{place}" for place in ("/", job.root, "/dev/shm"))
+    assert options == [f"--container-image={image}", f"--container-mounts={mounts}", "--container-workdir=/"]

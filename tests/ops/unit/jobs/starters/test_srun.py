@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.observe.job_records import JobDirectory
-from glmforge_ops.jobs.starters.srun import Step, end_leftovers
-from helpers.ranks import ranks_of
+from glmforge_ops.jobs.starters.srun import SrunStarter, Step
+from helpers.ranks import assignment, attempt_in, ended
 
 
 def put_on_path(monkeypatch: pytest.MonkeyPatch, directory: Path, programs: dict[str, str]) -> None:
@@ -31,19 +30,21 @@ def test_what_somebody_wants_listed_by_default_hides_no_step(
     put_on_path(monkeypatch, tmp_path, programs)
     monkeypatch.setenv(wish, "nothing")
     with subprocess.Popen(["true"]) as process:
-        ranks = ranks_of(JobDirectory(tmp_path / "air").attempt(1), ["python"], ["me"])
-        Step("7", "attempt-0001", ranks, process).signal(signal.SIGUSR1)
+        Step("7", "attempt-0001", process).signal(signal.SIGUSR1)
     assert told.exists()
     assert told.read_text() == "--signal=USR1 7.3\n"
 
 
-def test_steps_of_earlier_attempts_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_steps_of_earlier_attempts_are_killed_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """When they were to end, Slurm's controller may have been down."""
     told = tmp_path / "told"
     programs = {
-        "squeue": 'printf "7.0 ask\\n7.3 attempt-0001\\n7.4 standby\\n7.7 attempt-0002\\n"',
+        "squeue": 'printf "7.0 ask\\n7.3 attempt-0001\\n7.4 other\\n7.7 attempt-0002\\n"',
         "scancel": f'echo "$*" >> {told}',
+        "srun": f'echo "cpus $SRUN_CPUS_PER_TASK" >> {told}',
     }
     put_on_path(monkeypatch, tmp_path, programs)
-    end_leftovers("7")
-    assert told.read_text() == "--signal=KILL 7.3\n--signal=KILL 7.7\n"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ranks = assignment(["true"], ranks_per_node=4, cpus_per_task=3)
+    assert ended(SrunStarter().start(attempt_in(tmp_path), ranks)) == 0
+    assert told.read_text().splitlines() == ["--signal=KILL 7.3", "--signal=KILL 7.7", "cpus 12"]

@@ -6,23 +6,39 @@ from types import SimpleNamespace
 import pytest
 
 from glmforge.config.cluster import ClusterConfig
-from glmforge.config.launch import STARTERS, LaunchConfig
+from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import LaunchError
 from glmforge_ops.health.checks.examine import REACH
 from glmforge_ops.health.checks.outcome import failed, passed, skipped
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.jobs.supervisor import assemble
-from glmforge_ops.jobs.supervisor.allocation.slurm import SlurmAllocation
 from glmforge_ops.jobs.supervisor.assemble import NodeChecker, allocation_of, starter_of, supervisor_of
+from glmforge_ops.jobs.supervisor.slurm import SlurmAllocation
 from helpers.made_jobs import made_job
 
 
 @pytest.mark.parametrize(
-    ("launcher", "starter"), [(launcher, starter) for launcher, names in STARTERS.items() for starter in names]
+    ("launcher", "starter"), [("local", "local"), ("ssh", "ssh"), ("slurm", "srun"), ("pbs", "ssh")]
 )
-def test_each_starter_is_there(launcher: str, starter: str) -> None:
-    launch = LaunchConfig(launcher=launcher, starter=starter, hosts=["a"] if launcher in ("ssh", "mpi") else [])  # type: ignore[arg-type]
+def test_the_starter_of_each_launcher(launcher: str, starter: str) -> None:
+    launch = LaunchConfig(launcher=launcher)  # type: ignore[arg-type]
+    assert launch.supervise
     assert starter_of(launch).name == starter
+
+
+@pytest.mark.parametrize(("launcher", "starter"), [("mpi", None), ("slurm", "torchrun")])
+def test_what_mpirun_and_torchrun_start_is_not_supervised(launcher: str, starter: str | None) -> None:
+    """Whatever an earlier version has written into the job's file."""
+    launch = LaunchConfig(launcher=launcher, starter=starter, supervise=True)  # type: ignore[arg-type]
+    assert not launch.supervise
+    with pytest.raises(LaunchError, match="--no-supervise"):
+        starter_of(launch)
+
+
+def test_settings_that_were_given_up_are_read_and_forgotten() -> None:
+    """They stand in every job.yaml of an earlier version."""
+    old = {"grow_after_s": 900.0, "refused_starts": 5, "companion_partition": None, "look_every_s": 600.0}
+    assert SupervisorConfig(**old, max_restarts=3) == SupervisorConfig(max_restarts=3)
 
 
 def nodes(**options: object) -> tuple[str, ...]:

@@ -1,19 +1,17 @@
 """Attempts of which no rank was started: what no other start mends stops the job, the rest is tried again."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge.observe.job_records import Cause, JobDirectory, utc_now
-from glmforge_ops.jobs.starters.base import Ranks, SilentNodeError
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
+from glmforge.observe.job_records import AttemptDirectory, Cause, JobDirectory
+from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
-from glmforge_ops.jobs.supervisor.verdict.errors import may_start_later, read_starter
+from glmforge_ops.jobs.supervisor.words import may_start_later
 from helpers.fake_starter import FakeAllocation, FakeRunning, FakeStarter, a_job
 
-ROOT = "mpirun refuses to run as root: launch as another user, or set OMPI_ALLOW_RUN_AS_ROOT=1"
+ROOT = "there is no 'srun' on this machine; install it, or choose another --starter"
 OPTION = ["srun: unrecognized option '--frobnicate'", 'Try "srun --help" for more information']
 PYTHON = [
     "0: slurmstepd: error: execve(): /opt/python: No such file or directory",
@@ -32,11 +30,11 @@ class Refused(FakeStarter):
         super().__init__(lambda ranks, number: {})
         self.said = said
 
-    def start(self, ranks: Ranks) -> FakeRunning:
+    def start(self, attempt: AttemptDirectory, ranks: Assignment) -> FakeRunning:
         self.started.append(ranks)
         if isinstance(self.said, LaunchError):
             raise self.said
-        (ranks.directory.root / "starter.log").write_text("\n".join(self.said) + "\n")
+        (attempt.root / "starter.log").write_text("\n".join(self.said) + "\n")
         return FakeRunning(1)
 
 
@@ -47,7 +45,7 @@ def last_decision(job: JobDirectory) -> str:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (LaunchError(ROOT), "refuses to run as root"),
+        (LaunchError(ROOT), "there is no 'srun'"),
         (OPTION, "unrecognized option '--frobnicate'"),
         (PYTHON, "/opt/python: No such file or directory"),
         (KEY, "Host key verification failed"),
@@ -59,7 +57,7 @@ def test_what_no_other_start_mends_stops_at_the_second(
     job, starter = a_job(tmp_path, nodes=2), Refused(said)
     assert Supervisor(job, starter, FakeAllocation(("node1", "node2")), wait_s=0.0).run() == 1
     assert len(starter.started) == 2
-    for part in (words, "the same error before any step as in attempt 1", "mend it"):
+    for part in (words, "the same error before any step as in attempt 1", "fix it"):
         assert part in last_decision(job)
 
 
@@ -68,20 +66,12 @@ def test_what_no_other_start_mends_stops_at_the_second(
     [
         LaunchError("node1: has not answered within 30 s; look at it, or exclude it"),
         ["srun: error: Unable to confirm allocation for job 7: Unable to contact slurm controller (connect failure)"],
-        ["srun: error: Unable to create step for job 7: Job/step already completing or completed, try again"],
         ["ssh: connect to host node2 port 22: No route to host"],
-        LaunchError("node4: srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 2"),
-        ["srun: error: Unable to create step for job 2: Requested node configuration is not available"],
-        ["srun: error: Unable to create step for job 2: Required node not available (down, drained or reserved)"],
-        ["srun: error: Unable to confirm allocation for job 2: Invalid job id specified"],
-        ["srun: error: Unable to create step for job 2: Zero Bytes were transmitted or received"],
-        ["srun: error: Unable to create step for job 2: Protocol authentication error"],
         [
             "srun: error: Task launch for StepId=31.0 failed on node n2: Invalid job credential",
             "srun: error: Application launch failed: Invalid job credential",
             "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
         ],
-        LaunchError("'srun' cannot be started: Cannot allocate memory"),
         LaunchError("/jobs/a/attempts/0007: cannot be written to (Disk quota exceeded)"),
         [],
     ],
@@ -93,94 +83,30 @@ def test_what_may_be_over_in_a_moment_is_tried_again(tmp_path: Path, said: list[
     assert "attempts in a row made no step" in last_decision(job)
 
 
-class Asked(FakeStarter):
-    """Some nodes fail to tell where ranks meet."""
+def test_a_spare_takes_the_place_of_a_node_on_which_srun_starts_nothing(tmp_path: Path) -> None:
+    class RefusedOnOne(Refused):
+        def start(self, attempt: AttemptDirectory, ranks: Assignment) -> FakeRunning:
+            starts = super().start if "node1" in ranks.nodes else super(Refused, self).start
+            return starts(attempt, ranks)
 
-    def __init__(self, failures: Mapping[str, LaunchError]) -> None:
-        super().__init__(lambda ranks, number: {})
-        self.failures, self.asked = failures, list[str]()
-
-    def ask(self, node: str, words: Sequence[str]) -> str:
-        self.asked.append(node)
-        if node in self.failures:
-            raise self.failures[node]
-        return super().ask(node, words)
-
-
-NODES = ("node1", "node2", "node3")
-SILENT = SilentNodeError("node1", "has not answered within 30 s; look at it, or exclude it")
-
-
-@pytest.mark.parametrize(("gone", "cause"), [({}, Cause.MACHINE), ({"node1": "Slurm says DOWN*"}, Cause.NODE_LOST)])
-def test_a_spare_takes_the_place_of_a_first_node_that_does_not_answer(
-    tmp_path: Path, gone: dict[str, str], cause: Cause
-) -> None:
-    """`gone` only once it was asked."""
-    place = FakeAllocation(NODES)
-
-    class Noticed(Asked):
-        def ask(self, node: str, words: Sequence[str]) -> str:
-            place.gone = gone
-            return super().ask(node, words)
-
-    job, starter = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1}), Noticed({"node1": SILENT})
-    assert Supervisor(job, starter, place, wait_s=0.0).run() == 0
-    assert [ranks.nodes for ranks in starter.started] == [("node2", "node3")]
+    said = ["srun: error: Task launch for StepId=31.0 failed on node node1: Invalid job credential"]
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1}), RefusedOnOne(said)
+    assert Supervisor(job, starter, FakeAllocation(("node1", "node2", "node3")), wait_s=0.0).run() == 0
+    assert [ranks.nodes for ranks in starter.started] == [["node1", "node2"], ["node2", "node3"]]
     verdict = job.read_attempts()[0].verdict
     assert verdict is not None
-    assert (verdict.cause, verdict.node) == (cause, "node1")
-    assert Ledger.read(job).failures("node1", utc_now()) == 1
+    assert (verdict.cause, verdict.node) == (Cause.MACHINE, "node1")
 
 
-def test_a_first_node_that_does_not_answer_is_checked_and_after_three_times_out(tmp_path: Path) -> None:
-    checked: list[str] = []
+def test_nodes_that_lead_nowhere_are_no_place_to_meet(tmp_path: Path) -> None:
+    class Lost(FakeAllocation):
+        def address(self, node: str) -> str:
+            raise LaunchError(f"{node}: there is no route to it")
 
-    def check(nodes: Sequence[str]) -> Mapping[str, str]:
-        checked.extend(nodes)
-        return {}
-
-    job = a_job(tmp_path, nodes=2, supervisor={"min_nodes": 1, "max_restarts": 9})
-    starter = Asked({"node1": SILENT})
-    assert Supervisor(job, starter, FakeAllocation(NODES[:2]), checker=check, wait_s=0.0).run() == 0
-    assert starter.asked[:4] == ["node1"] * 3 + ["node2"]
-    assert checked == ["node1"] * 3
-    assert "3 failures" in Ledger.read(job).out()["node1"].reason
-
-
-def test_a_node_that_does_not_answer_and_fails_its_check_is_out_at_once(tmp_path: Path) -> None:
-    job, starter = a_job(tmp_path, nodes=2, supervisor={"spare_nodes": 1}), Asked({"node1": SILENT})
-    check = {"node1": "Xid 79"}
-    assert Supervisor(job, starter, FakeAllocation(NODES), checker=lambda _: check, wait_s=0.0).run() == 0
-    assert "Xid 79" in Ledger.read(job).out()["node1"].reason
-
-
-def test_no_node_is_blamed_while_the_scheduler_does_not_answer(tmp_path: Path) -> None:
-    """What starts ranks waits for it as well."""
-    job, starter = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0}), Asked({"node1": SILENT})
-    place = FakeAllocation(NODES, down=range(2, 3))  # after the attempt
-    assert Supervisor(job, starter, place, wait_s=0.0).run() == 1
-    assert place.asked >= 2
-    assert not Ledger.read(job).nodes
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        LaunchError("node1: python: error: unknown option --frobnicate"),
-        SilentNodeError("node1", "its host key is not known; compare it and add it to known_hosts"),
-    ],
-)
-def test_what_asking_another_time_does_not_mend_stops_at_the_second(tmp_path: Path, failure: LaunchError) -> None:
-    job, starter = a_job(tmp_path, nodes=2), Asked({"node1": failure})
-    assert Supervisor(job, starter, FakeAllocation(NODES), wait_s=0.0).run() == 1
-    assert starter.asked == ["node1", "node1"]
-    for part in (str(failure).partition(": ")[2], "the same error before any step as in attempt 1"):
-        assert part in last_decision(job)
-
-
-def test_the_telling_line_of_a_starter() -> None:
-    assert read_starter(PYTHON) == PYTHON[0]
-    assert read_starter(["Warning: Permanently added 'node2'.", "all is well"]) == ""
+    job, starter = a_job(tmp_path, nodes=2, supervisor={"max_restarts": 0}), Refused([])
+    assert Supervisor(job, starter, Lost(("a", "b")), wait_s=0.0).run() == 1
+    assert not starter.started
+    assert "a: there is no route to it" in last_decision(job)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from glmforge.observe.job_records import Cause, JobDirectory
-from glmforge_ops.jobs.starters.base import Ranks
-from glmforge_ops.jobs.supervisor.policy.ledger import Ledger
+from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.supervisor.nodes import Ledger
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, a_job
 
@@ -45,8 +45,8 @@ class World:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def __call__(self, ranks: Ranks, number: int) -> dict[int, Ends]:
-        self.started.append(ranks.nodes)
+    def __call__(self, ranks: Assignment, number: int) -> dict[int, Ends]:
+        self.started.append(tuple(ranks.nodes))
         assert not set(ranks.nodes) & self.allocation.gone.keys(), "a node that does not answer was chosen"
         begin = self.done - self.done % 10  # the last checkpoint
         made = self.random.choice([0, 1, 7, 30])
@@ -63,7 +63,7 @@ class World:
         self.done = min(begin + made, STEPS - 1)
         return self._fault(ranks, number)
 
-    def _fault(self, ranks: Ranks, number: int) -> dict[int, Ends]:
+    def _fault(self, ranks: Assignment, number: int) -> dict[int, Ends]:
         what, rank = self.random.choice(FAULTS), self.random.randrange(ranks.world_size)
         node = ranks.nodes[rank]
         self._nodes_come_and_go()
@@ -97,7 +97,7 @@ class World:
             if self.random.random() < 0.7:
                 del self.allocation.gone[node]
 
-    def _ends(self, ranks: Ranks, step: int, ends: dict[int, Ends], others: Ends | None = None) -> dict[int, Ends]:
+    def _ends(self, ranks: Assignment, step: int, ends: dict[int, Ends], others: Ends | None = None) -> dict[int, Ends]:
         self.steps.append(step)
         for rank in range(ranks.world_size):
             end = ends.setdefault(rank, Ends(**vars(others or Ends(1, GLOO, 2.0))))

@@ -1,0 +1,38 @@
+"""What is heard of an attempt that runs: what counts as a sign of life, and as a step of its own."""
+
+import json
+import os
+from pathlib import Path
+
+from glmforge.observe.job_records import AttemptDirectory
+from glmforge.observe.record_files import JsonlFile
+from glmforge.observe.run import RunDirectory
+from glmforge_ops.jobs.supervisor.progress import Progress
+from helpers.made_jobs import at
+
+
+def test_the_last_sign_of_life(tmp_path: Path) -> None:
+    """The beginning, then a rank's log, then the run's metrics; other files of the attempt are not the ranks'."""
+    attempt, run = AttemptDirectory(tmp_path / "attempts/0001"), RunDirectory(tmp_path)
+    attempt.root.mkdir(parents=True)
+    progress = Progress(attempt, tmp_path, at(0))
+    assert progress.last_sign() == at(0).timestamp()
+    for path, second, last in ((attempt.root / "starter.log", 50, 0), (attempt.log(3), 10, 10), (run.metrics, 20, 20)):
+        path.touch()
+        os.utime(path, (at(second).timestamp(),) * 2)
+        assert progress.last_sign() == at(last).timestamp()
+
+
+def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
+    """What the run has recorded before may be cut off and be written again."""
+    attempt, run = AttemptDirectory(tmp_path / "attempts/0001"), RunDirectory(tmp_path)
+    attempt.root.mkdir(parents=True)
+    run.metrics.write_text(json.dumps({"step": 45}) + "\n")
+    progress = Progress(attempt, tmp_path, at(0))
+    with JsonlFile(run.events) as file:
+        file.write({"time": at(1).isoformat(), "event": "resumed", "step": 40, "detail": ""})
+    assert (progress.first_step(), progress.step()) == (40, None)
+    run.metrics.write_text(json.dumps({"step": 41}) + "\n" + '{"step": 4')
+    assert progress.step() == 41
+    attempt.log(0).write_text("2026-01-01T00:00:00Z 0 - begins\n2026-01-01T00:00:01Z 0 42 loss\n2026-01-01T0")
+    assert progress.step() == 42
